@@ -1,0 +1,31 @@
+# make demo | test | lint: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints-cpu.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test lint soak clean
+.DEFAULT_GOAL := demo
+
+# torch goes first and alone: with it in place nothing that follows draws in another build.
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/python scripts/demo.py --config configs/demo.yaml
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,46 @@
+"""Typed errors. Each message is one line that says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class RemindError(Exception):
+    """Base of every error the toolkit raises on purpose; scripts print it as one line and exit with status 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class DataError(RemindError):
+    """A file or record that cannot be used.
+
+    Args:
+        message: what is wrong and what to do.
+        path: the file, if there is one.
+        record: where in the file: a line number, a dialogue, turn or question id.
+    """
+
+    def __init__(self, message: str, path: str | Path | None = None, record: str | int | None = None) -> None:
+        place = "" if path is None else str(path)
+        if record is not None:
+            place += f" [{record}]" if place else f"[{record}]"
+        super().__init__(f"{place}: {message}" if place else message)
+        self.path = None if path is None else Path(path)
+        self.record = record
+
+
+class FormatError(DataError):
+    """The file is not of the format asked for, or of none we know."""
+
+
+class ImagePathError(DataError):
+    """An image path that is missing or that leaves the data folder."""
+
+
+class ConfigError(RemindError):
+    """A configuration that cannot be run: unknown key, value out of range, parts that do not fit together."""
+
+
+class ModelError(RemindError):
+    """A model, layer, SAE or checkpoint that does not fit what is asked of it."""

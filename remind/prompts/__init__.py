@@ -1,0 +1,38 @@
+"""Prompt templates as files (Tables 9-11 in our own words), each with an id and a hash."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+
+@cache
+def source(name: str) -> str:
+    """The text of `<name>.j2`."""
+    return (files(__name__) / f"{name}.j2").read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    # Prompts are plain text for a model, never a page: escaping would change the dialogue's characters.
+    return Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+
+
+def render(name: str, **values: Any) -> str:
+    """Fill the template `<name>.j2`."""
+    return _environment().from_string(source(name)).render(**values)
+
+
+def fingerprint(name: str) -> str:
+    """Twelve hex digits of the template's SHA-256; goes into every artifact made with it."""
+    return hashlib.sha256(source(name).encode()).hexdigest()[:12]
+
+
+def fingerprints() -> dict[str, str]:
+    """Id and hash of every template."""
+    names = sorted(entry.name[:-3] for entry in files(__name__).iterdir() if entry.name.endswith(".j2"))
+    return {name: fingerprint(name) for name in names}

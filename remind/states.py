@@ -1,0 +1,195 @@
+"""States on disk: one Parquet part per dialogue and a manifest. Text, so that one build serves any backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from remind.errors import DataError, FormatError
+from remind.io import atomic_path, read_json, write_json
+from remind.pyramid import LEVELS, Rendered, TurnSpan
+from remind.split import check_overlap
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+_SPAN = pa.list_(pa.int32())
+_TURN = pa.struct(
+    [
+        ("turn_id", pa.string()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("speaker", _SPAN),
+        ("text", _SPAN),
+        ("captions", pa.list_(_SPAN)),
+    ]
+)
+_LEVEL = pa.struct(
+    [
+        ("text", pa.string()),
+        ("dialogue", _SPAN),
+        ("turns", pa.list_(_TURN)),
+        ("reasoning", pa.list_(_SPAN)),
+        ("anchors", pa.list_(_SPAN)),
+        ("markers", pa.list_(_SPAN)),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("question_id", pa.string()),
+        ("dialogue_id", pa.string()),
+        ("split", pa.string()),
+        ("format", pa.string()),
+        ("question", pa.string()),
+        ("options", pa.list_(pa.string())),
+        ("answers", pa.list_(pa.string())),
+        ("dimension", pa.string()),
+        ("category", pa.string()),
+        ("visual", pa.bool_()),
+        ("evidence", pa.list_(pa.string())),
+        ("evidence_lines", pa.list_(pa.string())),
+        ("evidence_found", pa.list_(pa.string())),
+        ("images", pa.list_(pa.int32())),
+        ("images_found", pa.list_(pa.int32())),
+        ("target", pa.string()),
+        ("x0", _LEVEL),
+        ("x1", _LEVEL),
+        ("x2", _LEVEL),
+        ("salience", pa.list_(pa.float32())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """The three states of one question, rendered.
+
+    Attributes:
+        target: y* without the end token; None where no gold answer is known.
+        evidence, evidence_lines: gold evidence turn ids and the same turns as lines `Speaker: text`.
+        evidence_found: those of `evidence` that x0 holds. `images`, `images_found`: the same for gold image indices.
+        category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
+        salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
+    """
+
+    question_id: str
+    dialogue_id: str
+    split: str
+    format: str
+    question: str
+    options: tuple[str, ...]
+    answers: tuple[str, ...]
+    dimension: str | None
+    category: str | None
+    visual: bool
+    evidence: tuple[str, ...]
+    evidence_lines: tuple[str, ...]
+    evidence_found: tuple[str, ...]
+    images: tuple[int, ...]
+    images_found: tuple[int, ...]
+    target: str | None
+    x0: Rendered
+    x1: Rendered
+    x2: Rendered
+    salience: tuple[float, ...] = ()
+
+    def level(self, name: str) -> Rendered:
+        """x0, x1 or x2 by name."""
+        if name not in LEVELS:
+            raise DataError(f"no level {name!r}; there are {', '.join(LEVELS)}", record=self.question_id)
+        rendered: Rendered = getattr(self, name)
+        return rendered
+
+
+def _rendered(value: dict[str, Any]) -> Rendered:
+    def span(pair: Sequence[int]) -> tuple[int, int]:
+        return (int(pair[0]), int(pair[1]))
+
+    def spans(pairs: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+        return tuple(span(pair) for pair in pairs)
+
+    turns = tuple(
+        TurnSpan(t["turn_id"], t["start"], t["end"], span(t["speaker"]), span(t["text"]), spans(t["captions"]))
+        for t in value["turns"]
+    )
+    return Rendered(
+        value["text"],
+        span(value["dialogue"]),
+        turns,
+        spans(value["reasoning"]),
+        spans(value["anchors"]),
+        spans(value["markers"]),
+    )
+
+
+def part_name(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def write_part(folder: str | Path, number: int, records: Sequence[StateRecord]) -> Path:
+    """Write the states of one dialogue as `part-<number>.parquet`."""
+    path = Path(folder) / part_name(number)
+    table = pa.Table.from_pylist([asdict(record) for record in records], schema=SCHEMA)
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+    return path
+
+
+def write_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
+    """Write `manifest.json`; done last, so that a folder without one is an unfinished build."""
+    write_json(Path(folder) / MANIFEST, {"format": "remind-states", "format_version": FORMAT_VERSION, **manifest})
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest. Raises FormatError for a folder that is not (finished) states or is of another format version."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
+        raise FormatError("not the manifest of a states folder", path)
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"states of format version {manifest.get('format_version')}, not {FORMAT_VERSION}; build them again",
+            path,
+        )
+    return manifest
+
+
+def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[StateRecord]:
+    """The records of all parts in order, one part in memory at a time; only those of `split` if given."""
+    read_manifest(folder)
+    for path in sorted(Path(folder).glob("part-*.parquet")):
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot be read as Parquet: {error}", path) from None
+        if table.schema.names != SCHEMA.names:
+            raise FormatError("its columns are not those of states", path)
+        for row in table.to_pylist():
+            if split is not None and row["split"] != split:
+                continue
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+            values.update({name: _rendered(row[name]) for name in LEVELS})
+            yield StateRecord(**values)
+
+
+def read_states(folder: str | Path, split: str | None = None) -> list[StateRecord]:
+    """All records (of one split). Raises DataError if there are none, or if train and test share evidence."""
+    records = list(iterate_states(folder))
+    check_split(records)
+    chosen = [record for record in records if split is None or record.split == split]
+    if not chosen:
+        there = ", ".join(sorted({record.split for record in records})) or "none"
+        raise DataError(f"no states of split {split!r} (there are: {there})", folder)
+    return chosen
+
+
+def check_split(records: Iterable[StateRecord]) -> None:
+    """Raise DataError where one piece of gold evidence serves both a training and a test question."""
+    check_overlap((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records)

@@ -1,0 +1,62 @@
+"""Atomic writes and JSON errors."""
+
+from pathlib import Path
+
+import pytest
+
+from remind.errors import DataError
+from remind.io import atomic_folder, atomic_path, read_json, sha256_file, sha256_json, write_json
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "a.json"
+    write_json(target, {"a": 1})
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(target) == {"a": 1}
+    assert [p.name for p in target.parent.iterdir()] == ["a.json"]
+
+
+def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with atomic_folder(target) as folder:
+        (folder / "x").write_text("1")
+    with pytest.raises(RuntimeError), atomic_folder(target) as folder:
+        (folder / "y").write_text("2")
+        raise RuntimeError
+    assert [p.name for p in target.iterdir()] == ["x"]
+    with atomic_folder(target) as folder:
+        (folder / "z").write_text("3")
+    assert [p.name for p in target.iterdir()] == ["z"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1,\n "b": }', r"bad\.json \[line 2\]: not JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[" * 200_000, "nested too deeply|not JSON"),
+        (b"", "not JSON"),
+    ],
+)
+def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(DataError, match="is a folder"):
+        read_json(tmp_path)
+
+
+def test_hashes(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
