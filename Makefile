@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint soak clean
+.PHONY: demo test lint clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.

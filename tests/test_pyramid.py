@@ -123,7 +123,8 @@ def test_sections_stand_in_the_documented_order() -> None:
     text = render(ReflectiveState(AttentionalState(factual, ((1, 2), (3, 3))), "It is red.")).text
     landmarks = [
         "between answer tags: <answer>[A,D]</answer>",
-        "Conversation\n[Session 1, 2024-01-02T03:04]\nBen: first 0\n[…]\n[ATTENTION]\nBen: first 2\nAna: first 3\n[ATTENTION]\n",
+        "Conversation\n[Session 1, 2024-01-02T03:04]\nBen: first 0\n[…]\n",
+        "[ATTENTION]\nBen: first 2\nAna: first 3\n[ATTENTION]\n",
         "[Session 2]\n[ATTENTION]\nAna:\n[Image #0 Caption] a red bike\n[Image #1 Caption] (no caption)\n[ATTENTION]\n",
         "Ben: nice bike\n[Image #2 Caption] hills\n",
         "Guide to the question",
