@@ -1,7 +1,7 @@
 """REMIND: reflective memory for vision-language models."""
 
 from remind.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-
+from remind.readers import read
 
 __version__ = "0.1.0"
 __all__ = ["Corpus", "Dialogue", "Image", "Question", "Session", "Turn", "__version__", "read"]

@@ -70,16 +70,18 @@ class Session:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A whole history. Turn ids are unique in it; image indices count 0, 1, 2, … in order of appearance.
+    """A whole history. Session and turn ids are unique in it; image indices count 0, 1, 2, … in order of appearance.
 
     Raises:
-        DataError: no turns, a turn id twice, or image indices out of order.
+        DataError: no turns, a session or turn id twice, or image indices out of order.
     """
 
     id: str
     sessions: tuple[Session, ...]
 
     def __post_init__(self) -> None:
+        if len({session.id for session in self.sessions}) < len(self.sessions):
+            raise DataError("a session id occurs twice; ids must be unique in a dialogue", record=self.id)
         seen: set[str] = set()
         image_index = 0
         for turn in self.turns:

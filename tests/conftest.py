@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("REMIND_QUIET", "1")
+
+# the first call of a torch kernel, or a busy machine, takes longer than hypothesis allows one example
+settings.register_profile("remind", deadline=None)
+settings.load_profile("remind")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,116 @@
+"""Chat JSON Lines: one's own dialogues, a whole one or one turn per line; OpenAI messages too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from remind.dialogue import Corpus, Image
+from remind.readers.builder import CorpusBuilder, Draft
+from remind.readers.source import Place, Source
+
+#: Where a turn may name its speaker, most specific first.
+_SPEAKER = ("speaker", "name", "role")
+
+
+def matches(source: Source) -> bool:
+    first = source.first
+    whole = isinstance(first.get("messages", first.get("turns")), list)
+    return whole or "text" in first or "content" in first
+
+
+def read(sources: Sequence[Source]) -> Corpus:
+    """A line is a dialogue `{"id"?, "messages" | "turns": […]}` or a turn.
+
+    A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
+    `content` may be a list of OpenAI text and image_url parts; an image is a path, a URL or an object
+    `{"path" | "url", "caption"?, "source"?}`. Turns stand in the order of the lines. Where ids are not given, a
+    dialogue of its own line is `<file>-<number>`, turns without `dialogue` belong to `<file>`, sessions are `S1`,
+    turns `<session>:T<n>`. A session begins at the time of its first turn.
+
+    Raises:
+        DataError: a turn without speaker or text, an id twice, a session that comes back after another.
+        ImagePathError: a local image that is missing or leaves the folder of the file.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        drafts: dict[str, _Chat] = {}
+        for number, (place, value) in enumerate(source.records, start=1):
+            record = place.mapping(value, "a line")
+            turns = record.get("messages", record.get("turns"))
+            if turns is None:
+                given = record.get("dialogue")
+                name = source.path.stem if given is None else place.name(given, "dialogue")
+                if name not in drafts:
+                    drafts[name] = _Chat(source.place.at(name), name)
+                drafts[name].add(place, record)
+                continue
+            given = record.get("id")
+            name = f"{source.path.stem}-{number:05d}" if given is None else place.name(given, "id")
+            if name in drafts:
+                raise place.error(f"dialogue id {name!r} occurs twice")
+            place = place.at(name)
+            chat = drafts[name] = _Chat(place, name)
+            for count, turn in enumerate(place.sequence(turns, "messages"), start=1):
+                where = place.at(f"turn {count}")
+                chat.add(where, where.mapping(turn, "a turn"))
+        for chat in drafts.values():
+            out.add_dialogue(chat.draft)
+    return out.corpus(sources)
+
+
+class _Chat:
+    """A dialogue to which turns are added one by one."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.draft = Draft(place, name)
+        self._sessions: dict[str, int] = {}
+        self._session: str | None = None
+
+    def add(self, place: Place, turn: dict[str, Any]) -> None:
+        given = turn.get("session")
+        session = (self._session or "S1") if given is None else place.name(given, "session")
+        time = place.optional_text(turn.get("time"), "time")
+        if session != self._session:
+            if session in self._sessions:
+                raise place.error(f"session {session!r} comes back after another; keep its turns together")
+            self.draft.session(session, time)
+            self._session, self._sessions[session] = session, 0
+        self._sessions[session] += 1
+        given = turn.get("id")
+        turn_id = f"{session}:T{self._sessions[session]}" if given is None else place.name(given, "id")
+        speaker = next((turn[key] for key in _SPEAKER if turn.get(key) is not None), None)
+        content = turn.get("text")
+        text, images = self._content(place, turn.get("content") if content is None else content)
+        listed = place.sequence(turn.get("images") or [], "images")
+        images += [self._image(place, entry) for entry in listed]
+        self.draft.turn(place, turn_id, speaker, text, time, images)
+
+    def _content(self, place: Place, content: object) -> tuple[object, list[Image]]:
+        if not isinstance(content, list):
+            return content, []
+        texts: list[str] = []
+        images: list[Image] = []
+        for value in content:
+            part = place.mapping(value, "a content part")
+            kind = part.get("type")
+            if kind == "text":
+                texts.append(place.text(part.get("text"), "a text part"))
+            elif kind == "image_url":
+                images.append(self._image(place, part))
+            else:
+                raise place.error(f"content part of type {kind!r}; known: text, image_url")
+        return "\n".join(texts), images
+
+    def _image(self, place: Place, entry: object) -> Image:
+        if isinstance(entry, str):
+            return self.draft.image(place, place.name(entry, "an image path"))
+        fields = place.mapping(entry, "an image")
+        reference = next((fields[key] for key in ("path", "url", "image_url") if fields.get(key)), None)
+        if isinstance(reference, dict):
+            reference = reference.get("url")
+        caption = place.optional_text(fields.get("caption"), "caption")
+        origin = place.optional_text(fields.get("source"), "source")
+        if reference is None and caption is None and origin is None:
+            raise place.error("an image without path, url, source or caption")
+        return self.draft.image(place, place.optional_text(reference, "the image"), caption, origin)

@@ -1,0 +1,116 @@
+"""LoCoMo: two-person histories with questions (Maharana et al., 2024)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from remind.dialogue import NO_INFORMATION, Corpus, Question
+from remind.readers.builder import CorpusBuilder, Draft
+from remind.readers.evidence import EvidenceIndex
+from remind.readers.source import Place, Source
+
+ADVERSARIAL = 5
+_SESSION = re.compile(r"session_(\d+)")
+_TIME = re.compile(r"(\d{1,2}):(\d{2})\s*([ap])m on (\d{1,2}) ([a-z]+),? (\d{4})", re.IGNORECASE)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def matches(source: Source) -> bool:
+    return isinstance(source.first.get("conversation"), dict)
+
+
+def read(sources: Sequence[Source]) -> Corpus:
+    """One dialogue per sample, turn ids its `dia_id`s, questions `<sample_id>-q<NNN>` counted from 000.
+
+    Category 5 is answered by `NO_INFORMATION`, whatever the item says; an item of another category without an answer
+    has none.
+
+    Raises:
+        DataError: a record that lacks what it needs.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        for place, value in source.records:
+            sample = place.mapping(value, "a sample")
+            sample_id = place.name(sample.get("sample_id"), "sample_id")
+            _sample(out, Place(place.path, sample_id), sample_id, sample)
+    return out.corpus(sources)
+
+
+def sessions(conversation: dict[str, Any]) -> list[tuple[int, str]]:
+    """Numbers and keys of the `session_N` lists, by number."""
+    found = ((_SESSION.fullmatch(key), key) for key in conversation)
+    return sorted((int(match[1]), key) for match, key in found if match)
+
+
+def _sample(out: CorpusBuilder, place: Place, sample_id: str, sample: dict[str, Any]) -> None:
+    conversation = place.mapping(sample.get("conversation"), "conversation")
+    draft = Draft(place, sample_id)
+    for number, key in sessions(conversation):
+        time = place.optional_text(conversation.get(f"{key}_date_time"), f"{key}_date_time")
+        draft.session(f"S{number}", None if time is None else iso_time(time))
+        for turn in place.sequence(conversation[key], key):
+            _turn(draft, place.at(key), turn)
+    dialogue = out.add_dialogue(draft)
+    index = EvidenceIndex([turn.id for turn in dialogue.turns])
+    for number, item in enumerate(place.sequence(sample.get("qa", []), "qa")):
+        where = Place(place.path, f"{sample_id}-q{number:03d}")
+        item = where.mapping(item, "a question")
+        category = category_of(where, item)
+        question = Question(
+            id=f"{sample_id}-q{number:03d}",
+            dialogue_id=sample_id,
+            text=where.name(item.get("question"), "question"),
+            answers=(NO_INFORMATION,) if category == ADVERSARIAL else answers_of(where, item),
+            category=category,
+        )
+        out.add_question(where, question, index.resolve(item.get("evidence")))
+
+
+def category_of(place: Place, item: dict[str, Any]) -> int:
+    category = item.get("category")
+    if not isinstance(category, int) or isinstance(category, bool):
+        raise place.error(f"category should be a whole number, not {category!r}")
+    return category
+
+
+def answers_of(place: Place, item: dict[str, Any]) -> tuple[str, ...]:
+    """The gold answer as text (numbers too); empty if the item has none."""
+    answer = item.get("answer")
+    if answer is None:
+        return ()
+    if isinstance(answer, int | float):
+        return (str(answer),)
+    return (place.text(answer, "answer"),)
+
+
+def _turn(draft: Draft, place: Place, value: object) -> None:
+    turn = place.mapping(value, "a turn")
+    turn_id = place.name(turn.get("dia_id"), "dia_id")
+    place = place.at(turn_id)
+    caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
+    urls = turn.get("img_url") or []
+    urls = [urls] if isinstance(urls, str) else place.sequence(urls, "img_url")
+    images = [
+        draft.image(place, caption=caption if number == 0 else None, source=place.text(url, "img_url"))
+        for number, url in enumerate(urls)
+    ]
+    if caption and not images:
+        images = [draft.image(place, caption=caption)]
+    draft.turn(place, turn_id, turn.get("speaker"), turn.get("text"), images=images)
+
+
+def iso_time(text: str) -> str:
+    """ "1:56 pm on 8 May, 2023" as 2023-05-08T13:56; other words as they are."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None or match[5][:3].lower() not in _MONTHS:
+        return text
+    hour = int(match[1]) % 12 + (12 if match[3].lower() == "p" else 0)
+    try:
+        time = datetime(int(match[6]), _MONTHS.index(match[5][:3].lower()) + 1, int(match[4]), hour, int(match[2]))
+    except ValueError:
+        return text
+    return time.isoformat(timespec="minutes")

@@ -1,0 +1,100 @@
+"""REALTALK: real chats over 21 days, one file a pair of people (Lee et al., 2025)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from remind.dialogue import Corpus, Image, Question
+from remind.readers.builder import CorpusBuilder, Draft
+from remind.readers.evidence import EvidenceIndex
+from remind.readers.images import find_file
+from remind.readers.locomo import answers_of, category_of, sessions
+from remind.readers.source import Place, Source
+
+_TIME_FORMAT = "%d.%m.%Y, %H:%M:%S"
+_OPTIMISED = re.compile(r"_opt(?=\.[^.]*$|$)")
+
+
+def matches(source: Source) -> bool:
+    first = source.first
+    return any(isinstance(first[key], list) for _, key in sessions(first))
+
+
+def read(sources: Sequence[Source]) -> Corpus:
+    """One dialogue per file, its id the file's name without suffix; questions `<dialogue id>-q<NNN>` from 000.
+
+    A turn stands in the session that lists it: its `dia_id` names another one in many files.
+
+    Raises:
+        DataError: a record that lacks what it needs.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        for place, value in source.records:
+            _chat(out, place, source.path.stem, place.mapping(value, "a chat"))
+    return out.corpus(sources)
+
+
+def _chat(out: CorpusBuilder, place: Place, dialogue_id: str, chat: dict[str, Any]) -> None:
+    draft = Draft(place.at(dialogue_id), dialogue_id)
+    for number, key in sessions(chat):
+        time = place.optional_text(chat.get(f"{key}_date_time"), f"{key}_date_time")
+        draft.session(f"S{number}", _iso_time(time))
+        for turn in place.sequence(chat[key], key):
+            _turn(draft, place.at(key), turn)
+    dialogue = out.add_dialogue(draft)
+    index = EvidenceIndex([turn.id for turn in dialogue.turns])
+    for number, item in enumerate(place.sequence(chat.get("qa", []), "qa")):
+        question_id = f"{dialogue_id}-q{number:03d}"
+        where = place.at(question_id)
+        item = where.mapping(item, "a question")
+        question = Question(
+            id=question_id,
+            dialogue_id=dialogue_id,
+            text=where.name(item.get("question"), "question"),
+            answers=answers_of(where, item),
+            category=category_of(where, item),
+        )
+        out.add_question(where, question, index.resolve(item.get("evidence")))
+
+
+def _turn(draft: Draft, place: Place, value: object) -> None:
+    turn = place.mapping(value, "a turn")
+    turn_id = place.name(turn.get("dia_id"), "dia_id")
+    place = place.at(turn_id)
+    time = _iso_time(place.optional_text(turn.get("date_time"), "date_time"))
+    draft.turn(place, turn_id, turn.get("speaker"), turn.get("clean_text"), time, _images(draft, place, turn))
+
+
+def _images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
+    """One image per photo: the files list each photo twice, as sent and as an `_opt` copy."""
+    caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
+    files = [place.text(name, "img_file") for name in place.sequence(turn.get("img_file") or [], "img_file")]
+    photos: dict[str, list[str]] = {}
+    for name in files:
+        photos.setdefault(_OPTIMISED.sub("", name), []).append(name)
+    images: list[Image] = []
+    for original, copies in photos.items():
+        copies.sort(key=lambda name: name != original)
+        found = next(filter(None, (find_file(place.path.parent, name) for name in copies)), None)
+        images.append(draft.image(place, found, None if images else caption, copies[0]))
+    if images:
+        return images
+    urls = [place.text(url, "img_url") for url in place.sequence(turn.get("img_url") or [], "img_url")]
+    images = [draft.image(place, None, caption if number == 0 else None, url) for number, url in enumerate(urls)]
+    if caption and not images:
+        images = [draft.image(place, caption=caption)]
+    return images
+
+
+def _iso_time(text: str | None) -> str | None:
+    """ "29.12.2023, 22:42:04" as 2023-12-29T22:42:04; other words as they are."""
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text.strip(), _TIME_FORMAT).isoformat(timespec="seconds")
+    except ValueError:
+        return text

@@ -1,0 +1,87 @@
+import ast
+import csv
+
+import pytest
+
+from remind import read
+from remind.errors import DataError
+
+HEADER = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
+
+
+def test_known_counts(remind_data):
+    corpus = read(remind_data / "friends" / "emorynlp_csv" / "emorynlp_train_final.csv")
+    assert sum(len(dialogue.turns) for dialogue in corpus.dialogues) == 7551
+    assert len(corpus.dialogues) == 77
+    assert sum(len(dialogue.sessions) for dialogue in corpus.dialogues) == 659
+    folder = read(remind_data / "friends" / "emorynlp_csv")
+    assert sum(len(dialogue.turns) for dialogue in folder.dialogues) == 7551 + 954 + 984
+    assert len(folder.dialogues) == 77 + 11 + 9
+
+
+def test_rows_are_kept_in_order(remind_data):
+    path = remind_data / "friends" / "emorynlp_csv" / "emorynlp_dev_final.csv"
+    corpus = read(path, format="friends")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    turns = [(turn.text, turn.speaker) for dialogue in corpus.dialogues for turn in dialogue.turns]
+    assert turns == [(r["Utterance"], " & ".join(ast.literal_eval(r["Speaker"]))) for r in rows]
+    assert sum(" & " in speaker for _, speaker in turns) == 4
+
+
+def write(folder, *rows):
+    path = folder / "friends.csv"
+    path.write_text(HEADER + "".join(rows), encoding="utf-8")
+    return path
+
+
+def line(text="Hi", speaker="['Monica Geller']", scene=1, utterance=1, episode=2):
+    return f'"{text}","{speaker}",Neutral,{scene},{utterance},1,{episode},00:00:02.877,00:00:07.548\n'
+
+
+def test_schema_corners(tmp_path):
+    path = write(
+        tmp_path,
+        line("one\ntwo", "['Monica Geller', 'Ross \\\"\\\"Geller']".replace('\\"\\"', "")),
+        line(utterance=2, speaker="Chandler"),
+        line(scene=3),
+        line(episode=12),
+    )
+    corpus = read(path)
+    assert [dialogue.id for dialogue in corpus.dialogues] == ["s01e02", "s01e12"]
+    first = corpus.dialogues[0]
+    assert [(s.id, s.time, [t.id for t in s.turns]) for s in first.sessions] == [
+        ("S1", None, ["S1:T1", "S1:T2"]),
+        ("S3", None, ["S3:T1"]),
+    ]
+    assert [turn.speaker for turn in first.turns] == ["Monica Geller & Ross Geller", "Chandler", "Monica Geller"]
+    assert first.turns[0].text == "one\ntwo"
+    assert first.turns[0].time == "00:00:02.877"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line(speaker="[]", utterance=2), "[line 3]: speaker is missing or blank"),
+        (line(speaker="", utterance=2), "[line 3]: speaker is missing or blank"),
+        (line(speaker="[__import__('os')]", utterance=2), "[line 3]: the speaker \"[__import__('os')]\" is not a list"),
+        (line(speaker="['a'", utterance=2), "[line 3]: the speaker \"['a'\" is not a list of names"),
+        (line(speaker="[1]", utterance=2), "[line 3]: the speaker '[1]' is not a list of names"),
+        (line(text=" ", utterance=2), "[line 3]: text is missing or blank"),
+        (line(utterance=1), "[s01e02]: turn id 'S1:T1' occurs twice"),
+        (line(scene=2) + line(utterance=9), "[s01e02]: session id 'S1' occurs twice"),
+        ("too,short\n", "[line 3]: the row should have 9 columns"),
+        (line().strip() + ",1\n", "[line 3]: the row should have 9 columns"),
+        ('"no end,\n', "[line 3]: not CSV: unexpected end of data"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, bad, message):
+    path = write(tmp_path, line(), bad)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_a_header_alone_is_no_corpus(tmp_path):
+    with pytest.raises(DataError, match="no dialogues"):
+        read(write(tmp_path))
