@@ -1,0 +1,235 @@
+"""Chats become tokens and images: safe against special tokens written in a dialogue, and local files only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remind.errors import ImagePathError, ModelError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+#: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
+Message = Mapping[str, Any]
+_IMAGE_TOKEN = "<|image_pad|>"
+
+
+class Tokens(NamedTuple):
+    """Token ids and, for each, the characters it covers as (start, end), end exclusive.
+
+    Tokens that are parts of one multi-byte character all cover that character.
+    """
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+def tokenize(tokenizer: Any, text: str) -> Tokens:
+    """`text` as plain text with character offsets: nothing added, and strings such as `<|im_end|>` stay text.
+
+    Raises:
+        ModelError: the tokenizer is not a fast one and so knows no offsets.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"{type(tokenizer).__name__} knows no character offsets; a fast tokenizer is needed")
+    # verbose=False: a history longer than the model is for the caller to window
+    encoded = tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
+    )
+    return Tokens(list(encoded["input_ids"]), [(int(start), int(end)) for start, end in encoded["offset_mapping"]])
+
+
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """The one way prompts become tokens: `text` as the user's message, then the header of the answer.
+
+    Strings in `text` that look like special tokens are tokenised as text; the chat template's own stay special.
+    Without a chat template: `text` and a line end, after the bos token if the tokenizer puts one.
+    """
+    if tokenizer.chat_template:
+        return chat_ids(tokenizer, [{"role": "user", "content": text}])
+    front: list[int] = []
+    if tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        front = [tokenizer.bos_token_id]
+    return front + tokenize(tokenizer, text + "\n").ids
+
+
+def end_token_id(tokenizer: Any) -> int:
+    """The token that ends an answer: `<|im_end|>` where the vocabulary has it, else eos, else sep (encoders).
+
+    Raises:
+        ModelError: the tokenizer has none of them.
+    """
+    chat_end = tokenizer.get_added_vocab().get("<|im_end|>")
+    for token in (chat_end, tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise ModelError("the tokenizer has no end token (<|im_end|>, eos or sep)")
+
+
+def chat_ids(
+    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = True, image_tokens: Sequence[int] = ()
+) -> list[int]:
+    """Tokens of a chat, through the tokenizer's chat template.
+
+    Args:
+        image_tokens: for each image in order, the number of image tokens its placeholder becomes.
+
+    Raises:
+        ModelError: no chat template, or one that leaves out a message or an image.
+    """
+    if not tokenizer.chat_template:
+        raise ModelError("the tokenizer has no chat template")
+    specials = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    texts = [text for message in messages for text in _texts(message)]
+    if not image_tokens and not any(special in text for text in texts for special in specials):
+        rendered = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
+    return _cut_ids(tokenizer, _render(tokenizer, messages, add_generation_prompt), specials, list(image_tokens))
+
+
+def _cut_ids(
+    tokenizer: Any, chunks: Sequence[tuple[str, bool]], specials: dict[str, int], image_tokens: list[int]
+) -> list[int]:
+    """Tokens of (text, whether it is the template's own) chunks.
+
+    The text is cut at the template's special tokens and each piece tokenised without any, which is what a tokenizer
+    does itself, only that here special tokens written in a message do not count.
+    """
+    pattern = re.compile("|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True)))
+    ids: list[int] = []
+    piece: list[str] = []
+
+    def flush() -> None:
+        if text := "".join(piece):
+            ids.extend(tokenize(tokenizer, text).ids)
+        piece.clear()
+
+    for text, from_template in chunks:
+        cursor = 0
+        for match in pattern.finditer(text) if from_template else ():
+            piece.append(text[cursor : match.start()])
+            flush()
+            count = image_tokens.pop(0) if match.group() == _IMAGE_TOKEN and image_tokens else 1
+            ids.extend([specials[match.group()]] * count)
+            cursor = match.end()
+        piece.append(text[cursor:])
+    flush()
+    if image_tokens:
+        raise ModelError(f"the chat template leaves out {len(image_tokens)} of the images")
+    return ids
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+    """The chat template filled in, as (text, whether it is the template's own) in order."""
+    # plain letters, so that no template trims or escapes them; longer than any such run in the messages
+    stem = "slot"
+    while stem in repr(messages):
+        stem += "x"
+    texts: list[str] = []
+
+    def slot(text: str) -> str:
+        texts.append(text)
+        return f"{stem}{len(texts) - 1}q"
+
+    masked: list[dict[str, Any]] = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            content = slot(content)
+        else:
+            content = [{**part, "text": slot(part["text"])} if _is_text(part) else part for part in content]
+        masked.append({**message, "content": content})
+    rendered = tokenizer.apply_chat_template(masked, tokenize=False, add_generation_prompt=add_generation_prompt)
+    parts = re.split(rf"{stem}(\d+)q", rendered)
+    if [int(part) for part in parts[1::2]] != list(range(len(texts))):
+        raise ModelError("the chat template does not show every message once and in order")
+    plain = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    chunks = [(texts[int(part)], False) if number % 2 else (part, True) for number, part in enumerate(parts)]
+    if "".join(text for text, _ in chunks) == plain:
+        return chunks
+    # some templates trim what they are given
+    return [(text if own else text.strip(), own) for text, own in chunks]
+
+
+def _texts(message: Message) -> list[str]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content if _is_text(part)]
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return "text" in part and part.get("type", "text") == "text"
+
+
+def _is_image(part: Mapping[str, Any]) -> bool:
+    return "image" in part or part.get("type") == "image"
+
+
+def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
+    """The images of a chat in order, in RGB, their sides multiples of two patches.
+
+    Read from local files alone, then sized by qwen-vl-utils where that can be imported (it needs torchvision), else by
+    the same rule: `resized_height` and `resized_width`, or `min_pixels` and `max_pixels` of the message part.
+
+    Raises:
+        ImagePathError: an image that is missing, not a local file or cannot be read.
+        ModelError: a video.
+    """
+    parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
+    if any("video" in part or part.get("type") == "video" for part in parts):
+        raise ModelError("videos are not supported; give single frames as images")
+    opened = [{**part, "image": _open_image(part.get("image"))} for part in parts if _is_image(part)]
+    if not opened:
+        return []
+    try:
+        from qwen_vl_utils import process_vision_info
+    except (ImportError, RuntimeError):  # a torchvision that does not fit its torch raises RuntimeError
+        return [_resize(part, 2 * patch_size) for part in opened]
+    images: list[PILImage] = process_vision_info([{"role": "user", "content": opened}], image_patch_size=patch_size)[0]
+    return images
+
+
+def _open_image(value: Any) -> PILImage:
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        image = value
+    elif isinstance(value, str | Path) and str(value):
+        text = str(value)
+        if re.match(r"(?i)(https?|data|ftp):", text):
+            raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
+        path = Path(text.removeprefix("file://"))
+        try:
+            image = Image.open(path)
+            image.load()
+        except FileNotFoundError:
+            raise ImagePathError("no such image", path) from None
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ImagePathError(f"cannot be read as an image: {error}", path) from None
+    else:
+        raise ImagePathError(f"an image is a path or a PIL image, not {type(value).__name__}")
+    if image.mode == "RGBA":
+        white = Image.new("RGB", image.size, (255, 255, 255))
+        white.paste(image, mask=image.getchannel("A"))
+        return white
+    return image.convert("RGB")
+
+
+def _resize(part: Mapping[str, Any], factor: int) -> PILImage:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    image: PILImage = part["image"]
+    least, most = 4 * factor**2, 16384 * factor**2
+    try:
+        if "resized_height" in part and "resized_width" in part:
+            height, width = smart_resize(part["resized_height"], part["resized_width"], factor, least, most)
+        else:
+            least, most = part.get("min_pixels", least), part.get("max_pixels", most)
+            height, width = smart_resize(image.height, image.width, factor, least, most)
+    except ValueError as error:
+        raise ImagePathError(f"an image of {image.width} x {image.height} pixels cannot be used: {error}") from None
+    return image.resize((width, height))

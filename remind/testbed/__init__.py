@@ -1,0 +1,1 @@
+"""A synthetic dialogue world with known answers, and a backbone small enough for any machine."""
