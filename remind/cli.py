@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
@@ -26,14 +27,26 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None) 
     parser = _Parser(description=description, exit_on_error=True)
     parser.add_argument("--config", action="config", help="YAML file with any of the fields below")
     parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
+    _plain_defaults(parser)
     namespace: Namespace = parser.parse_args(argv)
     namespace.pop("config", None)
-    instantiated = parser.instantiate_classes(namespace)
     try:
+        instantiated = parser.instantiate_classes(namespace)
         return config(**{k: v for k, v in vars(instantiated).items() if not k.startswith("__")})
-    except RemindError as error:
-        parser.exit(2, f"error: {error}\n")
+    except (RemindError, ValueError) as error:  # ValueError: what jsonargparse makes of ours in an optional group
+        parser.exit(2, f"error: {' '.join(str(error).split())}\n")
         raise
+
+
+def _plain_defaults(parser: ArgumentParser) -> None:
+    """Dataclasses inside list defaults as dicts: --print_config can only write those."""
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+    for name, value in parser.get_defaults().items():
+        if isinstance(value, list | tuple) and any(plain(item) is not item for item in value):
+            parser.set_defaults({name: [plain(item) for item in value]})
 
 
 def main(config: type[C], run: Callable[[C], Any], description: str, argv: Sequence[str] | None = None) -> None:

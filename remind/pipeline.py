@@ -21,7 +21,7 @@ from remind.progress import track
 from remind.pyramid import FactualState, ReflectiveState, line_of, render, render_target
 from remind.readers import read
 from remind.split import SplitConfig, assign_splits, check_overlap
-from remind.states import StateRecord, write_manifest, write_part
+from remind.states import StateRecord, evidence_share, write_manifest, write_part
 
 if TYPE_CHECKING:
     from remind.grounding import Grounder
@@ -91,12 +91,6 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
         x2=render(state),
         salience=attentional.salience,
     )
-
-
-def evidence_share(record: StateRecord) -> float | None:
-    """Share of the gold evidence that x0 holds (turns, or images for visual questions); None if there is no gold."""
-    gold, found = (record.images, record.images_found) if record.visual else (record.evidence, record.evidence_found)
-    return len(set(found)) / len(set(gold)) if gold else None
 
 
 class Tally:

@@ -106,6 +106,12 @@ class StateRecord:
         return rendered
 
 
+def evidence_share(record: StateRecord) -> float | None:
+    """Share of the gold evidence that x0 holds (turns, or images for visual questions); None if there is no gold."""
+    gold, found = (record.images, record.images_found) if record.visual else (record.evidence, record.evidence_found)
+    return len(set(found)) / len(set(gold)) if gold else None
+
+
 def _rendered(value: dict[str, Any]) -> Rendered:
     def span(pair: Sequence[int]) -> tuple[int, int]:
         return (int(pair[0]), int(pair[1]))

@@ -1,0 +1,144 @@
+"""Reading `<answer>…</answer><explanation>…</explanation>` (Tables 9-11) from whatever a model wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from remind.pyramid import LETTERS, one_line
+
+_OPEN = {name: re.compile(rf"<\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
+_CLOSE = {name: re.compile(rf"<\s*/\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
+_TAG = re.compile(r"<\s*(?:/\s*)?(?:answer|explanation)\s*>", re.IGNORECASE)
+_LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
+#: A letter followed by its option's words: "A. hiking", "(b) hiking".
+_LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+\S")
+_BULLET = re.compile(r"^[-*•]\s+")
+#: Longer digit runs are no image number; Python also refuses to convert very long ones.
+_INTEGER = re.compile(r"(?<![\w.+-])\d{1,9}(?!\w|\.\d)")
+_LARGEST_INDEX = 10**9
+
+
+@dataclass(frozen=True)
+class ParsedAnswer:
+    """What an output says.
+
+    Attributes:
+        answer: the text between the answer tags on one line; "" if there is none.
+        letters: the option letters in it, in capitals; empty for direct questions.
+        dropped: letters that name no option, left out of `letters`.
+        evidence: the lines of the explanation; empty for visual questions.
+        images: the image indices of the explanation; empty for others.
+        problems: departures from the asked form, each one of a fixed set of phrases so that they can be counted.
+    """
+
+    answer: str
+    letters: frozenset[str] = frozenset()
+    dropped: int = 0
+    evidence: tuple[str, ...] = ()
+    images: frozenset[int] = frozenset()
+    problems: tuple[str, ...] = ()
+
+
+def _section(text: str, name: str, problems: list[str]) -> str | None:
+    """The first complete <name>…</name>; else from the first <name> to the next tag or the end; else None."""
+    tags = list(_TAG.finditer(text))
+    complete = [
+        text[tag.end() : following.start()]
+        for tag, following in pairwise(tags)
+        if _OPEN[name].fullmatch(tag.group()) and _CLOSE[name].fullmatch(following.group())
+    ]
+    if len(complete) > 1:
+        problems.append(f"several {name} tags")
+    if complete:
+        return complete[0]
+    for number, tag in enumerate(tags):
+        if _OPEN[name].fullmatch(tag.group()):
+            problems.append(f"{name} tag not closed")
+            return text[tag.end() : tags[number + 1].start() if number + 1 < len(tags) else len(text)]
+    return None
+
+
+def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[frozenset[str], int]:
+    """The letters of `[A,D]`, `a and d`, `(A)`, `A. words`, or the words of an option; and how many name none."""
+    found: list[str] = []
+    bare = answer.strip("[](){}\"'*` ")
+    pieces = [piece for piece in re.split(r"[,;/&\s]+|\band\b", bare) if piece]
+    matches = [_LETTER.fullmatch(piece) for piece in pieces]
+    if pieces and all(matches):
+        found = [match.group(1) for match in matches if match]
+    elif match := _LETTER_AND_WORDS.match(bare):
+        found = [match.group(1) or match.group(2)]
+        problems.append("words beside the letter")
+    else:
+        same = [i for i, option in enumerate(options) if answer and one_line(option).casefold() == answer.casefold()]
+        if same:
+            found = [LETTERS[same[0]]]
+            problems.append("words of an option for its letter")
+    if any(letter.islower() for letter in found):
+        problems.append("lower-case letters")
+    allowed = LETTERS[: len(options)]
+    letters = frozenset(letter.upper() for letter in found)
+    kept = frozenset(letter for letter in letters if letter in allowed)
+    if len(kept) < len(letters):
+        problems.append("letters that name no option")
+    if not letters:
+        problems.append("no option letter")
+    return kept, len(letters) - len(kept)
+
+
+def _images(explanation: str, problems: list[str]) -> frozenset[int]:
+    try:
+        value = json.loads(explanation)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, list):
+        kept = [v for v in value if type(v) is int and 0 <= v < _LARGEST_INDEX]
+        if len(kept) < len(value):
+            problems.append("image entries that are no index")
+        return frozenset(kept)
+    if explanation.strip():
+        problems.append("images not a JSON list")
+    return frozenset(int(number) for number in _INTEGER.findall(explanation))
+
+
+def parse_answer(
+    output: str, format: str = "direct", options: Sequence[str] = (), visual: bool = False
+) -> ParsedAnswer:
+    """Read one output; never raises on any text.
+
+    An answer without tags is taken for what stands before the explanation. Of several complete answers the first
+    counts. The same holds for the explanation, except that without its tag there is none.
+
+    Args:
+        format: "single", "multi" or "direct".
+        options: the option texts; their number decides which letters exist.
+        visual: whether the explanation holds image indices rather than dialogue lines.
+    """
+    problems: list[str] = []
+    answer = _section(output, "answer", problems)
+    if answer is None:
+        tag = _OPEN["explanation"].search(output)
+        answer = output[: tag.start()] if tag else output
+        problems.append("no answer tag")
+    answer = one_line(_TAG.sub(" ", answer))
+    if not answer:
+        problems.append("empty answer")
+    letters: frozenset[str] = frozenset()
+    dropped = 0
+    if format != "direct":
+        letters, dropped = _letters(answer, options, problems)
+        if format == "single" and len(letters) > 1:
+            problems.append("several letters for one option")
+
+    explanation = _section(output, "explanation", problems)
+    if explanation is None:
+        problems.append("no explanation tag")
+        explanation = ""
+    if visual:
+        return ParsedAnswer(answer, letters, dropped, (), _images(explanation, problems), tuple(problems))
+    lines = (_BULLET.sub("", line.strip()).strip() for line in explanation.splitlines())
+    return ParsedAnswer(answer, letters, dropped, tuple(line for line in lines if line), frozenset(), tuple(problems))

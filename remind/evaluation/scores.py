@@ -1,0 +1,193 @@
+"""From outputs to scores per question (Eq. 9-14), and their averages by group (Eq. 8)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remind.evaluation import metrics
+from remind.evaluation.answer import Generation
+from remind.evaluation.intervals import Estimate, bootstrap, wilson
+from remind.evaluation.judge import Case, judge_answers
+from remind.evaluation.parse import ParsedAnswer, parse_answer
+from remind.states import StateRecord, evidence_share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from remind.llm.base import AuxiliaryLLM
+
+#: The averaged scores, in the order of the tables; `accuracy` is a share of ones, the others are means.
+MEASURES = (
+    "accuracy",
+    "memory_recall",
+    "memory_recall_text",
+    "memory_recall_visual",
+    "bleu1",
+    "f1",
+    "locomo_f1",
+    "evidence_recall",
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The scores of one question. None: the question takes no part in that score.
+
+    Attributes:
+        failure: "too_long", "error" or "judge": there is no verdict on the answer, so it is neither right nor wrong.
+        accuracy: s_i of Eq. 9; None on failure and where no gold answer is known.
+        memory_recall_text, memory_recall_visual: Eq. 10, 11. bleu1, f1: Eq. 13, 14, direct questions only.
+        locomo_f1: direct questions of LoCoMo's categories 1 to 5.
+        evidence_recall: share of the gold evidence that x0 holds; known even where the answer failed.
+    """
+
+    record: StateRecord
+    generation: Generation
+    parsed: ParsedAnswer
+    failure: str | None = None
+    accuracy: float | None = None
+    memory_recall_text: float | None = None
+    memory_recall_visual: float | None = None
+    bleu1: float | None = None
+    f1: float | None = None
+    locomo_f1: float | None = None
+    evidence_recall: float | None = None
+
+    @property
+    def memory_recall(self) -> float | None:
+        """The recall of the question's own modality (Section 3, Evaluation Protocols)."""
+        return self.memory_recall_visual if self.record.visual else self.memory_recall_text
+
+    @property
+    def wrong(self) -> bool:
+        return self.accuracy == 0.0
+
+
+def score(
+    records: Sequence[StateRecord],
+    generations: Sequence[Generation],
+    judge: AuxiliaryLLM,
+    encode: Callable[[list[str]], Tensor],
+) -> list[Score]:
+    """Parse and score every output.
+
+    Args:
+        encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
+    """
+    parsed = [
+        parse_answer(generation.text, record.format, record.options, record.visual)
+        for record, generation in zip(records, generations, strict=True)
+    ]
+    asked = [
+        index
+        for index, (record, generation) in enumerate(zip(records, generations, strict=True))
+        if record.format == "direct" and record.answers and generation.failure is None
+    ]
+    cases = [Case(records[i].question, records[i].answers, parsed[i].answer) for i in asked]
+    verdicts = dict(zip(asked, judge_answers(judge, cases), strict=True))
+    rows = _once(encode, (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p)))
+    return [
+        _score(record, generation, answer, verdicts.get(index), index in verdicts, rows)
+        for index, (record, generation, answer) in enumerate(zip(records, generations, parsed, strict=True))
+    ]
+
+
+def _compared(record: StateRecord, parsed: ParsedAnswer) -> tuple[str, ...]:
+    if record.visual or not record.evidence_lines or not parsed.evidence:
+        return ()
+    return (*record.evidence_lines, *parsed.evidence)
+
+
+def _once(encode: Callable[[list[str]], Tensor], lines: Iterable[str]) -> Callable[[list[str]], Tensor]:
+    """`encode` by look-up, every distinct line encoded once in one call."""
+    distinct = list(dict.fromkeys(lines))
+    if not distinct:
+        return encode
+    place = {line: number for number, line in enumerate(distinct)}
+    rows = encode(distinct)
+    return lambda wanted: rows[[place[line] for line in wanted]]
+
+
+def _score(
+    record: StateRecord,
+    generation: Generation,
+    parsed: ParsedAnswer,
+    verdict: bool | None,
+    judged: bool,
+    encode: Callable[[list[str]], Tensor],
+) -> Score:
+    share = evidence_share(record)
+    if generation.failure is not None:
+        return Score(record, generation, parsed, generation.failure, evidence_recall=share)
+    direct = record.format == "direct"
+    if direct:
+        correct = None if verdict is None else float(verdict)
+    else:
+        correct = metrics.accuracy(set(parsed.letters), set(record.answers)) if record.answers else None
+    words = direct and bool(record.answers)
+    locomo = words and record.dimension is None and record.category in {"1", "2", "3", "4", "5"}
+    return Score(
+        record,
+        generation,
+        parsed,
+        failure="judge" if judged and verdict is None else None,
+        accuracy=correct,
+        memory_recall_text=None
+        if record.visual
+        else metrics.memory_recall_text(record.evidence_lines, parsed.evidence, encode),
+        memory_recall_visual=metrics.memory_recall_visual(set(record.images), set(parsed.images))
+        if record.visual
+        else None,
+        bleu1=metrics.bleu1(parsed.answer, record.answers) if words else None,
+        f1=metrics.token_f1(parsed.answer, record.answers) if words else None,
+        locomo_f1=max(metrics.locomo_f1(parsed.answer, a, int(record.category or 0)) for a in record.answers)
+        if locomo
+        else None,
+        evidence_recall=share,
+    )
+
+
+def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """One row: counts, and for each of `MEASURES` an `Estimate` over the questions that take part, or None.
+
+    Accuracy is over the questions that were answered and have a gold answer; `accuracy_failures_wrong` counts the
+    failed ones with a gold answer as wrong besides, so that leaving questions out cannot raise it.
+    """
+    row: dict[str, Any] = {"n": len(scores), "failed": sum(s.failure is not None for s in scores)}
+    for name in MEASURES:
+        values = [value for s in scores if (value := getattr(s, name)) is not None]
+        estimate: Estimate | None = wilson(values) if name == "accuracy" else bootstrap(values, resamples, seed)
+        row[name] = estimate
+    row["accuracy_failures_wrong"] = wilson([s.accuracy or 0.0 for s in scores if s.record.answers])
+    return row
+
+
+def group(scores: Sequence[Score], key: Callable[[StateRecord], str | None]) -> dict[str, list[Score]]:
+    """Scores by a property of the question, groups in sorted order; questions without that property are left out."""
+    groups: dict[str, list[Score]] = defaultdict(list)
+    for item in scores:
+        name = key(item.record)
+        if name is not None:
+            groups[name].append(item)
+    return dict(sorted(groups.items()))
+
+
+def counts(scores: Sequence[Score]) -> dict[str, Any]:
+    """What was left out of which score and why, departures from the output form, and tokens."""
+    return {
+        "questions": len(scores),
+        "answered": sum(s.generation.failure is None for s in scores),
+        "failures": dict(sorted(Counter(s.failure for s in scores if s.failure is not None).items())),
+        "without_gold_answer": sum(not s.record.answers for s in scores),
+        "without_gold_evidence": sum(s.evidence_recall is None for s in scores),
+        "cut_off": sum(s.generation.failure is None and not s.generation.finished for s in scores),
+        "dropped_letters": sum(s.parsed.dropped for s in scores),
+        "problems": dict(
+            Counter(p for s in scores if s.generation.failure is None for p in s.parsed.problems).most_common()
+        ),
+        "prompt_tokens": sum(s.generation.prompt_tokens for s in scores),
+        "new_tokens": sum(s.generation.new_tokens for s in scores),
+    }

@@ -1,0 +1,114 @@
+"""Records of states, and a judge that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    line_of,
+    render,
+    render_target,
+)
+from remind.states import StateRecord, write_manifest, write_part
+
+
+class SameWords:
+    """Accepts an answer that equals a reference but for case."""
+
+    name = "same-words"
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
+        return prediction.casefold() in {reference.casefold() for reference in references}
+
+
+def record(question_id: str = "q", split: str = "test", **changes: object) -> StateRecord:
+    """Six turns of which x0 holds the first four, one image in turn t1 and one in t5."""
+    turns = tuple(
+        Turn(f"t{n}", "Ana", f"{question_id} line {n}", images=(Image(n // 4, caption="x"),) if n in (1, 5) else ())
+        for n in range(6)
+    )
+    dialogue = Dialogue(f"d-{question_id}", (Session("s", None, turns),))
+    question = replace(
+        Question(question_id, dialogue.id, "why?", answers=("so",), evidence=("t1", "t5")),
+        **changes,  # type: ignore[arg-type]
+    )
+    factual = FactualState(dialogue, question, (Segment(0, 3),), Strategy(("think",), entities=("line",)))
+    attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, 0.0, 0.0))
+    held_images = {0}
+    return StateRecord(
+        question_id=question.id,
+        dialogue_id=dialogue.id,
+        split=split,
+        format=question.format,
+        question=question.text,
+        options=question.options,
+        answers=question.answers,
+        dimension=question.dimension,
+        category=None if question.category is None else str(question.category),
+        visual=question.visual,
+        evidence=question.evidence,
+        evidence_lines=tuple(line_of(dialogue.turn(turn_id)) for turn_id in question.evidence),
+        evidence_found=tuple(t for t in question.evidence if t in {"t0", "t1", "t2", "t3"}),
+        images=question.images,
+        images_found=tuple(i for i in question.images if i in held_images),
+        target=render_target(factual).text,
+        x0=render(factual),
+        x1=render(attentional),
+        x2=render(ReflectiveState(attentional, "because")),
+        salience=attentional.salience,
+    )
+
+
+@pytest.fixture
+def make_record() -> Callable[..., StateRecord]:
+    return record
+
+
+@pytest.fixture
+def judge() -> SameWords:
+    return SameWords()
+
+
+@pytest.fixture
+def write_states(tmp_path: Path) -> Callable[..., Path]:
+    def write(*records: StateRecord, name: str = "states") -> Path:
+        folder = tmp_path / name
+        for number, item in enumerate(records):
+            write_part(folder, number, [item])
+        write_manifest(folder, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def six(make_record: Callable[..., StateRecord]) -> list[StateRecord]:
+    """Two of each format, one visual, two of LoCoMo's categories, one without evidence, and one for training."""
+    options = ("red", "green", "blue", "grey")
+    return [
+        make_record("s1", format="single", options=options, answers=("B",), dimension="belief_modeling"),
+        make_record("m1", format="multi", options=options, answers=("A", "D"), dimension="belief_modeling"),
+        make_record(
+            "v1",
+            format="single",
+            options=options,
+            answers=("A",),
+            dimension="personalized_visual_baselines",
+            evidence=(),
+            images=(0, 1),
+        ),
+        make_record("d1", answers=("a hiking trip", "hiking"), category=4),
+        make_record("d2", answers=("No information available",), evidence=(), category=5),
+        make_record("m2", format="multi", options=options, answers=("C",)),
+        make_record("t1", split="train"),
+    ]

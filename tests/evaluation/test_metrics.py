@@ -1,0 +1,177 @@
+"""Scores against hand-computed values, float64 brute force and the definitions of their sources."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.errors import ConfigError
+from remind.evaluation import metrics
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "é"]), max_size=8).map(" ".join)
+
+
+def test_accuracy_is_equality_of_sets() -> None:
+    assert metrics.accuracy({"D", "A"}, {"A", "D"}) == 1.0
+    assert metrics.accuracy({"A"}, {"A", "D"}) == 0.0
+    assert metrics.accuracy({"A", "D", "B"}, {"A", "D"}) == 0.0
+    assert metrics.accuracy(set(), {"A"}) == 0.0
+
+
+def unit_rows(lines: list[str]) -> torch.Tensor:
+    rows = [np.random.default_rng(sum(map(ord, line))).normal(size=5) for line in lines]
+    return torch.tensor(np.array([row / np.linalg.norm(row) for row in rows]))
+
+
+def test_text_memory_recall_against_brute_force() -> None:
+    gold, predicted = ["one", "two", "three"], ["four", "two"]
+    expected = [max(float(unit_rows([g])[0] @ unit_rows([p])[0]) for p in predicted) for g in gold]
+    assert expected[1] == pytest.approx(1.0)
+    assert metrics.memory_recall_text(gold, predicted, unit_rows) == pytest.approx(sum(expected) / 3, abs=1e-12)
+
+
+def test_text_memory_recall_takes_sets_and_leaves_out_empty_sides() -> None:
+    once = metrics.memory_recall_text(["a", "b"], ["c"], unit_rows)
+    assert metrics.memory_recall_text(["a", "b", "a", "a"], ["c", "c"], unit_rows) == once
+    assert metrics.memory_recall_text([], ["c"], unit_rows) is None
+    assert metrics.memory_recall_text(["a"], [], unit_rows) is None
+
+
+def test_text_memory_recall_may_be_negative() -> None:
+    rows = {"up": [1.0, 0.0], "down": [-1.0, 0.0]}
+    assert metrics.memory_recall_text(["up"], ["down"], lambda lines: torch.tensor([rows[x] for x in lines])) == -1.0
+
+
+def test_visual_memory_recall() -> None:
+    assert metrics.memory_recall_visual({0, 3, 5}, {3, 5, 9}) == pytest.approx(2 / 3)
+    assert metrics.memory_recall_visual({1}, set()) == 0.0
+    assert metrics.memory_recall_visual(set(), {1}) is None
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "bleu", "f1"),
+    [
+        ("the cat", ["the cat"], 1.0, 1.0),
+        ("The CAT!", ["the, cat"], 1.0, 1.0),
+        # clipping: "the" counts once
+        ("the the the", ["the cat"], 1 / 3, 2 * 1 / 5),
+        # shorter than the reference: brevity penalty exp(1 - 4/2)
+        ("a b", ["a b c d"], math.exp(-1), 2 * 2 / 6),
+        ("a b c d", ["a b"], 1 / 2, 2 * 2 / 6),
+        # best reference, whatever the order
+        ("hiking", ["a long walk", "hiking"], 1.0, 1.0),
+        ("hiking", ["hiking", "a long walk"], 1.0, 1.0),
+        ("", ["a"], 0.0, 0.0),
+        ("...", ["a"], 0.0, 0.0),
+        ("a", ["..."], 0.0, 0.0),
+        ("a", [], 0.0, 0.0),
+        ("Ünïcode 東京", ["東京 ünïcode"], 1.0, 1.0),
+        ("don't", ["don t"], 1.0, 1.0),
+    ],
+)
+def test_bleu1_and_f1_by_hand(prediction: str, references: list[str], bleu: float, f1: float) -> None:
+    assert metrics.bleu1(prediction, references) == pytest.approx(bleu, abs=1e-12)
+    assert metrics.token_f1(prediction, references) == pytest.approx(f1, abs=1e-12)
+
+
+@given(WORDS, WORDS)
+def test_bleu1_and_f1_against_the_equations(prediction: str, reference: str) -> None:
+    p, r = prediction.split(), reference.split()
+    overlap = sum(min(p.count(w), r.count(w)) for w in set(p) | set(r))
+    if not p:
+        bleu, f1 = 0.0, 0.0
+    else:
+        precision, recall = overlap / len(p), overlap / len(r) if r else 0.0
+        bleu = precision * (1.0 if len(p) >= len(r) else math.exp(1 - len(r) / len(p)))
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    assert metrics.bleu1(prediction, [reference]) == pytest.approx(bleu, abs=1e-12)
+    assert metrics.token_f1(prediction, [reference]) == pytest.approx(f1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "category", "expected"),
+    [
+        # stemming: hikes, hiking -> hike; running -> run
+        ("hikes", "hiking", 4, 1.0),
+        ("she was running", "run", 4, 2 * (1 / 3) * 1 / (1 / 3 + 1)),
+        # the stemmer's default mode maps "dying" to "die" and "ties" to "tie" (plain Porter: "dy", "ti")
+        ("dying ties", "die tie", 2, 1.0),
+        ("The cat and a dog", "cat dog", 2, 1.0),
+        # commas go before anything else, so "1,000" is one token; in categories 2 to 4 they do not split
+        ("1,000 dollars", "1000 dollar", 4, 1.0),
+        ("7 May, 2023", "7 May 2023", 2, 1.0),
+        ("2022", 2022, 2, 1.0),
+        ("coffee", "coffee; she dislikes tea", 3, 1.0),
+        ("coffee", "coffee; tea", 4, 2 * 1 * 0.5 / 1.5),
+        # several answers: best part for each gold part, then the mean over gold parts
+        ("pottery, camping", "camping, painting, swimming", 1, 1 / 3),
+        ("camping, painting, extra", "painting, camping", 1, 1.0),
+        ("red cat", "red dog, blue cat", 1, 0.5),
+        ("There is No Information Available here", "anything", 5, 1.0),
+        ("it was not mentioned", "anything", 5, 1.0),
+        ("a lamp", "No information available", 5, 0.0),
+        ("", "x", 4, 0.0),
+        ("", "x, y", 1, 0.0),
+        ("the", "the", 4, 0.0),
+    ],
+)
+def test_locomo_f1_by_hand(prediction: str, answer: str, category: int, expected: float) -> None:
+    assert metrics.locomo_f1(prediction, answer, category) == pytest.approx(expected, abs=1e-12)
+
+
+def test_locomo_f1_knows_five_categories() -> None:
+    with pytest.raises(ConfigError, match="no category 6"):
+        metrics.locomo_f1("a", "a", 6)
+
+
+def longmemeval_ndcg(rankings: list[int], gold: set[str], corpus: list[str], k: int) -> float:
+    """The benchmark's definition over corpus positions, in NumPy."""
+
+    def dcg(relevances: list[int]) -> float:
+        values = np.asarray(relevances, dtype=float)[:k]
+        return float(values[0] + np.sum(values[1:] / np.log2(np.arange(2, values.size + 1)))) if values.size else 0.0
+
+    relevances = [int(name in gold) for name in corpus]
+    ideal = dcg(sorted(relevances, reverse=True))
+    return dcg([relevances[i] for i in rankings[:k]]) / ideal if ideal else 0.0
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 10, 30, 50])
+def test_ranking_metrics_against_longmemeval(k: int) -> None:
+    generator = random.Random(k)
+    for _ in range(50):
+        corpus = [f"s{n}" for n in range(generator.randint(1, 20))]
+        gold = set(generator.sample(corpus, generator.randint(1, min(4, len(corpus)))))
+        order = generator.sample(range(len(corpus)), len(corpus))
+        ranked = [corpus[i] for i in order]
+        top = set(ranked[:k])
+        assert metrics.recall_any(ranked, gold, k) == float(any(g in top for g in gold))
+        assert metrics.recall_all(ranked, gold, k) == float(all(g in top for g in gold))
+        assert metrics.ndcg_any(ranked, gold, k) == pytest.approx(longmemeval_ndcg(order, gold, corpus, k), abs=1e-12)
+
+
+def test_ranks_one_and_two_weigh_the_same() -> None:
+    assert metrics.ndcg_any(["g", "x", "y"], {"g"}, 3) == 1.0
+    assert metrics.ndcg_any(["x", "g", "y"], {"g"}, 3) == 1.0
+    assert metrics.ndcg_any(["x", "y", "g"], {"g"}, 3) == pytest.approx(1 / math.log2(3))
+    # DCG = 1 + 1/log2(3), ideal DCG = 1 + 1 (ranks 1 and 2)
+    assert metrics.ndcg_any(["g", "x", "h"], {"g", "h"}, 3) == pytest.approx((1 + 1 / math.log2(3)) / 2)
+
+
+def test_ranking_edges() -> None:
+    assert metrics.recall_any(["x"], {"g"}, 100) == 0.0
+    assert metrics.recall_any([], {"g"}, 5) == metrics.recall_all([], {"g"}, 5) == metrics.ndcg_any([], {"g"}, 5) == 0.0
+    assert (metrics.recall_any(["x"], set(), 5), metrics.recall_all(["x"], set(), 5)) == (0.0, 1.0)
+    assert metrics.ndcg_any(["x"], set(), 5) == 0.0
+    # a gold id that was not ranked costs; one ranked twice counts once
+    assert metrics.ndcg_any(["g"], {"g", "h"}, 5) == 0.5
+    assert metrics.ndcg_any(["g", "g"], {"g", "h"}, 5) == 0.5
+    for metric in (metrics.recall_any, metrics.recall_all, metrics.ndcg_any):
+        with pytest.raises(ConfigError, match="at least 1"):
+            metric(["g"], {"g"}, 0)

@@ -1,0 +1,144 @@
+"""Reading outputs: the asked form, its departures, and arbitrary text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.evaluation.parse import ParsedAnswer, parse_answer
+
+OPTIONS = ("red", "green", "blue", "Dark  Grey")
+
+
+def letters(answer: str, format: str = "multi") -> tuple[str, int]:
+    parsed = parse_answer(f"<answer>{answer}</answer><explanation>x</explanation>", format, OPTIONS)
+    return "".join(sorted(parsed.letters)), parsed.dropped
+
+
+def test_the_asked_form_has_no_problems() -> None:
+    parsed = parse_answer("<answer>[A,D]</answer><explanation>Ana: hi\nBo: yes</explanation>", "multi", OPTIONS)
+    assert parsed == ParsedAnswer("[A,D]", frozenset("AD"), 0, ("Ana: hi", "Bo: yes"), frozenset(), ())
+    parsed = parse_answer("<answer>B</answer><explanation>[0, 12]</explanation>", "single", OPTIONS, visual=True)
+    assert parsed == ParsedAnswer("B", frozenset("B"), 0, (), frozenset({0, 12}), ())
+    parsed = parse_answer("<answer>a trip</answer><explanation>Ana: hi</explanation>")
+    assert parsed == ParsedAnswer("a trip", frozenset(), 0, ("Ana: hi",), frozenset(), ())
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("[A,D]", ("AD", 0)),
+        ("[D, A]", ("AD", 0)),
+        ("A, D", ("AD", 0)),
+        ("A", ("A", 0)),
+        ("a, d", ("AD", 0)),
+        ("A and D", ("AD", 0)),
+        ("A; B & C", ("ABC", 0)),
+        ("(B)", ("B", 0)),
+        ("[A], [B]", ("AB", 0)),
+        ("**C**", ("C", 0)),
+        ("A. B.", ("AB", 0)),
+        ("B. green", ("B", 0)),
+        ("(c) blue", ("C", 0)),
+        ("GREEN", ("B", 0)),
+        ("dark grey", ("D", 0)),
+        ("A, Z", ("A", 1)),
+        ("[E, F]", ("", 2)),
+        ("A, A, A", ("A", 0)),
+        ("", ("", 0)),
+        ("a dog", ("", 0)),
+        ("none of them", ("", 0)),
+    ],
+)
+def test_letters(answer: str, expected: tuple[str, int]) -> None:
+    assert letters(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "answer", "evidence", "problems"),
+    [
+        ("trip", "trip", (), ("no answer tag", "no explanation tag")),
+        ("trip <explanation>Ana: hi</explanation>", "trip", ("Ana: hi",), ("no answer tag",)),
+        ("<answer>trip", "trip", (), ("answer tag not closed", "no explanation tag")),
+        ("<answer>trip<explanation>e</explanation>", "trip", ("e",), ("answer tag not closed",)),
+        ("<answer>one</answer><answer>two</answer>", "one", (), ("several answer tags", "no explanation tag")),
+        ("<answer>no <answer>yes</answer>", "yes", (), ("no explanation tag",)),
+        ("<ANSWER>x</ Answer ><explanation>y", "x", ("y",), ("explanation tag not closed",)),
+        ("<answer></answer>", "", (), ("empty answer", "no explanation tag")),
+        ("", "", (), ("no answer tag", "empty answer", "no explanation tag")),
+        ("</answer>", "", (), ("no answer tag", "empty answer", "no explanation tag")),
+        ("<answer>a\n b</answer><explanation>\n- x\n\n* y \n</explanation>", "a b", ("x", "y"), ()),
+    ],
+)
+def test_tags(output: str, answer: str, evidence: tuple[str, ...], problems: tuple[str, ...]) -> None:
+    parsed = parse_answer(output)
+    assert (parsed.answer, parsed.evidence, parsed.problems) == (answer, evidence, problems)
+
+
+@pytest.mark.parametrize(
+    ("explanation", "expected", "problem"),
+    [
+        ("[]", set(), None),
+        ("[3, 3, 1]", {1, 3}, None),
+        ("3 and #5.", {3, 5}, "images not a JSON list"),
+        ("Image 2", {2}, "images not a JSON list"),
+        ('[1, -2, true, 1.5, "4", null]', {1}, "image entries that are no index"),
+        ('{"images": [7]}', {7}, "images not a JSON list"),
+        ("-4 2.5 v3", set(), "images not a JSON list"),
+        ("9" * 5000, set(), "images not a JSON list"),
+        ("[" * 100_000, set(), "images not a JSON list"),
+        ("", set(), None),
+    ],
+)
+def test_images(explanation: str, expected: set[int], problem: str | None) -> None:
+    parsed = parse_answer(f"<answer>A</answer><explanation>{explanation}</explanation>", "single", OPTIONS, True)
+    assert parsed.images == expected
+    assert parsed.problems == (() if problem is None else (problem,))
+
+
+def test_problems_of_letters_are_named() -> None:
+    assert parse_answer("<answer>a, b</answer><explanation></explanation>", "single", OPTIONS).problems == (
+        "lower-case letters",
+        "several letters for one option",
+    )
+    assert "letters that name no option" in parse_answer("<answer>Q</answer>", "multi", OPTIONS).problems
+    assert "no option letter" in parse_answer("<answer>the red one</answer>", "multi", OPTIONS).problems
+
+
+PIECES = st.sampled_from(
+    ["<answer>", "</answer>", "<explanation>", "</explanation>", "<", "A", ",", "[", "]", "\n", "٣", "-1", "\x00", " "]
+)
+
+
+@given(
+    st.one_of(st.text(max_size=80), st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=20).map("".join)),
+    st.sampled_from(["single", "multi", "direct"]),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_never_raises_and_keeps_its_promises(output: str, format: str, n_options: int, visual: bool) -> None:
+    parsed = parse_answer(output, format, [f"option {n}" for n in range(n_options)], visual)
+    assert parsed.letters <= set("ABCDEF"[:n_options])
+    assert not (parsed.letters and format == "direct")
+    assert all(line.strip() == line and line for line in parsed.evidence)
+    assert all(type(index) is int and index >= 0 for index in parsed.images)
+    assert not (parsed.evidence and visual)
+    assert len(set(parsed.problems)) == len(parsed.problems)
+
+
+@given(st.sets(st.sampled_from("ABCD"), min_size=1), st.permutations("ABCD"))
+def test_order_of_letters_does_not_matter(chosen: set[str], order: list[str]) -> None:
+    written = ",".join(letter for letter in order if letter in chosen)
+    assert letters(f"[{written}]") == ("".join(sorted(chosen)), 0)
+
+
+@pytest.mark.parametrize("piece", ["<answer>", "<", "< ", " ", "<answer></answer>", "A,", "[", "1 ", "<answer> <"])
+def test_long_hostile_outputs_take_linear_time(piece: str) -> None:
+    output = piece * 20_000
+    start = time.perf_counter()
+    parse_answer(output, "multi", OPTIONS, True)
+    parse_answer(f"<answer>A</answer><explanation>{output}", "multi", OPTIONS, True)
+    assert time.perf_counter() - start < 5
