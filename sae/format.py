@@ -1,0 +1,172 @@
+"""The folder of one SAE in sae-lens's format: `cfg.json` and `sae_weights.safetensors`.
+
+What we write needs no preparation: the stored parameters are those of Eq. 2. Folders of sae-lens that compute something
+else around them are brought to that form on reading, in float64, where that can be done exactly:
+
+- `rescale_acts_by_decoder_norm`: sae-lens selects on `pre * ||W_dec||` and decodes `acts / ||W_dec||`. With n the row
+  norms of W_dec: W_enc <- W_enc n, b_enc <- b_enc n, W_dec <- W_dec / n.
+- `apply_b_dec_to_input: false`: b_enc <- b_enc + b_dec W_enc.
+- `normalize_activations: expected_average_only_in` with the factor s in `activation_scaler.json`: W_enc <- s W_enc,
+  W_dec <- W_dec / s, b_dec <- b_dec / s.
+
+Normalisations that depend on the token (layer_norm, constant_norm_rescale) cannot be folded and are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sae import files
+from sae.errors import FormatError
+
+CONFIG, WEIGHTS, SCALER = "cfg.json", "sae_weights.safetensors", "activation_scaler.json"
+#: sae-lens reads configurations without a version, or with one before 6, as an older layout.
+FORMAT_VERSION = "6.0.0"
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Stored:
+    """What a folder holds, after folding: W_enc [d_in, d_sae], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in]."""
+
+    d_in: int
+    d_sae: int
+    k: int
+    tensors: dict[str, Tensor]
+    metadata: dict[str, Any]
+
+
+def write(folder: str | Path, stored: Stored) -> None:
+    """Write the folder; other files in it stay. An interrupted write leaves no folder that loads as something mixed."""
+    folder = Path(folder)
+    dtype = next(name for name, value in _DTYPES.items() if value == stored.tensors["W_enc"].dtype)
+    config = {
+        "architecture": "topk",
+        "d_in": stored.d_in,
+        "d_sae": stored.d_sae,
+        "k": stored.k,
+        "dtype": dtype,
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "none",
+        "reshape_activations": "none",
+        "rescale_acts_by_decoder_norm": False,
+        "metadata": {"sae_lens_version": FORMAT_VERSION, **stored.metadata},
+    }
+    # a folder without cfg.json does not load, so that old settings never meet new weights
+    (folder / CONFIG).unlink(missing_ok=True)
+    files.write_tensors(folder / WEIGHTS, stored.tensors)
+    files.write_json(folder / CONFIG, config)
+
+
+def read(folder: str | Path) -> Stored:
+    """Read and fold.
+
+    Raises:
+        FormatError: a missing or damaged file, another architecture, shapes that do not fit, or a normalisation that
+            cannot be folded.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FormatError("no such folder; an SAE is a folder with cfg.json and sae_weights.safetensors", folder)
+    config = _upgrade(files.read_json(folder / CONFIG))
+    path = folder / CONFIG
+    if config.get("architecture") != "topk":
+        raise FormatError(f"architecture is {config.get('architecture')!r}; only 'topk' can be read", path)
+    if config.get("reshape_activations", "none") != "none":
+        raise FormatError(f"reshape_activations {config['reshape_activations']!r} is not for hidden states", path)
+    d_in, d_sae, k = (_count(config, name, path) for name in ("d_in", "d_sae", "k"))
+    if k > d_sae:
+        raise FormatError(f"k = {k} exceeds d_sae = {d_sae}", path)
+    tensors = _weights(folder / WEIGHTS, d_in, d_sae)
+    dtype = _DTYPES.get(str(config.get("dtype", "float32")).removeprefix("torch."))
+    if dtype is None:
+        raise FormatError(f"dtype {config['dtype']!r} is not known", path)
+    tensors = _fold(tensors, config, folder, dtype)
+    metadata = config.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise FormatError("metadata is not an object", path)
+    return Stored(d_in, d_sae, k, {name: tensor.to(dtype) for name, tensor in tensors.items()}, metadata)
+
+
+def _upgrade(config: dict[str, Any]) -> dict[str, Any]:
+    """Names of sae-lens before version 6."""
+    config = dict(config)
+    kwargs = config.get("activation_fn_kwargs") or {}
+    if config.get("activation_fn", config.get("activation_fn_str")) == "topk" and "k" in kwargs:
+        config.update(architecture="topk", k=kwargs["k"])
+    if isinstance(config.get("normalize_activations"), bool):
+        config["normalize_activations"] = "expected_average_only_in" if config["normalize_activations"] else "none"
+    return config
+
+
+def _count(config: dict[str, Any], name: str, path: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise FormatError(f"{name} must be a positive integer, not {value!r}", path)
+    return value
+
+
+def _weights(path: Path, d_in: int, d_sae: int) -> dict[str, Tensor]:
+    found = files.read_tensors(path)
+    shapes = {"W_enc": (d_in, d_sae), "W_dec": (d_sae, d_in), "b_enc": (d_sae,), "b_dec": (d_in,)}
+    for name, shape in shapes.items():
+        if name not in found:
+            raise FormatError(f"tensor {name} is missing", path)
+        if tuple(found[name].shape) != shape:
+            raise FormatError(f"{name} is {list(found[name].shape)}, cfg.json says {list(shape)}", path)
+        if not found[name].is_floating_point() or not bool(torch.isfinite(found[name]).all()):
+            raise FormatError(f"{name} holds values that are not finite numbers", path)
+    scaling = found.get("scaling_factor")
+    if scaling is not None and not torch.allclose(scaling, torch.ones_like(scaling)):
+        raise FormatError("a fine-tuning scaling_factor other than 1 is not part of Eq. 2", path)
+    return {name: found[name] for name in shapes}
+
+
+def _fold(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    rescale = bool(config.get("rescale_acts_by_decoder_norm", False))
+    subtract = bool(config.get("apply_b_dec_to_input", True))
+    normalisation = config.get("normalize_activations", "none")
+    if not rescale and subtract and normalisation == "none":
+        return tensors
+    # sae-lens computes with parameters already rounded to the declared dtype
+    w = {name: tensor.to(dtype).double() for name, tensor in tensors.items()}
+    if rescale:
+        norm = torch.linalg.vector_norm(w["W_dec"], dim=1)
+        w["W_enc"] *= norm
+        w["b_enc"] *= norm
+        # a row of length 0 never fires after this
+        w["W_dec"] /= torch.where(norm > 0, norm, 1.0)[:, None]
+    if not subtract:
+        w["b_enc"] += w["b_dec"] @ w["W_enc"]
+    if normalisation == "expected_average_only_in":
+        scale = _scaling_factor(folder)
+        w["W_enc"] *= scale
+        w["W_dec"] /= scale
+        w["b_dec"] /= scale
+    elif normalisation != "none":
+        raise FormatError(
+            f"normalize_activations {normalisation!r} is applied to each token at run time and cannot be folded into "
+            "the weights; train or export with 'none' or 'expected_average_only_in'",
+            folder / CONFIG,
+        )
+    return w
+
+
+def _scaling_factor(folder: Path) -> float:
+    path = folder / SCALER
+    if not path.exists():
+        raise FormatError(
+            "normalize_activations 'expected_average_only_in' needs the factor of training, and there is no "
+            f"{SCALER} beside it; fold it with sae-lens (fold_activation_norm_scaling_factor) and save again",
+            folder / CONFIG,
+        )
+    factor = files.read_json(path).get("scaling_factor")
+    if not isinstance(factor, int | float) or not 0 < factor < float("inf"):
+        raise FormatError(f"scaling_factor must be a positive number, not {factor!r}", path)
+    return float(factor)

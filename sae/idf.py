@@ -1,0 +1,79 @@
+"""Inverse document frequency of features, counted over the corpus a coder was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sae import files
+from sae.errors import FormatError, ShapeError
+from sae.topk import SparseCodes
+
+IDF = "idf.safetensors"
+
+
+class DocumentFrequency:
+    """In how many documents (turns, texts) each feature is active on at least one token.
+
+    Documents are numbered from 0 and must come in order; one may continue in the next call.
+    """
+
+    def __init__(self, d_sae: int) -> None:
+        self.df = torch.zeros(d_sae, dtype=torch.int64)
+        self.n_documents = 0
+        self._last = -1
+        self._open = torch.zeros(d_sae, dtype=torch.bool)
+
+    def add(self, codes: SparseCodes, documents: Tensor) -> None:
+        """Count tokens.
+
+        Args:
+            codes: of N tokens.
+            documents: [N] int64, ascending (equal for tokens of one document), none before the last of earlier calls.
+
+        Raises:
+            ShapeError: another number of tokens, or documents out of order.
+        """
+        documents = documents.cpu()
+        if codes.indices.shape[:-1] != documents.shape or documents.ndim != 1:
+            raise ShapeError(f"{list(documents.shape)} documents for codes of {list(codes.indices.shape)}")
+        if not len(documents):
+            return
+        if int(documents[0]) < self._last or bool((documents.diff() < 0).any()):
+            raise ShapeError("documents must come in ascending order")
+        active = codes.active().cpu()
+        d_sae = len(self.df)
+        pairs = torch.unique((documents[:, None] * d_sae + codes.indices.cpu())[active])
+        owner, feature = pairs // d_sae, pairs % d_sae
+        fresh = ~((owner == self._last) & self._open[feature])
+        self.df += torch.bincount(feature[fresh], minlength=d_sae)
+        distinct = torch.unique(documents)
+        self.n_documents += len(distinct) - int(distinct[0] == self._last)
+        last = int(distinct[-1])
+        if last != self._last:
+            self._open.zero_()
+        self._open[feature[owner == last]] = True
+        self._last = last
+
+    def idf(self) -> Tensor:
+        """ln((1 + N) / (1 + df_j)), [d_sae] float32."""
+        return torch.log((1 + self.n_documents) / (1 + self.df.double())).float()
+
+
+def save_idf(folder: str | Path, frequency: DocumentFrequency) -> None:
+    """Write `idf.safetensors` (idf, df [d_sae]; n_documents) beside a coder."""
+    tensors = {"idf": frequency.idf(), "df": frequency.df, "n_documents": torch.tensor(frequency.n_documents)}
+    files.write_tensors(Path(folder) / IDF, tensors)
+
+
+def load_idf(folder: str | Path) -> Tensor | None:
+    """idf [d_sae] float32 of the layer in `folder`, or None if it has none. Raises FormatError for a damaged file."""
+    path = Path(folder) / IDF
+    if not path.exists():
+        return None
+    idf = files.read_tensors(path).get("idf")
+    if idf is None or idf.ndim != 1:
+        raise FormatError("holds no tensor idf [d_sae]", path)
+    return idf.float()

@@ -1,0 +1,239 @@
+"""Top-K sparse autoencoder (Eq. 2): encode to k active features per token, decode by a gather-sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sae import format as sae_format
+from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
+
+#: Pre-activations computed at a time in `encode`: 2^27 numbers, 0.5 GB in float32.
+_CHUNK = 1 << 27
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCodes:
+    """h̃ of Eq. 2 for any number of tokens.
+
+    Attributes:
+        values: [..., k], at least 0, in the units of the coder (see `TopKSAE.finalize`); 0 means inactive.
+        indices: [..., k] int64, features; distinct within a token.
+
+    Raises:
+        ShapeError: the two differ in shape.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.shape != self.indices.shape or self.values.ndim == 0:
+            raise ShapeError(
+                f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be [..., k]"
+            )
+
+    @property
+    def k(self) -> int:
+        return int(self.values.shape[-1])
+
+    def to(self, device: torch.device | str) -> SparseCodes:
+        return SparseCodes(self.values.to(device), self.indices.to(device))
+
+    def active(self) -> Tensor:
+        """Which entries belong to F_t, [..., k] bool."""
+        return self.values > 0
+
+    def __getitem__(self, item: Any) -> SparseCodes:
+        """Index the leading dimensions; the last one, k, stays whole. Raises ShapeError where it would not."""
+        values = self.values[item]
+        if values.ndim == 0 or values.shape[-1] != self.k:
+            raise ShapeError(f"{item!r} cuts into the {self.k} entries of a token; index leading dimensions only")
+        return SparseCodes(values, self.indices[item])
+
+    def dense(self, d_sae: int) -> Tensor:
+        """[..., d_sae] with zeros where inactive; for small inputs and tests."""
+        out = self.values.new_zeros(*self.values.shape[:-1], d_sae)
+        return out.scatter_add(-1, self.indices.long(), self.values)
+
+
+class TopKSAE(nn.Module):
+    """A Top-K SAE over a residual stream of width d_in.
+
+    Parameters: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in]. A new one starts with random
+    unit rows in W_dec, W_enc its transpose, biases 0.
+
+    Args:
+        d_in: width of the hidden states.
+        d_sae: number of features.
+        k: features kept per token.
+        metadata: JSON values stored in cfg.json, e.g. model and layer.
+        generator: source of the random start; None: torch's global one.
+
+    Raises:
+        ConfigError: sizes that are not positive, or k > d_sae.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_sae: int,
+        k: int,
+        metadata: Mapping[str, Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if d_in < 1 or not 1 <= k <= d_sae:
+            raise ConfigError(f"d_in = {d_in}, d_sae = {d_sae}, k = {k}: need d_in >= 1 and 1 <= k <= d_sae")
+        self.d_in, self.d_sae, self.k = d_in, d_sae, k
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        rows = F.normalize(torch.randn(d_sae, d_in, generator=generator), dim=1)
+        self.W_enc = nn.Parameter(rows.t().clone(memory_format=torch.contiguous_format))
+        self.b_enc = nn.Parameter(torch.zeros(d_sae))
+        self.W_dec = nn.Parameter(rows)
+        self.b_dec = nn.Parameter(torch.zeros(d_in))
+
+    def encode(self, h: Tensor) -> SparseCodes:
+        """Eq. 2: TopK(ReLU((h - b_dec) W_enc + b_enc), k), on the parameters as they are.
+
+        Entries stand in ascending order of feature. Where features tie for the last place, the lowest indices win, on
+        any device. Rows are taken in chunks, so no [..., d_sae] result exists for long inputs.
+
+        Args:
+            h: [..., d_in], any floating dtype; computed in the dtype of the parameters.
+
+        Raises:
+            ShapeError: the last dimension is not d_in.
+            ActivationError: h leads to values that are not finite.
+        """
+        if h.ndim == 0 or h.shape[-1] != self.d_in:
+            raise ShapeError(f"hidden states {list(h.shape)} must be [..., {self.d_in}]")
+        flat = h.reshape(-1, self.d_in).to(self.W_enc.dtype)
+        rows = max(1, _CHUNK // self.d_sae)
+        parts = [
+            top_features((part - self.b_dec) @ self.W_enc + self.b_enc, self.k)
+            for part in (flat.split(rows) if len(flat) else (flat,))
+        ]
+        values = torch.cat([v for v, _ in parts]) if len(parts) > 1 else parts[0][0]
+        indices = torch.cat([i for _, i in parts]) if len(parts) > 1 else parts[0][1]
+        if not bool(torch.isfinite(values).all()):
+            bad = int((~torch.isfinite(values)).any(-1).sum())
+            raise ActivationError(f"{bad} of {len(flat)} tokens have hidden states that are not finite or overflow")
+        shape = (*h.shape[:-1], self.k)
+        return SparseCodes(values.reshape(shape), indices.reshape(shape))
+
+    def decode(self, codes: SparseCodes) -> Tensor:
+        """ĥ = Σ_j h̃_j W_dec[j] + b_dec: [..., k] to [..., d_in], touching only the k rows of each token."""
+        leading = codes.values.shape[:-1]
+        values = codes.values.reshape(-1, codes.k).to(self.W_dec.dtype)
+        if not len(values):
+            return self.b_dec.expand(*leading, self.d_in)
+        indices = codes.indices.reshape(-1, codes.k)
+        out = F.embedding_bag(indices, self.W_dec, mode="sum", per_sample_weights=values)
+        return (out + self.b_dec).reshape(*leading, self.d_in)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Reconstruction of h, [..., d_in]."""
+        return self.decode(self.encode(h))
+
+    @torch.no_grad()
+    def finalize(self, scale: float = 1.0, mean: Tensor | None = None) -> TopKSAE:
+        """Fold the input normalisation of training into the parameters, once, so that raw hidden states go in and out.
+
+        A coder trained on (h - mean) * scale afterwards takes h and reconstructs h. Codes do not change: a value v of
+        feature j is in scaled units and stands for v * W_dec[j] in those of the hidden state (the rows of W_dec get
+        length 1 / scale if they had length 1). W_enc <- scale W_enc, W_dec <- W_dec / scale,
+        b_dec <- mean + b_dec / scale.
+
+        Args:
+            scale: dimensionless factor, positive.
+            mean: [d_in] in units of the hidden state; None: 0.
+
+        Returns:
+            itself.
+        """
+        if not 0 < scale < float("inf"):
+            raise ConfigError(f"scale must be a positive number, not {scale}")
+        self.W_enc.mul_(scale)
+        self.W_dec.div_(scale)
+        self.b_dec.div_(scale)
+        if mean is not None:
+            if mean.shape != self.b_dec.shape:
+                raise ShapeError(f"mean {list(mean.shape)} must be [{self.d_in}]")
+            self.b_dec.add_(mean.to(self.b_dec))
+        return self
+
+    def save(self, folder: str | Path) -> None:
+        """Write `cfg.json` and `sae_weights.safetensors` in sae-lens's format; other files in the folder stay.
+
+        Raises:
+            FormatError: metadata that is not JSON.
+        """
+        tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
+        sae_format.write(folder, sae_format.Stored(self.d_in, self.d_sae, self.k, tensors, self.metadata))
+
+    @classmethod
+    def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
+        """Read a folder of ours or of sae-lens (`sae.format` says what is folded); parameters need no gradient.
+
+        Raises:
+            FormatError: see `sae.format.read`.
+        """
+        stored = sae_format.read(folder)
+        coder = cls.__new__(cls)
+        nn.Module.__init__(coder)
+        coder.d_in, coder.d_sae, coder.k, coder.metadata = stored.d_in, stored.d_sae, stored.k, stored.metadata
+        for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
+            setattr(coder, name, nn.Parameter(stored.tensors[name].to(device), requires_grad=False))
+        return coder.eval()
+
+
+def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of ReLU(pre) per row, by ascending index; among equals at the edge the lowest indices.
+
+    Args:
+        pre: [N, d_sae].
+
+    Returns:
+        values [N, k] (0 where fewer than k are positive) and indices [N, k].
+    """
+    top, indices = pre.topk(min(k + 1, pre.shape[-1]), dim=-1)
+    if k < pre.shape[-1]:
+        # which of several equal values topk keeps differs between devices and sizes
+        tied = ((top[:, k - 1] == top[:, k]) & (top[:, k] > 0)).nonzero().squeeze(-1)
+        indices = indices[:, :k]
+        if len(tied):
+            order = pre.detach()[tied].sort(dim=-1, descending=True, stable=True).indices
+            indices = indices.index_copy(0, tied, order[:, :k])
+    indices = indices.sort(dim=-1).values
+    return pre.gather(-1, indices).relu(), indices
+
+
+def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
+    """The coders in the subfolders `layer_<LL>`, by layer number, ascending.
+
+    Raises:
+        FormatError: no such subfolder, or one that cannot be read.
+    """
+    folder = Path(folder)
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("layer_*")) if folder.is_dir() else []:
+        number = path.name.removeprefix("layer_")
+        if path.is_dir() and number.isdecimal():
+            if int(number) in found:
+                raise FormatError(f"layer {int(number)} is there twice, also as {found[int(number)].name}", path)
+            found[int(number)] = path
+    if not found:
+        raise FormatError("holds no SAE: expected subfolders such as layer_04 (train_sae.py writes them)", folder)
+    return {layer: TopKSAE.load(found[layer], device) for layer in sorted(found)}
+
+
+def layer_folder(folder: str | Path, layer: int) -> Path:
+    """Where the coder of a layer stands: `layer_<LL>`."""
+    return Path(folder) / f"layer_{layer:02d}"

@@ -1,0 +1,114 @@
+"""Tiny models with random weights, built from their configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def _eval(model: Any) -> Any:
+    return model.double().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24)
+    return _eval(BertModel(config))
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=24,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return _eval(Qwen3ForCausalLM(config))
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=3, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2)
+    return _eval(GPT2LMHeadModel(config))
+
+
+IMAGE = 45
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl() -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": 50,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
+        vision_config={
+            "depth": 4,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        image_token_id=IMAGE,
+        video_token_id=46,
+        vision_start_token_id=47,
+        vision_end_token_id=48,
+    )
+    return _eval(Qwen3VLForConditionalGeneration(config))
+
+
+@pytest.fixture(scope="session")
+def picture() -> dict[str, Any]:
+    """Two texts for `qwen3_vl`, the first with an image of 2 x 3 tokens, the second padded on the right."""
+    generator = torch.Generator().manual_seed(3)
+    first = [5, 6, 47, *[IMAGE] * 6, 48, 7, 8]
+    second = [9, 10, 11, 12, 13] + [0] * (len(first) - 5)
+    ids = torch.tensor([first, second])
+    grid = torch.tensor([[1, 4, 6]])
+    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=generator, dtype=torch.float64)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.tensor([[1] * len(first), [1] * 5 + [0] * (len(first) - 5)]),
+        "pixel_values": pixels,
+        "image_grid_thw": grid,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+    }

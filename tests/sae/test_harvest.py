@@ -1,0 +1,192 @@
+"""Which tokens are kept, and that the buffer hands each out once, in one order for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sae import ActivationError, ConfigError
+from sae.errors import ShapeError
+from sae.harvest import HarvestStats, ShuffleBuffer, TokenBatch, harvest
+from sae.hooks import hidden_states
+
+
+def text_batch() -> dict[str, torch.Tensor]:
+    ids = torch.tensor([[1, 10, 11, 12, 2, 0, 0], [1, 20, 21, 22, 23, 24, 2]])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def test_padding_and_special_tokens_are_dropped(bert: Any) -> None:
+    stats = HarvestStats()
+    [batch] = harvest(bert, [text_batch()], [1, 3], special_ids=[1, 2], sink_factor=None, stats=stats)
+    kept = text_batch()["input_ids"][batch.rows, batch.positions]
+    assert kept.tolist() == [10, 11, 12, 20, 21, 22, 23, 24]
+    states = hidden_states(bert, [1, 3], **text_batch())
+    for layer in (1, 3):
+        assert torch.equal(batch.activations[layer], states[layer][batch.rows, batch.positions])
+    assert not bool(batch.visual.any())
+    assert (stats.tokens, stats.kept, stats.padding, stats.special, stats.sinks) == (14, 8, 2, 4, 0)
+
+
+def test_values_at_padding_may_be_anything(bert: Any) -> None:
+    def poisoned(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
+        states = hidden_states(model, layers, **inputs)
+        return {k: v.masked_fill(inputs["attention_mask"][..., None] == 0, float("nan")) for k, v in states.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sae.harvest.hidden_states", poisoned)
+        [batch] = harvest(bert, [text_batch()], [2])
+    assert bool(torch.isfinite(batch.activations[2]).all())
+
+
+def test_a_sink_at_one_layer_is_dropped_for_all(bert: Any) -> None:
+    def with_sink(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
+        states = {k: v.clone() for k, v in hidden_states(model, layers, **inputs).items()}
+        states[3][0, 2] *= 30
+        states[3][1, 1] *= 5
+        return states
+
+    stats = HarvestStats()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sae.harvest.hidden_states", with_sink)
+        [batch] = harvest(bert, [text_batch()], [1, 3], special_ids=[1, 2], stats=stats)
+        [all_kept] = harvest(bert, [text_batch()], [1, 3], special_ids=[1, 2], sink_factor=None)
+    places = list(zip(batch.rows.tolist(), batch.positions.tolist(), strict=True))
+    assert (0, 2) not in places
+    assert (1, 1) in places
+    assert len(batch.activations[1]) == len(batch.activations[3]) == 7
+    assert len(all_kept.rows) == 8
+    assert stats.sinks == 1
+
+
+def test_visual_tokens_are_flagged_and_kept(qwen3_vl: Any, picture: dict[str, Any]) -> None:
+    stats = HarvestStats()
+    # tokenizers list <|image_pad|> among their special tokens
+    [batch] = harvest(qwen3_vl, [picture], [2], special_ids=[45, 47, 48], sink_factor=None, stats=stats)
+    tokens = picture["input_ids"][batch.rows, batch.positions]
+    assert batch.visual.tolist() == (tokens == 45).tolist()
+    assert int(batch.visual.sum()) == stats.visual == 6
+    assert not set(tokens.tolist()) & {0, 47, 48}
+    torch.testing.assert_close(
+        batch.activations[2], hidden_states(qwen3_vl, [2], **picture)[2][batch.rows, batch.positions]
+    )
+
+
+def test_visual_tokens_have_a_median_of_their_own(qwen3_vl: Any, picture: dict[str, Any]) -> None:
+    def loud_pictures(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
+        states = hidden_states(model, layers, **inputs)
+        return {k: torch.where(inputs["input_ids"][..., None] == 45, 50 * v, v) for k, v in states.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sae.harvest.hidden_states", loud_pictures)
+        [batch] = harvest(qwen3_vl, [picture], [2])
+    assert int(batch.visual.sum()) == 6
+
+
+def test_values_that_are_not_finite_name_batch_and_layer(bert: Any) -> None:
+    calls = 0
+
+    def broken(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
+        nonlocal calls
+        states = {k: v.clone() for k, v in hidden_states(model, layers, **inputs).items()}
+        if calls == 1:
+            states[3][1, 2, 0] = float("inf")
+        calls += 1
+        return states
+
+    batches = [text_batch()] * 3
+    stats = HarvestStats()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sae.harvest.hidden_states", broken)
+        with pytest.raises(ActivationError, match="batch 1: hidden states of layer 3 are not finite"):
+            list(harvest(bert, batches, [1, 3]))
+        calls = 0
+        kept = list(harvest(bert, batches, [1, 3], skip_nonfinite=True, stats=stats))
+    assert [batch.batch for batch in kept] == [0, 2]
+    assert (stats.batches, stats.skipped) == (3, 1)
+
+
+def test_masks_of_another_shape(bert: Any) -> None:
+    batch = {**text_batch(), "attention_mask": torch.ones(2, 1, 7, 7)}
+    with pytest.raises(ShapeError, match="batch 0"):
+        list(harvest(bert, [batch], [1]))
+
+
+def token_batches(sizes: list[int]) -> Iterator[TokenBatch]:
+    start = 0
+    for number, size in enumerate(sizes):
+        which = torch.arange(start, start + size)
+        yield TokenBatch(
+            activations={2: which[:, None].float(), 5: -which[:, None].expand(size, 3).double()},
+            visual=which % 3 == 0,
+            rows=which,
+            positions=which,
+            batch=number,
+        )
+        start += size
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(1, 23), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.integers(0, 30),
+    st.integers(1, 3),
+)
+def test_each_token_once_per_epoch_in_one_order_for_all_layers(
+    sizes: list[int], batch_size: int, spare: int, epochs: int
+) -> None:
+    total = sum(sizes)
+    harvests = 0
+
+    def source() -> Iterator[TokenBatch]:
+        nonlocal harvests
+        harvests += 1
+        return token_batches(sizes)
+
+    buffer = ShuffleBuffer(source, batch_size, 2 * batch_size + spare, seed=4, epochs=epochs)
+    seen: list[int] = []
+    for activations, visual in buffer:
+        tokens = activations[2].squeeze(1).long()
+        assert torch.equal(activations[5], -tokens[:, None].expand(-1, 3).double())
+        assert torch.equal(visual, tokens % 3 == 0)
+        assert 1 <= len(tokens) <= batch_size
+        seen += tokens.tolist()
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * total : (epoch + 1) * total]) == list(range(total))
+    assert harvests == (1 if total <= buffer.capacity else epochs)
+
+
+def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
+    buffer = ShuffleBuffer(lambda: token_batches([10] * 20), 5, 40, seed=0)
+    order = [int(token) for batch in buffer for token in batch.activations[2]]
+    assert order != sorted(order)
+    assert set(order[:20]) <= set(range(40))
+    # twenty new tokens have come in, and the first twenty are not handed out again
+    assert set(order[20:40]) <= set(range(60)) - set(order[:20])
+
+
+def test_the_seed_fixes_the_order() -> None:
+    def order(seed: int) -> list[int]:
+        buffer = ShuffleBuffer(lambda: token_batches([7] * 9), 4, 16, seed=seed, epochs=2)
+        return [int(token) for batch in buffer for token in batch.activations[2]]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+def test_short_batches_can_be_left_out() -> None:
+    sizes = [len(batch.visual) for batch in ShuffleBuffer(lambda: token_batches([11]), 4, 20, drop_last=True)]
+    assert sizes == [4, 4]
+    with pytest.raises(ActivationError, match="3 tokens are left after masking"):
+        list(ShuffleBuffer(lambda: token_batches([3]), 4, 20, epochs=None, drop_last=True))
+
+
+def test_a_capacity_too_small() -> None:
+    with pytest.raises(ConfigError, match="at least 2 batches"):
+        ShuffleBuffer(lambda: token_batches([3]), 8, 15)

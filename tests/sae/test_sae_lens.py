@@ -1,0 +1,124 @@
+"""The format in both directions, against sae-lens itself."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sae import TopKSAE
+from sae.errors import FormatError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sae_lens() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("sae_lens")
+
+
+def theirs(sae_lens: Any, folder: Path, dtype: str = "float64", **changes: Any) -> Any:
+    """A sae-lens TopKSAE with random weights, saved by sae-lens."""
+    torch.manual_seed(0)
+    settings = {"d_in": 24, "d_sae": 96, "k": 7, "dtype": dtype, **changes}
+    coder = sae_lens.TopKSAE(sae_lens.TopKSAEConfig(**settings))
+    with torch.no_grad():
+        for parameter in coder.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    coder.save_model(folder)
+    return coder
+
+
+def states(dtype: torch.dtype, n: int = 200) -> Tensor:
+    return torch.randn(n, 24, dtype=dtype, generator=torch.Generator().manual_seed(5)) * 3
+
+
+def test_sae_lens_opens_ours_bit_for_bit(sae_lens: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    coder = TopKSAE(24, 96, 7).requires_grad_(False)
+    for parameter in coder.parameters():
+        parameter.copy_(torch.randn_like(parameter))
+    coder.metadata = {"hook_name": "blocks.4.hook_resid_pre"}
+    coder.save(tmp_path)
+    other = sae_lens.SAE.load_from_disk(tmp_path)
+    h = states(torch.float32)
+    codes = coder.encode(h)
+    # same operations in the same order; decoding sums k rows where sae-lens multiplies by a dense matrix
+    assert torch.equal(codes.dense(96), other.encode(h))
+    torch.testing.assert_close(coder.decode(codes), other.decode(other.encode(h)), rtol=1e-5, atol=1e-4)
+    assert other.cfg.metadata.hook_name == "blocks.4.hook_resid_pre"
+    assert other.cfg.rescale_acts_by_decoder_norm is False
+
+
+def test_ours_opens_theirs_bit_for_bit(sae_lens: Any, tmp_path: Path) -> None:
+    other = theirs(sae_lens, tmp_path, dtype="float32")
+    h = states(torch.float32)
+    assert torch.equal(TopKSAE.load(tmp_path).encode(h).dense(96), other.encode(h))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"rescale_acts_by_decoder_norm": True}, {"apply_b_dec_to_input": False}],
+    ids=["plain", "rescale", "no_b_dec"],
+)
+def test_folding_keeps_codes_and_outputs(sae_lens: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    other = theirs(sae_lens, tmp_path, **changes)
+    ours = TopKSAE.load(tmp_path)
+    h = states(torch.float64)
+    with torch.no_grad():
+        acts = other.encode(h)
+        torch.testing.assert_close(ours.encode(h).dense(96), acts, rtol=1e-12, atol=1e-11)
+        torch.testing.assert_close(ours.decode(ours.encode(h)), other.decode(acts), rtol=1e-12, atol=1e-11)
+    # written back, sae-lens computes the same without rescaling
+    ours.save(tmp_path / "again")
+    again = sae_lens.SAE.load_from_disk(tmp_path / "again")
+    torch.testing.assert_close(again.encode(h), acts, rtol=1e-12, atol=1e-11)
+    assert json.loads((tmp_path / "again" / "cfg.json").read_text())["rescale_acts_by_decoder_norm"] is False
+
+
+def test_a_training_checkpoint_of_theirs_with_its_scale(sae_lens: Any, tmp_path: Path) -> None:
+    from sae_lens.training.activation_scaler import ActivationScaler
+
+    torch.manual_seed(3)
+    config = sae_lens.TopKTrainingSAEConfig(
+        d_in=24, d_sae=96, k=7, dtype="float64", normalize_activations="expected_average_only_in"
+    )
+    other = sae_lens.TopKTrainingSAE(config)
+    with torch.no_grad():
+        other.W_dec.mul_(torch.rand(96, 1, dtype=torch.float64) + 0.5)
+        other.b_dec.normal_()
+    assert config.rescale_acts_by_decoder_norm
+    other.save_model(tmp_path)
+    scaler = ActivationScaler(scaling_factor=0.31)
+    scaler.save(str(tmp_path / "activation_scaler.json"))
+    h = states(torch.float64)
+    with torch.no_grad():
+        acts = other.encode(scaler.scale(h))
+        out = scaler.unscale(other.decode(acts))
+    ours = TopKSAE.load(tmp_path)
+    torch.testing.assert_close(ours.encode(h).dense(96), acts, rtol=1e-12, atol=1e-11)
+    torch.testing.assert_close(ours.decode(ours.encode(h)), out, rtol=1e-12, atol=1e-11)
+
+
+def test_a_decoder_row_of_length_zero_never_fires(sae_lens: Any, tmp_path: Path) -> None:
+    other = theirs(sae_lens, tmp_path, rescale_acts_by_decoder_norm=True)
+    with torch.no_grad():
+        other.W_dec[5] = 0.0
+    other.save_model(tmp_path)
+    ours = TopKSAE.load(tmp_path)
+    codes = ours.encode(states(torch.float64))
+    assert not bool((codes.active() & (codes.indices == 5)).any())
+    assert bool(torch.isfinite(ours.decode(codes)).all())
+
+
+def test_other_architectures_of_theirs_are_refused(sae_lens: Any, tmp_path: Path) -> None:
+    sae_lens.StandardSAE(sae_lens.StandardSAEConfig(d_in=24, d_sae=96)).save_model(tmp_path)
+    with pytest.raises(FormatError, match="architecture is 'standard'"):
+        TopKSAE.load(tmp_path)

@@ -1,0 +1,259 @@
+"""From dialogue files to a folder of SAEs, on the bundled small talk and on real dialogues."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remind.backbone import Backbone, load_backbone
+from remind.dialogue import Dialogue, Image, Session, Turn
+from remind.errors import ConfigError, DataError, ModelError
+from remind.sae_training import (
+    TrainSAEConfig,
+    default_layers,
+    quick_sae,
+    read_dialogues,
+    split_dialogues,
+    train_sae,
+)
+from remind.windows import batches, make_windows, mixed, turn_text, window_size
+from sae import TopKSAE, layer_folder, load_idf, load_layers
+from sae.trainer import SAETrainConfig
+
+TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+def write_chat(path: Path, n_dialogues: int = 6, turns: int = 12) -> Path:
+    """Dialogues in the toolkit's own format."""
+    words = ("tea", "river", "piano", "winter", "bread", "garden", "train", "letter")
+    records = []
+    for d in range(n_dialogues):
+        lines = [
+            {
+                "id": f"s{s}:{t}",
+                "speaker": ("Ana", "Ben")[t % 2],
+                "text": " ".join(words[(d * 5 + s * 3 + t * i) % 8] for i in range(1, 9)),
+                "time": None,
+                "images": [],
+            }
+            for s in (1, 2)
+            for t in range(turns)
+        ]
+        sessions = [
+            {"id": f"s{s}", "time": None, "turns": [line for line in lines if line["id"].startswith(f"s{s}:")]}
+            for s in (1, 2)
+        ]
+        records.append({"type": "context", "id": f"c{d}", "sessions": sessions})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSAEConfig]:
+    folder = tmp_path_factory.mktemp("sae")
+    data = write_chat(folder / "chat.jsonl")
+    cfg = TrainSAEConfig(
+        out=str(folder / "out"), data=str(data), backbone="nano", layers=[4, 2], window=64, trainer=TINY, held_out=0.3
+    )
+    assert train_sae(cfg) == folder / "out"
+    return folder / "out", cfg
+
+
+def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
+    out, _ = run
+    assert sorted(p.name for p in out.iterdir()) == ["layer_02", "layer_04", "metrics.jsonl"]
+    coders = load_layers(out)
+    assert list(coders) == [2, 4]
+    for layer, coder in coders.items():
+        assert (coder.d_in, coder.d_sae, coder.k) == (nano.hidden_size, 256, 8)
+        record = json.loads((layer_folder(out, layer) / "training.json").read_text())
+        assert record["layer"] == layer
+        assert list(record["data"]) == ["chat.jsonl"]
+        assert (record["steps"], record["tokens"]) == (30, 30 * 256)
+        assert record["dialogues"] == {"training": 4, "held_out": 2}
+        assert record["turns"] == {"training": 96, "held_out": 48}
+        assert 0 < record["held_out"]["fvu"] < 1
+        assert record["harvest"]["kept"] > 0
+    assert coders[2].metadata["hook_name"] == "blocks.2.hook_resid_pre"
+    assert coders[4].metadata["hook_name"] == "blocks.3.hook_resid_post"
+
+
+def test_held_out_fvu_is_that_of_the_saved_coder(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
+    out, cfg = run
+    dialogues = read_dialogues([Path(str(cfg.data))], cfg)
+    _, held_out = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
+    parts = []
+    for window in make_windows(nano, held_out, 64, "test"):
+        parts.append(nano.hidden_states(torch.tensor([window.ids]), None, [2])[2][0])
+    h = torch.cat(parts).double()
+    coder = TopKSAE.load(layer_folder(out, 2)).double()
+    fvu = float((coder(h) - h).square().sum() / (h - h.mean(0)).square().sum())
+    record = json.loads((layer_folder(out, 2) / "training.json").read_text())
+    assert record["held_out"]["tokens"] == len(h)
+    assert record["held_out"]["fvu"] == pytest.approx(fvu, rel=1e-3)
+
+
+def test_idf_counts_training_turns(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
+    out, cfg = run
+    training, _ = split_dialogues(read_dialogues([Path(str(cfg.data))], cfg), cfg.held_out, cfg.trainer.seed)
+    coder = TopKSAE.load(layer_folder(out, 4))
+    seen: dict[int, set[int]] = {}
+    for window in make_windows(nano, training, 64, "test"):
+        codes = coder.encode(nano.hidden_states(torch.tensor([window.ids]), None, [4])[4][0])
+        for t, turn in enumerate(window.turns):
+            seen.setdefault(turn, set()).update(codes.indices[t][codes.active()[t]].tolist())
+    expected = torch.tensor([math.log((1 + 96) / (1 + sum(j in s for s in seen.values()))) for j in range(256)])
+    assert len(seen) == 96
+    idf = load_idf(layer_folder(out, 4))
+    assert idf is not None
+    # a padded batch may round a value to the other side of zero or of the last place
+    assert float((idf - expected).abs().mean()) < 1e-3
+
+
+def test_equal_seeds_give_equal_files(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
+    out, cfg = run
+    again = TrainSAEConfig(**{**vars(cfg), "out": str(tmp_path / "again")})
+    train_sae(again)
+    for name in ("layer_02/sae_weights.safetensors", "layer_04/idf.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_an_existing_folder_is_kept_and_failures_leave_nothing(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path
+) -> None:
+    out, cfg = run
+    with pytest.raises(ConfigError, match="overwrite"):
+        train_sae(cfg)
+    assert load_layers(out)
+    elsewhere = {**vars(cfg), "out": str(tmp_path / "new")}
+    with pytest.raises(ModelError, match=r"layers 0 \(embeddings\) to 4, not 9"):
+        train_sae(TrainSAEConfig(**{**elsewhere, "layers": [9]}))
+    with pytest.raises(DataError):
+        train_sae(TrainSAEConfig(**{**elsewhere, "data": str(tmp_path / "none.jsonl")}))
+    few = TrainSAEConfig(**{**elsewhere, "trainer": SAETrainConfig(steps=2, batch_size=500_000)})
+    with pytest.raises(ModelError, match="too few for one batch"):
+        train_sae(few)
+    with pytest.raises(ConfigError, match="takes 32768 tokens"):
+        train_sae(TrainSAEConfig(**{**elsewhere, "window": 40_000}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def dialogue() -> Dialogue:
+    def turns(session: int, n: int) -> tuple[Turn, ...]:
+        return tuple(Turn(f"{session}:{t}", "Ana", "word " * (3 * t + 1)) for t in range(n))
+
+    pictured = Turn("3:0", "Ben", "look", images=(Image(0, caption="a red\nboat"), Image(1)))
+    return Dialogue(
+        "d", (Session("a", None, turns(1, 9)), Session("b", None, turns(2, 1)), Session("c", None, (pictured,)))
+    )
+
+
+def test_windows_hold_each_token_once_and_respect_sessions(nano: Backbone) -> None:
+    windows = make_windows(nano, [dialogue(), dialogue()], 32, "test")
+    expected: list[int] = []
+    numbers: list[int] = []
+    for number, turn in enumerate([*dialogue().turns, *dialogue().turns]):
+        ids = nano.tokenize(turn_text(turn)).ids
+        expected += ids
+        numbers += [number] * len(ids)
+    assert [i for window in windows for i in window.ids] == expected
+    assert [i for window in windows for i in window.turns] == numbers
+    assert all(1 <= len(window.ids) <= 32 for window in windows)
+    session = [0] * 9 + [1] + [2] + [3] * 9 + [4] + [5]
+    assert all(len({session[turn] for turn in window.turns}) == 1 for window in windows)
+
+
+def test_a_turn_reads_as_in_a_prompt() -> None:
+    assert turn_text(dialogue().turn("3:0")) == "Ben: look\n[Image #0 Caption] a red boat\n"
+
+
+def test_batches_frame_and_pad(nano: Backbone) -> None:
+    minilm = load_backbone("minilm")
+    for backbone, frame in ((nano, ([], [])), (minilm, ([101], [102]))):
+        windows = make_windows(backbone, [dialogue()], 20, "test")
+        count = 0
+        for inputs, turns in batches(backbone, windows, 3):
+            for row, window in enumerate(windows[count : count + 3]):
+                whole = [*frame[0], *window.ids, *frame[1]]
+                real = inputs["attention_mask"][row].bool()
+                assert inputs["input_ids"][row][real].tolist() == whole
+                assert real.tolist() == sorted(real.tolist(), reverse=True)
+                assert turns[row][turns[row] >= 0].tolist() == list(window.turns)
+            count += len(inputs["input_ids"])
+        assert count == len(windows)
+    assert window_size(minilm, None) == 256
+    assert window_size(minilm, 510) == 510
+    with pytest.raises(ConfigError, match="takes 510 tokens"):
+        window_size(minilm, 511)
+
+
+def test_windows_for_training_are_the_same_in_another_order(nano: Backbone) -> None:
+    windows = make_windows(nano, [dialogue()] * 4, 16, "test")
+    order = mixed(windows, 2, 0)
+    assert order != windows
+    assert Counter(order) == Counter(windows)
+    assert mixed(windows, 2, 0) == order
+
+
+def test_the_split_is_by_dialogue_and_the_limit_counts_turns(tmp_path: Path) -> None:
+    path = write_chat(tmp_path / "chat.jsonl", n_dialogues=10)
+    cfg = TrainSAEConfig(out="", limit=100)
+    dialogues = read_dialogues([path], cfg)
+    assert len(dialogues) == 5
+    training, held_out = split_dialogues(dialogues, 0.1, 0)
+    assert (len(training), len(held_out)) == (4, 1)
+    assert {d.id for d in training} | {d.id for d in held_out} == {d.id for d in dialogues}
+    assert split_dialogues(dialogues[:1], 0.5, 0) == (dialogues[:1], [])
+    assert split_dialogues(dialogues, 0.0, 0)[1] == []
+
+
+def test_default_layers() -> None:
+    assert default_layers(36) == [7, 14, 22, 29]
+    assert default_layers(6) == [5]
+    assert default_layers(1) == [1]
+
+
+def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_chat(tmp_path / "chat.jsonl")
+    first = quick_sae("nano", [str(data)], tmp_path / "cache", steps=3)
+    assert list(load_layers(first)) == [3]
+
+    def never(_: Any) -> Path:
+        raise AssertionError("trained twice")
+
+    monkeypatch.setattr("remind.sae_training.train_sae", never)
+    assert quick_sae("nano", [str(data)], tmp_path / "cache", steps=3) == first
+    write_chat(data, n_dialogues=7)
+    with pytest.raises(AssertionError, match="trained twice"):
+        quick_sae("nano", [str(data)], tmp_path / "cache", steps=3)
+
+
+@pytest.mark.slow
+def test_real_dialogues_on_a_real_encoder(remind_data: Path, tmp_path: Path) -> None:
+    cfg = TrainSAEConfig(
+        out=str(tmp_path / "out"),
+        data=[str(remind_data / "msc"), str(remind_data / "friends" / "emorynlp_csv")],
+        layers=[5],
+        limit=300,
+        window=128,
+        idf_turns=100,
+        trainer=SAETrainConfig(d_sae=1024, steps=30, batch_size=1024, lr=2e-3, warmup_steps=5, log_every=29),
+    )
+    out = train_sae(cfg)
+    record = json.loads((layer_folder(out, 5) / "training.json").read_text())
+    first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    assert record["held_out"]["fvu"] < 0.45 < 0.55 < first["fvu"]
+    idf = load_idf(layer_folder(out, 5))
+    assert idf is not None
+    assert float(idf.max()) <= math.log(101) + 1e-6
