@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 
 from remind.chat import Message, Tokens, chat_ids, end_token_id, prompt_ids, read_images, tokenize
 from remind.errors import ModelError
+from remind.progress import without_loading_bars
 
 __all__ = ["Backbone", "ImageProcessor", "Tokens", "end_token_id", "kind_of", "load_backbone", "prompt_ids", "tokenize"]
 
 Kind = Literal["vlm", "causal", "encoder"]
+#: Bytes of weights from which loading takes long enough to show a bar.
+_LARGE = 1 << 30
 
 
 class ImageProcessor:
@@ -343,10 +347,12 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
+    weights = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else None
     try:
-        model, report = loader.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+        with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
+            model, report = loader.from_pretrained(
+                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:
         folder = Path(name)
         pickled = folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -52,3 +53,17 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
         for item in items:
             yield item
             bar.step()
+
+
+@contextmanager
+def without_loading_bars() -> Iterator[None]:
+    """transformers' own bars off: for weights that load in an instant they are noise between our lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

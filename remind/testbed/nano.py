@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.io import atomic_folder, write_text
+from remind.progress import without_loading_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -191,7 +192,7 @@ def nano_image_processor() -> Qwen2VLImageProcessorPil:
 def save_nano(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
     """Write model, tokenizer and image processor as a plain Hugging Face folder; an existing one is replaced."""
     model, tokenizer = nano_model(seed, **sizes), nano_tokenizer()
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary, without_loading_bars():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         nano_image_processor().save_pretrained(temporary)
