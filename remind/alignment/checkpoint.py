@@ -1,0 +1,207 @@
+"""Training checkpoints: safetensors and JSON, written whole or not at all, checked before they are read.
+
+A folder `step-00000123` holds `model.safetensors` (the trained parameters alone), `optimizer.safetensors`,
+`random.safetensors`, `state.json` and `checksums.json`. Weights that are not trained are the base model's.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from remind.errors import ModelError, RemindError
+from remind.io import atomic_folder, read_json, sha256_file, write_json
+
+FOLDER = "checkpoints"
+CHECKSUMS = "checksums.json"
+_MODEL, _OPTIMIZER, _RANDOM, _STATE = "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / FOLDER / f"step-{step:08d}"
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The full tensor on the CPU; gathers the shards of FSDP2 (every process must call it)."""
+    full = value.full_tensor() if isinstance(value, DTensor) else value
+    return full.detach().cpu().contiguous()
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Torch's generators of the CPU and, where there is one, the accelerator: [n] bytes."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size])
+    if device.type == "cuda" and len(state) > size:
+        torch.cuda.set_rng_state(state[size:], device)
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    states: Tensor,
+    extra: Mapping[str, Any],
+    writes: bool = True,
+) -> None:
+    """Write the checkpoint of `step` finished optimiser steps.
+
+    Every process calls it, since shards are gathered; only the one with `writes` writes.
+
+    Args:
+        states: [processes, n] bytes of `random_state`.
+        extra: plain values for `state.json`.
+    """
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+    for name, parameter in trained_parameters(model).items():
+        value = _whole(parameter)
+        if writes:
+            weights[name] = value
+        for key, moment in optimizer.state.get(parameter, {}).items():
+            if not isinstance(moment, Tensor):
+                raise ModelError(f"{type(optimizer).__name__} keeps {key!r}, which is not a tensor and cannot be saved")
+            value = _whole(moment)
+            if writes:
+                moments[f"{key}/{name}"] = value
+    if not writes:
+        return
+    with atomic_folder(folder) as temporary:
+        save_file(weights, temporary / _MODEL)
+        save_file(moments, temporary / _OPTIMIZER)
+        version, internal, gauss = random.getstate()
+        save_file({"torch": states.cpu()}, temporary / _RANDOM)
+        python = {"version": version, "internal": list(internal), "gauss": gauss}
+        write_json(temporary / _STATE, {"step": step, "python_random": python, **extra})
+        names = (_MODEL, _OPTIMIZER, _RANDOM, _STATE)
+        write_json(temporary / CHECKSUMS, {name: sha256_file(temporary / name) for name in names})
+
+
+def verify(folder: Path) -> None:
+    """Raise ModelError if a file of the checkpoint is missing or not what was written."""
+    try:
+        sums = read_json(folder / CHECKSUMS)
+    except RemindError as error:
+        raise ModelError(f"checkpoint is incomplete: {error}") from None
+    for name in (_MODEL, _OPTIMIZER, _RANDOM, _STATE):
+        path = folder / name
+        if not path.is_file():
+            raise ModelError(f"{path}: missing from the checkpoint")
+        if not isinstance(sums, dict) or sums.get(name) != sha256_file(path):
+            raise ModelError(f"{path}: not as it was written (checksum); the checkpoint is damaged")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = read_json(folder / _STATE)
+    return state
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first."""
+    return sorted(path for path in (run / FOLDER).glob("step-*") if path.is_dir())
+
+
+def newest(run: Path, say: bool = True) -> Path | None:
+    """The newest checkpoint that is whole, None if there never was one; says which damaged ones it passes over.
+
+    Raises:
+        ModelError: there are checkpoints and all are damaged.
+    """
+    folders = checkpoints(run)
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+        except ModelError as error:
+            if say:
+                print(f"warning: {error}; going back to the checkpoint before", file=sys.stderr)
+            continue
+        return folder
+    if folders:
+        raise ModelError(f"{run / FOLDER}: every checkpoint is damaged; remove them to start over")
+    return None
+
+
+def prune(run: Path, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one, and what killed runs left half-written."""
+    folders = checkpoints(run)
+    for leftover in (run / FOLDER).glob(".step-*"):
+        shutil.rmtree(leftover)
+    for folder in folders[:-keep]:
+        if best is None or folder != folder_of(run, best):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _tensors(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: cannot be read as safetensors: {error}") from None
+
+
+def _like(value: Tensor, reference: Tensor) -> Tensor:
+    """`value` where and as `reference` lives: on its device, sharded as it is."""
+    if isinstance(reference, DTensor):
+        return distribute_tensor(value.to(reference.device), reference.device_mesh, reference.placements)
+    return value.to(reference.device)
+
+
+@torch.no_grad()
+def restore_model(folder: Path, model: nn.Module) -> None:
+    """Put the trained parameters of a checkpoint into the model. Raises ModelError if they do not fit it."""
+    parameters = trained_parameters(model)
+    with _tensors(folder / _MODEL) as file:
+        names = set(file.keys())
+        if names != parameters.keys():
+            odd = sorted(names ^ parameters.keys())[0]
+            raise ModelError(f"{folder}: its parameters are not those of the model; the first odd one is {odd}")
+        for name, parameter in parameters.items():
+            value = file.get_tensor(name)
+            if value.shape != parameter.shape:
+                raise ModelError(f"{folder}: {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            parameter.copy_(_like(value.to(parameter.dtype), parameter))
+
+
+@torch.no_grad()
+def restore_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put the optimiser's moments of a checkpoint back. Hyperparameters come from the config."""
+    parameters = trained_parameters(model)
+    optimizer.state.clear()
+    with _tensors(folder / _OPTIMIZER) as file:
+        for entry in file.keys():  # noqa: SIM118  (not a dict)
+            key, name = entry.split("/", 1)
+            value, parameter = file.get_tensor(entry), parameters[name]
+            # step counters are scalars and live on the CPU
+            optimizer.state[parameter][key] = value if value.ndim == 0 else _like(value, parameter)
+
+
+def restore_random(folder: Path, rank: int, device: torch.device) -> None:
+    with _tensors(folder / _RANDOM) as file:
+        states = file.get_tensor("torch")
+    if rank < len(states):
+        set_random_state(states[rank], device)
+    python = read_state(folder)["python_random"]
+    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))

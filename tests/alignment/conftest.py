@@ -1,0 +1,99 @@
+"""Small states, a tiny Qwen3-VL and random examples, for tests of training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from remind.alignment.data import Example
+from remind.pyramid import Rendered
+from remind.states import StateRecord, write_manifest, write_part
+
+_WORDS = ("tea", "lamp", "river", "Ana", "Ben", "moved", "city", "garden", "bought", "sold", "before", "never", "kept")
+
+
+def record_of(number: int, split: str = "train", target: str | None = "", words: int = 12) -> StateRecord:
+    """A record whose three levels differ; target "" makes one whose length depends on the number."""
+    rng = random.Random(number)
+    dialogue = " ".join(rng.choice(_WORDS) for _ in range(words + rng.randrange(6)))
+    x0 = Rendered(f"Conversation\nAna: {dialogue}\nQuestion: what {number}?\n", (0, 12), (), (), ())
+    x1 = Rendered(x0.text.replace("Ana:", "[ATTENTION]\nAna:", 1), (0, 12), (), (), ())
+    x2 = Rendered(x1.text.replace("Question", f"Reflection: {rng.choice(_WORDS)}\nQuestion"), (0, 12), (), (), ())
+    if target == "":
+        quote = " ".join(rng.choice(_WORDS) for _ in range(1 + number % 5))
+        target = f"<answer>{quote}</answer><explanation>Ana: {quote}</explanation>"
+    return StateRecord(
+        question_id=f"q{number:03d}", dialogue_id=f"d{number}", split=split, format="direct",
+        question=f"what {number}?", options=(), answers=("a",), dimension=None, category=None, visual=False,
+        evidence=(f"t{number}",), evidence_lines=(), evidence_found=(), images=(), images_found=(),
+        target=target, x0=x0, x1=x1, x2=x2,
+    )  # fmt: skip
+
+
+def save_states(folder: Path, records: list[StateRecord]) -> Path:
+    for number, one in enumerate(records):
+        write_part(folder, number, [one])
+    write_manifest(folder, {"inputs": {"made-up.json": "0" * 64}})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_record() -> Callable[..., StateRecord]:
+    return record_of
+
+
+@pytest.fixture(scope="session")
+def make_states() -> Callable[[Path, list[StateRecord]], Path]:
+    return save_states
+
+
+@pytest.fixture(scope="session")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6 training examples of unequal lengths and a question without an answer; 3 of dev, 2 of test."""
+    records = [record_of(n) for n in range(6)] + [record_of(6, target=None)]
+    records += [record_of(10 + n, "dev") for n in range(3)] + [record_of(20 + n, "test") for n in range(2)]
+    return save_states(tmp_path_factory.mktemp("states") / "s", records)
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Any]:
+    """A Qwen3-VL with two layers of width 32, vocabulary 97 and weights large enough for peaked distributions."""
+
+    def make(seed: int = 0, dtype: torch.dtype = torch.float64, tie: bool = False) -> Any:
+        torch.manual_seed(seed)
+        text = {
+            "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+            "initializer_range": 0.2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        }  # fmt: skip
+        vision = {
+            "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0], "num_position_embeddings": 16, "patch_size": 4,
+        }  # fmt: skip
+        tokens = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+        config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tie, **tokens)
+        return Qwen3VLForConditionalGeneration(config).to(dtype).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_examples() -> Callable[..., list[Example]]:
+    """Examples of random ids with lengths (x0, x1, x2, answer)."""
+
+    def make(lengths: list[tuple[int, int, int, int]], seed: int = 0) -> list[Example]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def ids(n: int) -> torch.Tensor:
+            return torch.randint(0, 80, (n,), generator=generator, dtype=torch.int32)
+
+        return [Example(f"q{k}", (ids(a), ids(b), ids(c)), ids(n)) for k, (a, b, c, n) in enumerate(lengths)]
+
+    return make

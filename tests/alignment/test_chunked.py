@@ -1,0 +1,106 @@
+"""The chunked objective against the dense one on whole logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remind.alignment.chunked import chunked_terms
+from remind.alignment.losses import Edge, Objective, position_terms
+
+N, D, V = 11, 6, 23
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[dict[int, Tensor], Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    hidden = {level: torch.randn(N, D, generator=g).to(dtype).requires_grad_() for level in range(3)}
+    weight = torch.randn(V, D, generator=g).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, V, (N,), generator=g), torch.rand(N, generator=g, dtype=torch.float64)
+
+
+OBJECTIVES = [
+    Objective(),
+    Objective(target_grad="flow"),
+    Objective(edges=(Edge(0, 2, 1.5, 0.2),), hard_levels=(0, 1, 2)),
+    Objective(edges=(), lambda_hard=1.0),
+    Objective(edges=(Edge(0, 1), Edge(1, 0, 1.0, 0.0)), lambda_hard=0.0),
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("students", [(0, 1, 2), (1,), (0,)])
+def test_values_and_gradients_equal_the_dense_ones(objective: Objective, chunk: int, students: tuple[int, ...]) -> None:
+    hidden, weight, targets, weights = inputs()
+    dense = position_terms({k: h @ weight.T for k, h in hidden.items()}, targets, objective, students, watch=True)
+    expected = (dense.total * weights).sum()
+    chunked = Objective(**{**vars(objective), "chunk": chunk})
+    found, values = chunked_terms(hidden, weight, targets, weights, chunked, students)
+    torch.testing.assert_close(found, expected)
+    assert values.keys() == dense.values.keys()
+    for name, value in dense.values.items():
+        torch.testing.assert_close(values[name], value)
+        assert not values[name].requires_grad
+    if expected.requires_grad:
+        leaves = [*hidden.values(), weight]
+        for ours, theirs in zip(_gradients(found * 0.7, leaves), _gradients(expected * 0.7, leaves), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def _gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
+
+
+def test_frozen_inputs_get_no_gradient() -> None:
+    hidden, weight, targets, weights = inputs()
+    weight.requires_grad_(False)
+    hidden[1] = hidden[1].detach()
+    hidden[2] = hidden[2].detach()
+    loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(chunk=3), (0,))
+    loss.backward()
+    assert hidden[0].grad is not None
+    assert weight.grad is None
+
+
+def test_bfloat16_inputs_give_float32_logits() -> None:
+    hidden, weight, targets, weights = inputs(torch.bfloat16)
+    wide = {k: h.detach().float().requires_grad_() for k, h in hidden.items()}
+    expected, _ = chunked_terms(wide, weight.detach().float(), targets, weights, Objective())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = chunked_terms(hidden, weight, targets, weights, Objective())
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    found.backward()
+    expected.backward()
+    assert hidden[0].grad is not None
+    assert hidden[0].grad.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden[0].grad, wide[0].grad.to(torch.bfloat16))  # type: ignore[union-attr]
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor of logits' width that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            # [D, V] is the head itself
+            if isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.shape[-1] == V and len(tensor) != D:
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_logits_of_all_positions_never_exist() -> None:
+    hidden, weight, targets, weights = inputs()
+    with _Largest() as largest:
+        loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(chunk=2))
+        loss.backward()
+    assert largest.numel == 2 * V
