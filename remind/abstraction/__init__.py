@@ -1,0 +1,5 @@
+"""Reflective Abstraction Induction (Section 4.4): x1 to x2."""
+
+from remind.abstraction.summarise import summarise
+
+__all__ = ["summarise"]

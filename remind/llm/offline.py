@@ -1,0 +1,165 @@
+"""The offline stand-in for the auxiliary LLM: deterministic, extractive, no network.
+
+It never writes a thought of its own. Cues are key sentences, strategies come from the question's words, summaries quote
+marked turns, and verdicts follow a rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from remind.dialogue import Dialogue, Question, Turn
+from remind.io import sha256_json
+from remind.llm.extract import key_sentences, overlap, same_answer, sentences, telling, turn_rarity
+from remind.perception.lexical import data, stem, stems, words
+from remind.perception.segment import turn_text
+from remind.perception.strategy import check_dimension, guide, kind_of, plan
+from remind.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line
+
+if TYPE_CHECKING:
+    from remind.perception.encode import SentenceEncoder
+
+VERSION = 1
+#: A cue's sentences together, in words; about what the text encoder still reads whole.
+CUE_WORDS = 60
+#: The judge's threshold on bag-of-words F1.
+JUDGE_F1 = 0.6
+#: How much a word of the dimension's lexicon adds to a sentence, next to the rarity of its own words.
+LEXICON_WEIGHT = 1.0
+#: What a caption's score is multiplied by for the visual dimensions.
+CAPTION_WEIGHT = 3.0
+#: Lines quoted for each option, and for a question without options.
+QUOTED_PER_OPTION = 2
+QUOTED = 3
+_HELD_VECTORS = 20_000
+
+
+class OfflineLLM:
+    """An `AuxiliaryLLM` without a model.
+
+    Args:
+        encoder: judges how close a turn is to an option by meaning; None: by shared words alone.
+    """
+
+    def __init__(self, encoder: SentenceEncoder | None = None) -> None:
+        self.encoder = encoder
+        self._weights: tuple[Dialogue, dict[str, float]] | None = None
+        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        """Changes with the rules, the word lists and the encoder."""
+        lists = sha256_json([data("words"), data("guides")])[:8]
+        return f"offline-extractive-{VERSION}-{lists}-{self.encoder.name if self.encoder else 'words'}"
+
+    def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+        """The key sentences of each segment, in order, with their speakers.
+
+        Sentences rank by the rarity of their words in this dialogue; for a dimension those with words of its lexicon
+        gain, and for a visual one captions do.
+
+        Raises:
+            DataError: an unknown dimension.
+        """
+        check_dimension(dimension)
+        weights = self._rarity(dialogue)
+        lexicon = guide(dimension).lexicon if dimension else frozenset()
+        visual = bool(dimension) and guide(str(dimension)).visual
+        written = []
+        for segment in segments:
+            found = sentences(dialogue, segment)
+            scores = []
+            for sentence in found:
+                hits = len(lexicon & {stem(word) for word in words(sentence.text)})
+                score = telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
+                scores.append(score * (CAPTION_WEIGHT if visual and sentence.caption else 1.0))
+            speakers = dict.fromkeys(one_line(t.speaker) for t in dialogue.turns[segment.start : segment.end + 1])
+            written.append(key_sentences(found, scores, CUE_WORDS) or ", ".join(speakers))
+        return written
+
+    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
+        """S_str from the words of question and dialogue."""
+        return plan(dialogue, question, self._rarity(dialogue))
+
+    def summary(self, state: AttentionalState) -> str:
+        """G_ref in three parts: what is asked for, what the marked turns say to each option, and a conclusion."""
+        question, turns = state.factual.question, state.factual.turns
+        marked = [turns[index] for start, end in state.blocks for index in range(start, end + 1)]
+        ask = guide(kind_of(question))
+        parts = [f"Understanding: the question asks for {ask.demand}."]
+        if not marked:
+            return "\n".join([*parts, "Evidence: no turn was marked.", "Conclusion: the marked turns settle nothing."])
+        weights = self._rarity(state.factual.dialogue)
+        if question.options:
+            parts += self._weigh_options(question, marked, weights)
+        else:
+            parts += self._quote(question, marked, weights)
+        return "\n".join(parts)
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
+        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`)."""
+        return any(same_answer(reference, prediction, JUDGE_F1) for reference in references)
+
+    def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
+        if self._weights is None or self._weights[0] is not dialogue:
+            self._weights = (dialogue, turn_rarity(dialogue))
+        return self._weights[1]
+
+    def _closeness(self, wanted: Sequence[str], turns: Sequence[Turn], weights: dict[str, float]) -> np.ndarray:
+        """How near each turn is to each wanted text [len(wanted), len(turns)]: shared words plus cosine.
+
+        Words that all wanted texts share tell them apart in nothing and are left out.
+        """
+        terms = [set(stems(text)) for text in wanted]
+        shared = set.intersection(*terms) if len(terms) > 1 else set()
+        texts = [turn_text(turn) for turn in turns]
+        near = np.array([[overlap(own - shared, text, weights) for text in texts] for own in terms])
+        if self.encoder is not None:
+            near = near + self._encode(wanted) @ self._encode(texts).T
+        # vectors differ in the last bits with the batch they were made in; ranks must not
+        return np.round(near, 4)
+
+    def _encode(self, texts: Sequence[str]) -> np.ndarray:
+        assert self.encoder is not None
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        for text, vector in zip(missing, self.encoder.encode(missing).numpy(), strict=True):
+            self._vectors[text] = vector
+        rows = np.stack([self._vectors[text] for text in texts])
+        for text in texts:
+            self._vectors.move_to_end(text)
+        while len(self._vectors) > _HELD_VECTORS:
+            self._vectors.popitem(last=False)
+        return rows
+
+    def _weigh_options(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
+        near = self._closeness(question.options, marked, weights)
+        parts, support = ["Evidence by option:"], []
+        for letter, option, row in zip(LETTERS, question.options, near, strict=False):
+            best = np.argsort(-row, kind="stable")[:QUOTED_PER_OPTION]
+            support.append(float(row[best].mean()))
+            quotes = " | ".join(_quote(marked[i]) for i in sorted(best.tolist()) if row[i] > 0)
+            parts.append(f"{letter}. {one_line(option)} - {quotes or 'no marked turn speaks to it'}")
+        order = [LETTERS[i] for i in np.argsort(-np.array(support), kind="stable").tolist()]
+        if question.format == "multi":
+            mean = sum(support) / len(support)
+            chosen = sorted(LETTERS[i] for i, value in enumerate(support) if value >= mean)
+            return [*parts, f"Conclusion: the marked turns bear most on {', '.join(chosen)}."]
+        then = f", then on {order[1]}" if len(order) > 1 else ""
+        return [*parts, f"Conclusion: the marked turns bear most on {order[0]}{then}."]
+
+    def _quote(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
+        row = self._closeness([question.text], marked, weights)[0]
+        best = np.argsort(-row, kind="stable")[:QUOTED].tolist()
+        quotes = [f"- {_quote(marked[i])}" for i in sorted(best)]
+        return ["Evidence:", *quotes, f"Conclusion: the answer most likely rests on {_quote(marked[best[0]])}"]
+
+
+def _quote(turn: Turn) -> str:
+    """The turn on one line, cut at 40 words, its captions included."""
+    captions = [f"[Image #{image.index}] {one_line(image.caption)}" for image in turn.images if image.caption]
+    parts = " ".join([line_of(turn), *captions]).split()
+    return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")

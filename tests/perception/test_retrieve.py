@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remind.dialogue import Dialogue, Question
+from remind.errors import ConfigError
+from remind.llm.offline import OfflineLLM
+from remind.perception.index import DialogueIndex
+from remind.perception.lexical import stems
+from remind.perception.retrieve import (
+    RetrieveConfig,
+    relevance,
+    retrieve,
+    retrieve_segments,
+    runs,
+    take_turns,
+    top_count,
+    turn_scores,
+)
+from remind.perception.segment import SegmentConfig, turn_text
+from remind.pyramid import FactualState, Segment, Strategy, render
+
+
+def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueIndex:
+    return DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(**segment), None)  # type: ignore[arg-type]
+
+
+def positions(segments: tuple[Segment, ...]) -> list[int]:
+    return [p for part in segments for p in range(part.start, part.end + 1)]
+
+
+def rendered_cost(index: DialogueIndex, segments: tuple[Segment, ...]) -> int:
+    """Tokens of the dialogue section as it is really rendered."""
+    state = FactualState(index.dialogue, Question("q", index.dialogue.id, "?"), segments, Strategy(()))
+    rendered = render(state)
+    return index.encoder.count_tokens(rendered.text[rendered.dialogue[0] : rendered.dialogue[1]])
+
+
+@pytest.fixture(scope="session")
+def park_index(park: Dialogue, bag: object) -> DialogueIndex:
+    return index_of(park, bag, max_tokens=30)
+
+
+def test_relevance_is_the_cosine_of_eq_1() -> None:
+    rng = np.random.default_rng(0)
+    q, cues = rng.normal(size=7) * 3, rng.normal(size=(20, 7)) * rng.uniform(0.1, 9, size=(20, 1))
+    expected = [float(np.dot(q, k) / math.sqrt(np.dot(q, q)) / math.sqrt(np.dot(k, k))) for k in cues]
+    found = relevance(torch.tensor(q), torch.tensor(cues))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    single = relevance(torch.tensor(q, dtype=torch.float32), torch.tensor(cues, dtype=torch.float32))
+    np.testing.assert_allclose(single.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert relevance(torch.tensor(q), torch.zeros(2, 7, dtype=torch.float64)).tolist() == [0.0, 0.0]
+
+
+def test_top_count_is_the_exact_ceiling() -> None:
+    for n in range(1, 3000):
+        assert top_count(n, 0.2) == -(-n // 5)
+        assert top_count(n, 0.1) == -(-n // 10)
+        assert top_count(n, 1.0) == n
+    assert top_count(3, 1e-12) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_segments_are_the_top_share_less_the_lowest(park_index: DialogueIndex, data: st.DataObject) -> None:
+    index = park_index
+    n = len(index.segments)
+    scores = np.array(data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)), dtype=float)
+    share = data.draw(st.sampled_from([0.05, 0.2, 0.5, 1.0]))
+    cap = data.draw(st.integers(1, 260))
+    config = RetrieveConfig(top_share=share, max_context_tokens=cap)
+    kept = retrieve_segments(index, scores, torch.ones(32), config)
+
+    ranked = sorted(range(n), key=lambda i: (-scores[i], i))[: math.ceil(share * n - 1e-9)]
+    while len(ranked) > 1 and rendered_cost(index, tuple(index.segments[i] for i in sorted(ranked))) > cap:
+        ranked.pop()
+    best = index.segments[ranked[0]]
+    if len(ranked) > 1 or rendered_cost(index, (best,)) <= cap:
+        assert kept == tuple(index.segments[i] for i in sorted(ranked))
+    else:
+        (part,) = kept
+        assert best.start <= part.start <= part.end <= best.end
+        assert part.start == part.end or rendered_cost(index, kept) <= cap
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_turns_fit_the_budget_as_rendered_and_none_is_left_that_would(
+    park_index: DialogueIndex, data: st.DataObject
+) -> None:
+    index = park_index
+    n = len(index.dialogue.turns)
+    scores = np.array(data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)), dtype=float)
+    budget = data.draw(st.integers(1, 260))
+    kept = take_turns(index, scores, budget)
+    assert kept == sorted(set(kept))
+    assert int(scores.argmax()) in kept
+    spent = rendered_cost(index, runs(index, kept))
+    assert spent == index.cost(kept)
+    assert len(kept) == 1 or spent <= budget
+    # brute force: take in order whatever fits as rendered
+    expected: list[int] = []
+    for position in sorted(range(n), key=lambda p: (-scores[p], p)):
+        trial = sorted([*expected, position])
+        if not expected or rendered_cost(index, runs(index, trial)) <= budget:
+            expected = trial
+    assert kept == expected
+
+
+def test_cost_is_what_the_prompt_takes(encoder: object, park: Dialogue) -> None:
+    index = index_of(park, encoder)
+    for chosen in ((Segment(0, 15),), (Segment(0, 1), Segment(3, 3), Segment(8, 9)), (Segment(15, 15),)):
+        assert index.cost(positions(chosen)) == rendered_cost(index, chosen)
+
+
+@pytest.mark.parametrize("method", ["cue", "hybrid"])
+def test_finds_the_turns_a_question_is_about(method: str, encoder: object, park: Dialogue) -> None:
+    index = index_of(park, encoder, max_tokens=40)
+    config = RetrieveConfig(method=method)  # type: ignore[arg-type]
+    for question, wanted in (
+        ("What is the name of Ana's greyhound?", "1:3"),
+        ("Which bowl did Ben make in pottery class?", "1:8"),
+        ("With whom does Ben share the flat in Lisbon?", "2:5"),
+    ):
+        vector = index.encoder.encode([question])[0]
+        kept = retrieve(index, question, vector, None, config)
+        assert wanted in {park.turns[p].id for p in positions(kept)}
+        assert kept == retrieve(index, question, vector, None, config)
+
+
+def test_hybrid_spends_no_more_than_eq_1(encoder: object, park: Dialogue) -> None:
+    index = index_of(park, encoder, max_tokens=40)
+    for cap in (30, 60, 7200):
+        question = "Where is Ben moving?"
+        vector = index.encoder.encode([question])[0]
+        cue = retrieve(index, question, vector, None, RetrieveConfig(max_context_tokens=cap))
+        hybrid = retrieve(index, question, vector, None, RetrieveConfig(method="hybrid", max_context_tokens=cap))
+        assert rendered_cost(index, hybrid) <= max(
+            rendered_cost(index, cue), min(rendered_cost(index, (Segment(p, p),)) for p in range(16))
+        )
+        assert rendered_cost(index, cue) <= cap
+
+
+def test_turn_scores_equal_their_definition(encoder: object, park: Dialogue) -> None:
+    import bm25s
+
+    index = index_of(park, encoder)
+    config = RetrieveConfig(sigma=1.5, lexical_context=0.8, dense_context=0.3)
+    question = "Is Pixel the dog shy?"
+    vector = index.encoder.encode([question])[0]
+
+    reference = bm25s.BM25()
+    reference.index([stems(turn_text(turn)) for turn in park.turns], show_progress=False)
+    lexical = reference.get_scores([s for s in stems(question) if s in reference.vocab_dict]).astype(float)
+    dense = np.array([float(v.double() @ vector.double()) for v in index.vectors])
+    session = [0] * 9 + [1] * 5 + [2] * 2
+    expected = np.zeros(16)
+    for values, share in ((lexical, 0.8), (dense, 0.3)):
+        z = (values - values.mean()) / values.std()
+        weight = {o: math.exp(-0.5 * (o / 1.5) ** 2) for o in range(-5, 6)}
+        total = sum(weight.values())
+        for i in range(16):
+            around = sum(
+                w / total * z[i + o] for o, w in weight.items() if 0 <= i + o < 16 and session[i + o] == session[i]
+            )
+            expected[i] += (1 - share) * z[i] + share * around
+    np.testing.assert_allclose(turn_scores(index, question, vector, config), expected, atol=1e-5)
+
+
+def test_a_question_without_a_known_word_still_ranks(encoder: object, park: Dialogue) -> None:
+    index = index_of(park, encoder)
+    question = "¿Qué?"
+    kept = retrieve(index, question, index.encoder.encode([question])[0], None, RetrieveConfig(method="hybrid"))
+    assert kept
+
+
+def test_single_turn_dialogue(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:
+    index = index_of(make_dialogue(["Ana: hello"]), bag)
+    for method in ("cue", "hybrid"):
+        config = RetrieveConfig(method=method)  # type: ignore[arg-type]
+        assert retrieve(index, "hello?", torch.ones(32), None, config) == (Segment(0, 0),)
+
+
+def test_a_turn_longer_than_the_cap_is_kept_and_logged(
+    bag: object, make_dialogue: Callable[..., Dialogue], caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(make_dialogue(["Ana: hi", f"Ben: {'words ' * 50}", "Ana: bye"]), bag, max_tokens=20)
+    scores = np.array([float(part.start <= 1 <= part.end) for part in index.segments])
+    with caplog.at_level(logging.WARNING):
+        kept = retrieve_segments(index, scores, torch.ones(32), RetrieveConfig(max_context_tokens=10))
+    assert kept == (Segment(1, 1),)
+    assert "turn 1:2 takes" in caplog.text
+
+
+def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:
+    dialogue = make_dialogue([f"Ana: {word} {word} {word}" for word in ("red", "green", "blue", "grey", "pink")])
+    index = index_of(dialogue, bag, max_tokens=1000)
+    assert index.segments == (Segment(0, 4),)
+    vector = index.encoder.encode(["grey grey grey"])[0]
+    heading = index.costs.headings[0]
+    (kept,) = retrieve_segments(index, np.ones(1), vector, RetrieveConfig(max_context_tokens=heading + 8))
+    assert kept.start <= 3 <= kept.end
+    assert kept.end - kept.start == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"method": "best"}, {"top_share": 0}, {"top_share": 1.5}, {"max_context_tokens": 0}, {"sigma": -1}]
+)
+def test_configuration_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        RetrieveConfig(**wrong)  # type: ignore[arg-type]
