@@ -21,6 +21,7 @@ from remind.backbone import Backbone, load_backbone
 from remind.chat import prompt_ids
 from remind.errors import ConfigError, ModelError
 from remind.io import atomic_folder, read_json, write_json, write_text
+from remind.progress import without_loading_bars
 
 _PROBE = "Conversation\nAna: I moved the lamp to the garden.\n\nQuestion: Where is the lamp?\n"
 
@@ -133,7 +134,8 @@ def _write(model: Any, backbone: Backbone, folder: Path) -> None:
     if model.generation_config.eos_token_id is None and isinstance(end, int):
         model.generation_config.eos_token_id = end
     model.config.use_cache = True
-    model.save_pretrained(folder)
+    with without_loading_bars():
+        model.save_pretrained(folder)
     (backbone.processor or backbone.tokenizer).save_pretrained(folder)
     mask = os.umask(0)
     os.umask(mask)

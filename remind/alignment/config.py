@@ -65,7 +65,7 @@ class TrainerConfig:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     eval_every: int = 50
-    """Steps between measurements of the held-out loss; 0: only at the end."""
+    """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
     eval_split: str = "dev"
     """Split for the held-out loss. Where the states have none, test is watched instead, and then no best checkpoint is
     chosen: a choice by test loss would spoil the test."""

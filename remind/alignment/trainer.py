@@ -186,6 +186,8 @@ class Trainer:
     def fit(self) -> None:
         """Run the remaining steps; held-out loss and checkpoints on their way."""
         trainer = self.cfg.trainer
+        if self.step == 0 and trainer.eval_every:
+            self.evaluate(choose=False)
         with Counter("train", self.total, self.step) as bar:
             while self.step < self.total:
                 metrics = self.train_step()
@@ -292,8 +294,12 @@ class Trainer:
     # evaluate and save
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, Any] | None:
-        """Held-out loss under x0, x1 and x2; None without held-out examples. A better one on dev is remembered."""
+    def evaluate(self, choose: bool = True) -> dict[str, Any] | None:
+        """Held-out loss under x0, x1 and x2; None without held-out examples.
+
+        Args:
+            choose: whether the checkpoint is saved as the best one so far, if it is that on dev.
+        """
         if not self.data.held_out.items:
             return None
         began = perf_counter()
@@ -316,7 +322,7 @@ class Trainer:
         }
         self._log(metrics)
         # test may be watched but must not choose a checkpoint
-        if self.data.eval_split != "test" and (self.best is None or metrics["ce0"] < self.best["ce0"]):
+        if choose and self.data.eval_split != "test" and (self.best is None or metrics["ce0"] < self.best["ce0"]):
             self.best = {"step": self.step, "ce0": metrics["ce0"]}
             self.save()
         return metrics

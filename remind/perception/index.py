@@ -159,6 +159,7 @@ class DialogueIndex:
         n = len(self.dialogue.turns)
         if vectors.shape != (n, self.encoder.dimension) or len(costs) != n or covered != list(range(n)):
             raise DataError("it is of another dialogue or encoder")
+        self.encoder.hold([turn_text(turn) for turn in self.dialogue.turns], vectors)
         return vectors, segments, Costs(tuple(costs), tuple(tensors["headings"].tolist()), int(text["gap"]))
 
     def _build_turns(self) -> tuple[Tensor, tuple[Segment, ...], Costs]:

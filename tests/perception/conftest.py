@@ -44,6 +44,9 @@ class Bag:
                 row[sum(map(ord, word)) % self.dimension] += 1
         return torch.nn.functional.normalize(rows + 1e-3, dim=-1)
 
+    def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
+        pass
+
     def count_tokens(self, text: str) -> int:
         return len(text.split())
 

@@ -52,3 +52,14 @@ def test_unknown_model_is_one_line() -> None:
     with pytest.raises(ModelError, match="sentence encoder '/nowhere/at/all' cannot be loaded") as caught:
         SentenceEncoder("/nowhere/at/all")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_held_is_not_encoded_again(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = encoder.encode(["a red kite", "a blue kite", "a red kite"])
+    assert torch.equal(first[0], first[2])
+    encoder.hold(["known from elsewhere"], first[1:2])
+    monkeypatch.setattr(encoder, "_model", None)
+    again = encoder.encode(["a blue kite", "known from elsewhere"])
+    assert torch.equal(again, first[[1, 1]])
+    with pytest.raises(AttributeError):
+        encoder.encode(["never seen before"])

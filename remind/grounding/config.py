@@ -1,0 +1,81 @@
+"""Settings of salience-guided grounding (Section 4.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from remind.errors import ConfigError
+from remind.grounding.resonance import kernel_radius
+from remind.grounding.salience import parse_aggregate
+
+
+@dataclass
+class GroundingConfig:
+    """Guidance, resonance, turn selection. Where the paper gives a value it is the default."""
+
+    alpha: float = 6.0
+    """Weight of an anchor token against a reasoning token in the guidance (α of Eq. 3)."""
+    beta: float = 4.0
+    """Weight of the speaker-conditioned broadcast (β of Eq. 4)."""
+    lam: float = 0.3
+    """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
+    sigma: float = 1.0
+    """Width in tokens of the Gaussian that smooths resonance within a run of turns; 0: none. Not given in the paper."""
+    agg: str = "top5"
+    """How token scores become one score (Agg of Eq. 5): mean, max, or top<m> for the mean of the m largest. The paper
+    does not say which; on real dialogues the plain mean, which favours short turns, finds far less evidence."""
+    budget_tokens: int = 3200
+    """Tokens that the marked blocks may hold in all (the paper sets δ so that 3.2K tokens are kept)."""
+    budget_share: float = 0.44
+    """Share of the retrieved tokens that the blocks may hold; the smaller of the two budgets holds. Without it a short
+    history would be marked from end to end. 0.44 is 3.2K tokens of the paper's 7.2K."""
+    threshold: float | None = None
+    """Salience threshold δ in place of both budgets: raw resonance with one layer, standard deviations with several."""
+    window: int = 1
+    """Turns on either side of a salient one that are marked with it (w)."""
+    smooth_turns: float = 0.0
+    """Weight with which each neighbouring turn shares in a turn's salience before selection; 0: not at all, as in the
+    paper. 0.5 with window 0 is a softer alternative to a window."""
+    context_codes: Literal["auto", "joint", "windowed"] = "auto"
+    """Where codes come from. joint: one forward of the x0 prompt, so that dialogue tokens see all of the retrieved
+    dialogue before them. windowed: the whole dialogue in windows, kept for its other questions, and the strategy apart.
+    auto: joint for causal models, windowed for encoders."""
+    window_tokens: int = 256
+    """Longest window of `windowed`, in tokens; never more than the model takes."""
+    batch_size: int = 8
+    """Windows encoded at once. Does not change results beyond rounding."""
+    idf: Literal["auto", "dialogue", "corpus"] = "auto"
+    """Documents that features' idf is counted over. dialogue: the turns at hand (all of the dialogue's in `windowed`,
+    the retrieved ones in `joint`). corpus: what was saved with the SAE. auto: dialogue in `windowed`, corpus in `joint`
+    where the SAEs have one."""
+    anchor_idf: bool = True
+    """Weigh anchor features by idf too. Eq. 3 does not; on real dialogues it finds more evidence."""
+    sink_ratio: float = 10.0
+    """Tokens whose hidden state is longer than this many times the median of their window are attention sinks, which
+    SAEs are not trained on: they get no codes."""
+    cached_dialogues: int = 4
+    """Dialogues whose codes stay in memory in `windowed`."""
+
+    def __post_init__(self) -> None:
+        parse_aggregate(self.agg)
+        kernel_radius(self.sigma)
+        if not 0 <= self.lam <= 1:
+            raise ConfigError(f"grounding: lam must lie between 0 and 1, not {self.lam}")
+        if not 0 < self.budget_share <= 1:
+            raise ConfigError(f"grounding: budget_share must lie in (0, 1], not {self.budget_share}")
+        if self.sink_ratio <= 1:
+            raise ConfigError(f"grounding: sink_ratio must be more than 1, not {self.sink_ratio}")
+        for name, least in (
+            ("budget_tokens", 0),
+            ("window", 0),
+            ("smooth_turns", 0),
+            ("window_tokens", 1),
+            ("batch_size", 1),
+            ("cached_dialogues", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"grounding: {name} must be at least {least}, not {getattr(self, name)}")
+        for name, known in (("context_codes", ("auto", "joint", "windowed")), ("idf", ("auto", "dialogue", "corpus"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"grounding: {name} is one of {', '.join(known)}, not {getattr(self, name)!r}")

@@ -1,0 +1,110 @@
+"""Token ids to sparse codes, through the backbone and its SAEs (Eq. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from remind.backbone import Backbone
+from remind.errors import ModelError
+from sae import DocumentFrequency, SAEError, SparseCodes, TopKSAE
+
+
+def split_codes(codes: SparseCodes, sizes: Sequence[int]) -> list[SparseCodes]:
+    """Cut [T, k] into consecutive pieces."""
+    pairs = zip(codes.values.split(list(sizes)), codes.indices.split(list(sizes)), strict=True)
+    return [SparseCodes(values, indices) for values, indices in pairs]
+
+
+def turn_idf(codes: SparseCodes, turn: Tensor, d_sae: int) -> Tensor:
+    """w_idf of Eq. 3 with turns as documents; float32 [d_sae]."""
+    frequency = DocumentFrequency(d_sae)
+    frequency.add(codes, turn)
+    return frequency.idf()
+
+
+class SparseEncoder:
+    """Token ids to sparse codes at every layer that has an SAE.
+
+    Args:
+        backbone: gives the hidden states.
+        saes: by layer number; moved to the backbone's device.
+        sink_ratio: tokens with a hidden state longer than this many times the median of their sequence get no codes.
+        batch_size: sequences in one forward.
+    """
+
+    def __init__(self, backbone: Backbone, saes: dict[int, TopKSAE], sink_ratio: float, batch_size: int) -> None:
+        self.backbone = backbone
+        self.saes = {layer: saes[layer].to(backbone.device) for layer in sorted(saes)}
+        self.sink_ratio = sink_ratio
+        self.batch_size = batch_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of text that the backbone takes at once."""
+        return self.backbone.max_length - sum(map(len, self.backbone.frame))
+
+    @torch.no_grad()
+    def encode(self, sequences: Sequence[Sequence[int]]) -> dict[int, SparseCodes]:
+        """Codes of all sequences' tokens, in order, each sequence seeing only itself and the tokenizer's frame.
+
+        The frame ([CLS] and [SEP], a BOS) is what the SAEs saw in training; its own codes are left out.
+
+        Args:
+            sequences: non-empty lists of token ids, at most `max_tokens` long.
+
+        Returns:
+            Layer to [sum of lengths, k], on the CPU.
+
+        Raises:
+            ModelError: a sequence that is too long, or hidden states that are not finite.
+        """
+        longest = max(map(len, sequences), default=0)
+        if longest > self.max_tokens:
+            raise ModelError(
+                f"{self.backbone.name}: {longest} tokens at once, but it takes {self.max_tokens}; "
+                "set grounding.context_codes to windowed, or retrieve less"
+            )
+        # neighbours of like length waste little on padding
+        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))
+        pieces: dict[int, dict[int, SparseCodes]] = {layer: {} for layer in self.saes}
+        for start in range(0, len(order), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            for layer, batch in self._encode_batch([sequences[number] for number in chosen]).items():
+                pieces[layer].update(zip(chosen, batch, strict=True))
+        return {layer: self._join(layer, [found[n] for n in range(len(sequences))]) for layer, found in pieces.items()}
+
+    def _encode_batch(self, sequences: Sequence[Sequence[int]]) -> dict[int, list[SparseCodes]]:
+        before, after = self.backbone.frame
+        sizes = [len(sequence) for sequence in sequences]
+        width = max(sizes) + len(before) + len(after)
+        ids = torch.full((len(sizes), width), self.backbone.tokenizer.pad_token_id or 0)
+        for row, sequence in zip(ids, sequences, strict=True):
+            framed = [*before, *sequence, *after]
+            row[: len(framed)] = torch.tensor(framed)
+        lengths = torch.tensor(sizes)[:, None]
+        place = torch.arange(width)[None]
+        mask = place < lengths + len(before) + len(after)
+        inside = (place >= len(before)) & (place < lengths + len(before))
+        hidden = self.backbone.hidden_states(ids, None if bool(mask.all()) else mask.long(), list(self.saes))
+        return {layer: self._sparse(layer, states[inside.to(states.device)], sizes) for layer, states in hidden.items()}
+
+    def _sparse(self, layer: int, states: Tensor, sizes: list[int]) -> list[SparseCodes]:
+        """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values."""
+        try:
+            codes = self.saes[layer].encode(states)
+        except SAEError as error:
+            raise ModelError(f"{self.backbone.name}, layer {layer}: {error}") from None
+        norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float32)
+        limits = [self.sink_ratio * part.median() for part in norms.split(sizes)]
+        kept = torch.cat([part <= limit for part, limit in zip(norms.split(sizes), limits, strict=True)])
+        return split_codes(SparseCodes(codes.values * kept[:, None], codes.indices).to("cpu"), sizes)
+
+    def _join(self, layer: int, parts: list[SparseCodes]) -> SparseCodes:
+        if not parts:
+            return SparseCodes(
+                torch.zeros(0, self.saes[layer].k), torch.zeros(0, self.saes[layer].k, dtype=torch.int64)
+            )
+        return SparseCodes(torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts]))

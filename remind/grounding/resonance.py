@@ -1,0 +1,165 @@
+"""How strongly each token answers to the strategy (Eq. 4), and the smoothing that Eq. 5 aggregates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remind.errors import ConfigError
+from remind.grounding.guidance import active_features, flat, working_dtype
+from sae import SparseCodes
+
+
+def local_alignment(codes: SparseCodes, v: Tensor) -> Tensor:
+    """First term of Eq. 4: `Σ_{j∈F_t} v[j] h̃_t[j]` for every token; [T]."""
+    active_features(codes, v.shape[0])
+    values, indices = flat(codes)
+    dtype = working_dtype(values.dtype, v.dtype)
+    active = values > 0
+    # an inactive entry may carry any index, and inf * 0 would be nan
+    weights = v.to(values.device, dtype)[torch.where(active, indices, 0)]
+    return torch.where(active, values.to(dtype) * weights, 0.0).sum(-1)
+
+
+def speaker_weights(speaker_codes: Sequence[SparseCodes], v: Tensor) -> Tensor:
+    """b_k = sum of v over F(P_k), the union of the features active on turn k's speaker-marker tokens; [n_turns]."""
+    dtype = working_dtype(v.dtype)
+    totals = [v[active_features(codes, v.shape[0]).unique()].to(dtype).sum() for codes in speaker_codes]
+    return torch.stack(totals) if totals else v.new_zeros(0, dtype=dtype)
+
+
+def speaker_broadcast(b: Tensor, run: Sequence[int] | None = None) -> Tensor:
+    """Second term of Eq. 4 without β, per turn: `b_k + b_{k+1}`; [n_turns].
+
+    Turn k's marker counts for T_k and T_{k-1}, so a turn receives its own marker and that of the reply after it.
+
+    Args:
+        b: [n_turns].
+        run: run number of each turn. The reply counts only if it stands in the same run; None: all in one.
+
+    Raises:
+        ConfigError: run and b differ in length.
+    """
+    if run is not None and len(run) != len(b):
+        raise ConfigError(f"{len(run)} run numbers for {len(b)} turns")
+    reply = F.pad(b[1:], (0, 1)) if len(b) else b
+    if run is not None and len(b):
+        numbers = torch.as_tensor(run, device=b.device)
+        reply = torch.where(F.pad(numbers[1:] == numbers[:-1], (0, 1)), reply, 0.0)
+    return b + reply
+
+
+def token_resonance(
+    codes: SparseCodes,
+    v: Tensor,
+    turn_index: Tensor | Sequence[int],
+    speaker_codes: Sequence[SparseCodes],
+    beta: float = 4.0,
+    *,
+    run: Sequence[int] | None = None,
+) -> Tensor:
+    """r_t of Eq. 4: local alignment plus β times the speaker-conditioned broadcast.
+
+    Args:
+        codes: [T, k].
+        v: guidance [d_sae].
+        turn_index: [T], turn of each token; -1: of none, local alignment only.
+        speaker_codes: for each turn the codes [·, k] of its speaker-marker tokens; F(P_k) is the union of their
+            active features.
+        beta: weight of the broadcast.
+        run: run number of each turn. With it the broadcast from turn k+1 to turn k does not cross a gap.
+
+    Returns:
+        [T] in the wider of the dtypes of values and v.
+
+    Raises:
+        ConfigError: lengths that differ, or a turn index out of range.
+    """
+    if v.dim() != 1:
+        raise ConfigError(f"guidance must be a vector, got shape {tuple(v.shape)}")
+    local = local_alignment(codes, v)
+    turns = torch.as_tensor(turn_index, dtype=torch.int64, device=local.device)
+    if turns.shape != local.shape:
+        raise ConfigError(f"{turns.numel()} turn indices for {local.numel()} tokens")
+    check_turns(turns, len(speaker_codes))
+    received = speaker_broadcast(speaker_weights(speaker_codes, v), run).to(local.device, local.dtype)
+    resonance = local
+    if len(received):
+        resonance = local + beta * torch.where(turns >= 0, received[turns.clamp(min=0)], 0.0)
+    return resonance.to(torch.promote_types(codes.values.dtype, v.dtype))
+
+
+def check_turns(turns: Tensor, n_turns: int) -> None:
+    """Raise ConfigError unless every index is -1 or one of `n_turns` turns."""
+    if turns.numel() and not (int(turns.min()) >= -1 and int(turns.max()) < n_turns):
+        raise ConfigError(
+            f"turn indices reach from {int(turns.min())} to {int(turns.max())}, but there are {n_turns} turns"
+        )
+
+
+def kernel_radius(sigma: float) -> int:
+    """Where the Gaussian is cut: ceil(3σ) tokens. Raises ConfigError if sigma is negative or not finite."""
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ConfigError(f"sigma must be 0 or more, got {sigma}")
+    return math.ceil(3 * sigma)
+
+
+def gaussian_smooth(r: Tensor, sigma: float) -> Tensor:
+    """s = r ∗ K (Section 4.3): a Gaussian of width sigma, cut at ceil(3 sigma), normalised to 1, zeros beyond the ends.
+
+    Args:
+        r: [T], floating.
+        sigma: in tokens; 0: r itself.
+
+    Raises:
+        ConfigError: sigma is negative or not finite, or r is not a vector of floats.
+    """
+    radius = kernel_radius(sigma)
+    if r.dim() != 1 or not r.is_floating_point():
+        raise ConfigError(f"resonance must be a vector of floats, got shape {tuple(r.shape)} of {r.dtype}")
+    if radius == 0 or not r.numel():
+        return r
+    dtype = working_dtype(r.dtype)
+    steps = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
+    kernel = (kernel / kernel.sum()).to(r.device, dtype)
+    return F.conv1d(r.to(dtype)[None, None], kernel[None, None], padding=radius)[0, 0].to(r.dtype)
+
+
+def smooth_runs(r: Tensor, run: Tensor, sigma: float) -> Tensor:
+    """`gaussian_smooth` of each run on its own, in one convolution.
+
+    Args:
+        r: [T]. run: int64 [T], ascending: the run of each token.
+    """
+    radius = kernel_radius(sigma)
+    if radius == 0 or not r.numel():
+        return r
+    # zeros as wide as the kernel's arm between two runs are the zeros beyond their ends
+    gaps = F.pad((run[1:] != run[:-1]).long(), (1, 0)).cumsum(0) * radius
+    places = torch.arange(len(r), device=r.device) + gaps
+    spread = r.new_zeros(int(places[-1]) + 1)
+    spread[places] = r
+    return gaussian_smooth(spread, sigma)[places]
+
+
+def standardise(r: Tensor) -> Tensor:
+    """Zero mean and unit standard deviation (of the population); zeros where all values are equal."""
+    if not r.numel():
+        return r
+    centred = r - r.mean()
+    deviation = centred.square().mean().sqrt()
+    # equal values leave a rounding residue instead of zero
+    flat_line = deviation <= 1e-6 * r.abs().max()
+    return torch.where(flat_line, torch.zeros_like(r), centred / deviation)
+
+
+def combine_layers(resonances: Sequence[Tensor]) -> Tensor:
+    """One resonance from several layers: each standardised over the tokens, then their mean; a single one as it is."""
+    if len(resonances) == 1:
+        return resonances[0]
+    return torch.stack([standardise(r) for r in resonances]).mean(0)

@@ -1,0 +1,8 @@
+#!/usr/bin/env python
+"""Run everything once on the bundled sample: states, alignment, export and a report."""
+
+from remind.cli import main
+from remind.demo import DemoConfig, demo
+
+if __name__ == "__main__":
+    main(DemoConfig, demo, __doc__)

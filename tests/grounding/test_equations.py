@@ -1,0 +1,224 @@
+"""Eq. 3 to 5 against sums written out in float64 as the paper has them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remind.errors import ConfigError
+from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
+from remind.grounding.resonance import combine_layers, smooth_runs, standardise
+from remind.grounding.salience import smooth_turns
+from sae import SparseCodes
+
+D_SAE = 12
+
+
+def codes_of(rows: list[dict[int, float]], k: int = 4, dtype: torch.dtype = torch.float64) -> SparseCodes:
+    """Codes from feature -> value; free entries get unused features with value 0."""
+    indices, values = [], []
+    for row in rows:
+        free = [j for j in range(D_SAE) if j not in row][: k - len(row)]
+        indices.append([*row, *free])
+        values.append([*row.values(), *([0.0] * len(free))])
+    return SparseCodes(
+        torch.tensor(values, dtype=dtype).reshape(-1, k), torch.tensor(indices, dtype=torch.int64).reshape(-1, k)
+    )
+
+
+VALUES = st.floats(0.0, 10.0, allow_subnormal=False)
+ROW = st.dictionaries(st.integers(0, D_SAE - 1), VALUES, max_size=4)
+ROWS = st.lists(ROW, max_size=6)
+VECTOR = st.lists(st.floats(0.0, 5.0), min_size=D_SAE, max_size=D_SAE)
+
+
+def active(row: dict[int, float]) -> set[int]:
+    return {j for j, value in row.items() if value > 0}
+
+
+@given(ROWS, ROWS, VECTOR, st.floats(0, 10), st.booleans())
+def test_guidance_is_eq_3(
+    reason: list[dict[int, float]], anchors: list[dict[int, float]], idf: list[float], alpha: float, on_anchors: bool
+) -> None:
+    v = guidance(
+        codes_of(reason), codes_of(anchors), torch.tensor(idf, dtype=torch.float64), alpha, anchor_idf=on_anchors
+    )
+    for j in range(D_SAE):
+        from_reason = idf[j] * sum(j in active(row) for row in reason)
+        from_anchors = alpha * sum(j in active(row) for row in anchors) * (idf[j] if on_anchors else 1.0)
+        assert v[j].item() == pytest.approx(max(from_reason, from_anchors), rel=1e-12, abs=1e-12)
+
+
+def test_guidance_defaults_and_empty_strategy() -> None:
+    idf = torch.full((D_SAE,), 2.0)
+    v = guidance(codes_of([{1: 0.5, 2: 0.1}, {1: 3.0}]), codes_of([{2: 1.0}]), idf)
+    assert v.dtype == torch.float32
+    assert v.tolist() == [0.0, 4.0, 6.0] + [0.0] * 9
+    assert guidance(codes_of([]), codes_of([]), idf).tolist() == [0.0] * D_SAE
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_floating_dtypes_are_kept(dtype: torch.dtype) -> None:
+    codes = codes_of([{0: 1.0}, {1: 2.0}, {}], dtype=dtype)
+    v = guidance(codes, codes_of([]), torch.ones(D_SAE, dtype=dtype))
+    r = token_resonance(codes, v, [0, 0, 1], [codes[:1], codes[1:2]])
+    s = gaussian_smooth(r, 1.0)
+    assert [x.dtype for x in (v, r, s, turn_salience(s, [0, 0, 1], [False] * 3, 2))] == [dtype] * 4
+    assert r.tolist() == [1 + 8, 2 + 8, 4]
+
+
+@st.composite
+def resonance_cases(
+    draw: st.DrawFn,
+) -> tuple[list[dict[int, float]], list[int], list[list[dict[int, float]]], list[int]]:
+    n_turns = draw(st.integers(0, 5))
+    speakers = [draw(st.lists(ROW, max_size=3)) for _ in range(n_turns)]
+    rows = draw(ROWS)
+    turns = [draw(st.integers(-1, n_turns - 1)) for _ in rows]
+    runs = [0] * n_turns
+    for k in range(1, n_turns):
+        runs[k] = runs[k - 1] + draw(st.integers(0, 1))
+    return rows, turns, speakers, runs
+
+
+@given(resonance_cases(), VECTOR, st.floats(0, 8), st.booleans())
+def test_resonance_is_eq_4(case: tuple, v: list[float], beta: float, with_runs: bool) -> None:
+    rows, turns, speakers, runs = case
+    weights = torch.tensor(v, dtype=torch.float64)
+    got = token_resonance(
+        codes_of(rows),
+        weights,
+        torch.tensor(turns),
+        [codes_of(s) for s in speakers],
+        beta,
+        run=runs if with_runs else None,
+    )
+    for t, (row, turn) in enumerate(zip(rows, turns, strict=True)):
+        expected = sum(v[j] * row[j] for j in active(row))
+        for k, marker in enumerate(speakers):
+            features = set().union(*(active(token) for token in marker))
+            # t in T_k, or in T_{k-1} that T_k answers
+            answered = turn >= 0 and turn == k - 1 and (not with_runs or runs[k] == runs[turn])
+            if turn == k or answered:
+                expected += beta * sum(v[j] for j in features)
+        assert got[t].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_feature_of_two_marker_tokens_counts_once() -> None:
+    marker = codes_of([{3: 1.0}, {3: 2.0, 4: 0.0}])
+    v = torch.arange(D_SAE, dtype=torch.float64)
+    got = token_resonance(codes_of([{}, {}, {}]), v, [0, 1, -1], [marker, marker], beta=2.0)
+    assert got.tolist() == [2 * (3 + 3), 2 * 3, 0]
+
+
+@given(st.lists(st.floats(-100, 100), max_size=40), st.floats(0.05, 6))
+def test_smoothing_is_the_convolution(values: list[float], sigma: float) -> None:
+    radius = math.ceil(3 * sigma)
+    kernel = {d: math.exp(-(d**2) / (2 * sigma**2)) for d in range(-radius, radius + 1)}
+    total = sum(kernel.values())
+    got = gaussian_smooth(torch.tensor(values, dtype=torch.float64), sigma)
+    assert len(got) == len(values)
+    for t in range(len(values)):
+        expected = sum(kernel[d] * values[t + d] for d in kernel if 0 <= t + d < len(values)) / total
+        assert got[t].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_no_width_means_no_smoothing() -> None:
+    r = torch.tensor([1.0, -2.0, 3.0])
+    assert gaussian_smooth(r, 0.0) is r
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=9), max_size=5), st.floats(0, 4))
+def test_runs_are_smoothed_as_if_alone(pieces: list[list[float]], sigma: float) -> None:
+    tensors = [torch.tensor(piece, dtype=torch.float64) for piece in pieces]
+    run = torch.tensor([2 * n for n, piece in enumerate(pieces) for _ in piece], dtype=torch.int64)
+    joined = torch.cat([torch.zeros(0, dtype=torch.float64), *tensors])
+    expected = torch.cat([joined[:0], *(gaussian_smooth(piece, sigma) for piece in tensors)])
+    torch.testing.assert_close(smooth_runs(joined, run, sigma), expected, rtol=1e-10, atol=1e-10)
+
+
+@st.composite
+def salience_cases(draw: st.DrawFn) -> tuple[list[float], list[int], list[bool], int]:
+    n_turns = draw(st.integers(0, 5))
+    size = draw(st.integers(0, 25))
+    turns = [draw(st.integers(-1, n_turns - 1)) for _ in range(size)]
+    return [draw(st.floats(-50, 50)) for _ in range(size)], turns, [draw(st.booleans()) for _ in range(size)], n_turns
+
+
+@settings(max_examples=200)
+@given(salience_cases(), st.floats(0, 1), st.sampled_from(["mean", "max", "top1", "top3", "top100"]))
+def test_salience_is_eq_5(case: tuple[list[float], list[int], list[bool], int], lam: float, agg: str) -> None:
+    s, turns, captions, n_turns = case
+
+    def agg_of(values: list[float]) -> float:
+        m = {"mean": len(values), "max": 1}.get(agg) or int(agg[3:])
+        largest = sorted(values, reverse=True)[:m]
+        return sum(largest) / len(largest)
+
+    got = turn_salience(
+        torch.tensor(s, dtype=torch.float64), torch.tensor(turns), torch.tensor(captions), n_turns, lam, agg
+    )
+    assert got.shape == (n_turns,)
+    for k in range(n_turns):
+        text = [x for x, t, c in zip(s, turns, captions, strict=True) if t == k and not c]
+        caption = [x for x, t, c in zip(s, turns, captions, strict=True) if t == k and c]
+        if text and caption:
+            expected = (1 - lam) * agg_of(text) + lam * agg_of(caption)
+        elif text or caption:
+            expected = agg_of(text or caption)
+        else:
+            expected = -math.inf
+        assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.floats(-5, 5) | st.just(-math.inf), max_size=8), st.floats(0, 2), st.data())
+def test_turn_smoothing_is_a_weighted_mean_within_the_run(s: list[float], weight: float, data: st.DataObject) -> None:
+    runs = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(s), max_size=len(s))))
+    got = smooth_turns(torch.tensor(s, dtype=torch.float64), runs, weight)
+    for k in range(len(s)):
+        near = [(s[k], 1.0)]
+        near += [(s[n], weight) for n in (k - 1, k + 1) if 0 <= n < len(s) and runs[n] == runs[k] and s[n] > -math.inf]
+        expected = -math.inf if s[k] == -math.inf else sum(x * w for x, w in near) / sum(w for _, w in near)
+        assert got[k].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_layers_are_standardised_then_averaged() -> None:
+    first, second = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([10.0, 10.0, 40.0])
+    expected = sum((r - r.mean()) / r.std(correction=0) for r in (first, second)) / 2
+    torch.testing.assert_close(combine_layers([first, second]), expected)
+    assert combine_layers([first]) is first
+    for flat in (torch.zeros(4), torch.full((7,), 0.1), torch.zeros(0)):
+        assert standardise(flat).tolist() == [0.0] * len(flat)
+    assert standardise(torch.tensor([1e4, 1e4 + 1])).tolist() == pytest.approx([-1, 1])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gaussian_smooth(torch.zeros(3), -0.1),
+        lambda: gaussian_smooth(torch.zeros(3), math.inf),
+        lambda: gaussian_smooth(torch.zeros(3, dtype=torch.int64), 1.0),
+        lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, agg="median"),
+        lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, agg="top0"),
+        lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, lam=1.5),
+        lambda: turn_salience(torch.zeros(3), [0, 0], [False] * 3, 1),
+        lambda: turn_salience(torch.zeros(3), [0, 0, 1], [False] * 3, 1),
+        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0, 1], [codes_of([])] * 2),
+        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [2], [codes_of([])] * 2),
+        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [-2], [codes_of([])] * 2),
+        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0], [codes_of([])] * 2, run=[0]),
+        lambda: token_resonance(codes_of([{11: 1.0}]), torch.zeros(11), [0], [codes_of([])]),
+        lambda: guidance(codes_of([{11: 1.0}]), codes_of([]), torch.zeros(11)),
+        lambda: guidance(codes_of([]), codes_of([]), torch.zeros(D_SAE, dtype=torch.int64)),
+        lambda: smooth_turns(torch.zeros(2), [0], 0.5),
+        lambda: smooth_turns(torch.zeros(2), [0, 0], -0.5),
+    ],
+)
+def test_bad_arguments_are_named_in_one_line(call) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,489 @@
+"""Grounding of whole states, against hidden states read straight from the model and equations in dense float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from remind.backbone import Backbone, load_backbone
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.errors import ConfigError, ModelError
+from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
+from remind.grounding.encode import SparseEncoder
+from remind.grounding.places import Part
+from remind.grounding.windowed import WindowedCodes
+from remind.pyramid import FactualState, Segment, Strategy, render
+from sae import SparseCodes, TopKSAE
+
+D_SAE, K = 96, 6
+
+
+def turns_of(session: str, *lines: tuple[str, str, list[str | None]], first_image: int = 0) -> tuple[Turn, ...]:
+    turns, image = [], first_image
+    for number, (speaker, text, captions) in enumerate(lines):
+        images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
+        image += len(images)
+        turns.append(Turn(f"{session}:{number}", speaker, text, images=images))
+    return tuple(turns)
+
+
+def dialogue(name: str = "d") -> Dialogue:
+    first = turns_of(
+        "a",
+        ("Ana", "Good morning! Did you sleep well?", []),
+        ("Ben", "Not really, the dog barked all night 😴", []),
+        ("Ana", "", ["a brown dog on a sofa"]),
+        ("Ben", "That is the one. He loves naïve postmen.", [None]),
+        ("Ana", "My bicycle was stolen on Tuesday, by the way.", []),
+        ("Ben", "", []),
+    )
+    second = turns_of(
+        "b",
+        ("Ben", "I found a red bicycle near the station.", ["a red bicycle", "a station"]),
+        ("Ana", "It is mine! Thank you.", []),
+        ("Ben", "Dinner is on you then.", []),
+        ("Ana", "Gladly, do you like 寿司?", []),
+        first_image=2,
+    )
+    return Dialogue(name, (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
+
+
+def state_of(strategy: Strategy | None = None, segments: tuple[Segment, ...] | None = None) -> FactualState:
+    if strategy is None:
+        strategy = Strategy(("Look for things that were lost.",), speakers=("Ana",), entities=("bicycle", "station"))
+    return FactualState(
+        dialogue(),
+        Question("q", "d", "What did Ana lose?"),
+        (Segment(0, 2), Segment(4, 5), Segment(6, 9)) if segments is None else segments,
+        strategy,
+    )
+
+
+def saes_for(backbone: Backbone, layers: tuple[int, ...]) -> dict[int, TopKSAE]:
+    return {n: TopKSAE(backbone.hidden_size, D_SAE, K, generator=torch.Generator().manual_seed(n)) for n in layers}
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Backbone:
+    return load_backbone("minilm")
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+def hidden(backbone: Backbone, text: str, layer: int) -> tuple[Tensor, list[tuple[int, int]]]:
+    """[T, d] of a text on its own, by the model's own output, and the tokens' offsets; special tokens cut off."""
+    encoded = backbone.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    with torch.no_grad():
+        out = backbone.model(torch.tensor([encoded["input_ids"]]), output_hidden_states=True)
+    plain = [t for t, special in enumerate(encoded["special_tokens_mask"]) if not special]
+    return out.hidden_states[layer][0][plain], [encoded["offset_mapping"][t] for t in plain]
+
+
+def dense(coder: TopKSAE, states: Tensor) -> Tensor:
+    """Eq. 2 without any sparse layout, float64 [T, d_sae]."""
+    coder = copy.deepcopy(coder).requires_grad_(False)
+    pre = ((states.double() - coder.b_dec.double()) @ coder.W_enc.double() + coder.b_enc.double()).relu()
+    floor = pre.topk(coder.k, dim=-1).values[:, -1:]
+    return torch.where(pre >= floor, pre, 0.0)
+
+
+def reference(
+    state: FactualState,
+    codes: Tensor,
+    places: list[tuple[int, Part]],
+    reason: Tensor,
+    anchors: Tensor,
+    idf: Tensor,
+    config: GroundingConfig,
+) -> list[float]:
+    """r_t of Eq. 3 and 4 in dense float64, for tokens that stand in turns."""
+    counts = (reason > 0).sum(0), (anchors > 0).sum(0)
+    v = torch.maximum(idf * counts[0], config.alpha * counts[1] * (idf if config.anchor_idf else 1.0))
+    runs, b = state.runs, []
+    for k in range(len(state.turns)):
+        marker = [codes[t] > 0 for t, place in enumerate(places) if place == (k, Part.SPEAKER)]
+        b.append(float((v * torch.stack(marker).any(0)).sum()))
+    r = []
+    for t, (k, _) in enumerate(places):
+        reply = b[k + 1] if k + 1 < len(b) and runs[k + 1] == runs[k] else 0.0
+        r.append(float(codes[t] @ v) + config.beta * (b[k] + reply))
+    return r
+
+
+def place(span, turn: Turn, position: int) -> Part:
+    for part, spans in ((Part.SPEAKER, [span.speaker]), (Part.TEXT, [span.text])):
+        if any(start <= position < end for start, end in spans):
+            return part
+    captions = zip(span.captions, turn.images, strict=True)
+    if any(start <= position < end and image.caption for (start, end), image in captions):
+        return Part.CAPTION
+    return Part.OTHER
+
+
+def idf_of(codes: Tensor, document: list[int]) -> Tensor:
+    active = [(codes[[t for t, d in enumerate(document) if d == n]] > 0).any(0) for n in sorted(set(document))]
+    return torch.log((1 + len(active)) / (1 + torch.stack(active).sum(0).double()))
+
+
+@pytest.mark.parametrize("anchor_idf", [True, False])
+def test_windowed_is_the_equations_on_each_session_alone(minilm: Backbone, anchor_idf: bool) -> None:
+    config = GroundingConfig(anchor_idf=anchor_idf, sigma=0.0)
+    coder = saes_for(minilm, (4,))
+    state = state_of()
+    trace = Grounder(minilm, coder, None, config).trace(state)
+
+    rendered = render(FactualState(state.dialogue, state.question, (Segment(0, 5), Segment(6, 9)), Strategy(())))
+    rows, document, parts = [], [], []
+    for first, last in ((0, 5), (6, 9)):
+        start = rendered.turns[first].start
+        states, offsets = hidden(minilm, rendered.text[start : rendered.turns[last].end], 4)
+        rows.append(dense(coder[4], states))
+        for a, b in offsets:
+            position = next(p for p in range(start + a, start + b) if not rendered.text[p].isspace())
+            turn = next(n for n, span in enumerate(rendered.turns) if span.start <= position < span.end)
+            document.append(turn)
+            parts.append(place(rendered.turns[turn], state.dialogue.turns[turn], position))
+    every = torch.cat(rows)
+    idf = idf_of(every, document)
+    kept = [t for t, turn in enumerate(document) if turn in state.positions]
+    places = [(state.positions.index(document[t]), parts[t]) for t in kept]
+    reason = dense(coder[4], hidden(minilm, "Look for things that were lost.", 4)[0])
+    anchors = torch.cat([dense(coder[4], hidden(minilm, text, 4)[0]) for text in ("Ana", "bicycle", "station")])
+    expected = reference(state, every[kept], places, reason, anchors, idf, config)
+    assert trace.combined.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    assert [
+        (turn, Part(part)) for turn, part in zip(trace.codes.turn.tolist(), trace.codes.part.tolist(), strict=True)
+    ] == places
+    assert trace.codes.turn_tokens.tolist() == [sum(k == turn for k, _ in places) for turn in range(len(state.turns))]
+
+
+def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
+    config = GroundingConfig(sigma=1.5)
+    coders = saes_for(nano, (1, 3))
+    state = state_of()
+    trace = Grounder(nano, coders, None, config).trace(state)
+    rendered = render(state)
+    combined = []
+    for layer, coder in coders.items():
+        states, offsets = hidden(nano, rendered.text, layer)
+        codes = dense(coder, states)
+        places, kept, strategy = [], [], {Part.REASONING: [], Part.ANCHOR: []}
+        for t, (a, b) in enumerate(offsets):
+            position = next((p for p in range(a, b) if not rendered.text[p].isspace()), a)
+            for n, span in enumerate(rendered.turns):
+                if span.start <= position < span.end:
+                    places.append((n, place(span, state.turns[n], position)))
+                    kept.append(t)
+            for part, spans in ((Part.REASONING, rendered.reasoning), (Part.ANCHOR, rendered.anchors)):
+                if any(s <= position < e for s, e in spans):
+                    strategy[part].append(t)
+        idf = idf_of(codes[kept], [n for n, _ in places])
+        expected = reference(
+            state, codes[kept], places, codes[strategy[Part.REASONING]], codes[strategy[Part.ANCHOR]], idf, config
+        )
+        assert trace.resonance[layer].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-3)
+        r = torch.tensor(expected)
+        combined.append((r - r.mean()) / r.std(correction=0))
+        torch.testing.assert_close(
+            trace.codes.layers[layer].dialogue.dense(D_SAE), codes[kept].float(), rtol=1e-4, atol=1e-4
+        )
+    r = sum(combined) / 2
+    torch.testing.assert_close(trace.combined, r, rtol=1e-3, atol=1e-3)
+    runs = torch.tensor([state.runs[n] for n, _ in places])
+    assert len(runs.unique()) == 3
+    smoothed = torch.cat([gaussian_smooth(r[runs == run], 1.5) for run in runs.unique()])
+    torch.testing.assert_close(trace.smoothed, smoothed, rtol=1e-3, atol=1e-3)
+    for turn, salience in enumerate(trace.state.salience):
+        best = {
+            part: sorted(s for s, place in zip(smoothed.tolist(), places, strict=True) if place == (turn, part))[-5:]
+            for part in (Part.TEXT, Part.CAPTION)
+        }
+        means = [sum(values) / len(values) for values in best.values() if values]
+        expected = 0.7 * means[0] + 0.3 * means[-1] if means else -math.inf
+        assert salience == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_joint_reads_nothing_behind_the_strategy(nano: Backbone) -> None:
+    seen: list[int] = []
+
+    def watch(input_ids: Tensor, *rest, **named) -> dict[int, Tensor]:
+        seen.append(input_ids.shape[1])
+        return Backbone.hidden_states(nano, input_ids, *rest, **named)
+
+    state = state_of()
+    grounder = Grounder(nano, saes_for(nano, (2,)), None, GroundingConfig())
+    grounder.encoder.backbone = SimpleNamespace(
+        hidden_states=watch,
+        max_length=nano.max_length,
+        frame=nano.frame,
+        tokenizer=nano.tokenizer,
+        tokenize=nano.tokenize,
+        name="nano",
+    )
+    first = grounder.ground(state)
+    longer = replace(state, question=replace(state.question, text="And what else? " * 50))
+    assert grounder.ground(longer).salience == first.salience
+    rendered = render(state)
+    assert seen == [len(nano.tokenize(rendered.text[: rendered.strategy[1]]).ids)] * 2
+
+
+def assert_same(first: GroundingTrace, second: GroundingTrace, exactly: bool = True) -> None:
+    assert first.codes.spans == second.codes.spans
+    tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(first.smoothed, second.smoothed, **tolerance)
+    torch.testing.assert_close(
+        torch.tensor(first.state.salience), torch.tensor(second.state.salience), equal_nan=True, **tolerance
+    )
+    assert first.state.blocks == second.state.blocks
+
+
+@pytest.mark.parametrize("window_tokens", [16, 256])
+def test_results_do_not_depend_on_batch_size(minilm: Backbone, window_tokens: int) -> None:
+    traces = [
+        Grounder(
+            minilm,
+            saes_for(minilm, (3, 5)),
+            None,
+            GroundingConfig(batch_size=size, window_tokens=window_tokens, budget_share=0.5, window=0),
+        ).trace(state_of())
+        for size in (1, 3, 8)
+    ]
+    assert traces[0].state.blocks
+    for other in traces[1:]:
+        assert_same(traces[0], other, exactly=False)
+
+
+def test_results_do_not_depend_on_the_cache(minilm: Backbone) -> None:
+    states = [
+        state_of(),
+        state_of(Strategy(("Who likes animals?",), entities=("dog",)), (Segment(1, 3), Segment(7, 8))),
+        replace(state_of(), dialogue=dialogue("another")),
+    ]
+    coders = saes_for(minilm, (3, 5))
+    fresh = [Grounder(minilm, coders, None, GroundingConfig()).trace(state) for state in states]
+    for cached in (0, 1, 4):
+        grounder = Grounder(minilm, coders, None, GroundingConfig(cached_dialogues=cached))
+        for index in (0, 1, 2, 1, 0):
+            assert_same(fresh[index], grounder.trace(states[index]))
+
+
+def test_a_second_question_does_not_encode_the_dialogue_again(
+    minilm: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grounder = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig(cached_dialogues=2))
+    encoded: list[str] = []
+    original = WindowedCodes._encode_dialogue
+
+    def watch(self: WindowedCodes, target: Dialogue):
+        encoded.append(target.id)
+        return original(self, target)
+
+    monkeypatch.setattr(WindowedCodes, "_encode_dialogue", watch)
+    for name in ("d", "d", "e", "d", "f", "d", "e"):
+        grounder.windowed.dialogue_codes(dialogue(name))
+    assert encoded == ["d", "e", "f", "e"]
+
+
+def test_windows_hold_whole_turns_of_one_session(minilm: Backbone) -> None:
+    seen: list[list[int]] = []
+
+    class Spy(SparseEncoder):
+        def encode(self, sequences):
+            seen.extend(sequences)
+            return super().encode(sequences)
+
+    long = "word " * 50
+    sessions = (
+        Session("a", None, turns_of("a", ("Ana", "one two three", []), ("Ben", long, []), ("Ana", "four", []))),
+        Session("b", None, turns_of("b", ("Ben", "five six", []))),
+    )
+    target = Dialogue("d", sessions)
+    spy = Spy(minilm, saes_for(minilm, (2,)), 10.0, 4)
+    codes = WindowedCodes(spy, 20, 1).dialogue_codes(target)
+    lengths = [len(minilm.tokenize(f"{turn.speaker}: {turn.text}").ids) for turn in target.turns]
+    assert lengths == [5, 52, 3, 4]
+    # the long turn is split; its last piece shares a window with the next turn; the session ends the window
+    assert [len(window) for window in seen] == [5, 20, 20, 12 + 3, 4]
+    assert [t for window in seen for t in window] == [
+        t for turn in target.turns for t in minilm.tokenize(f"{turn.speaker}: {turn.text}").ids
+    ]
+    assert torch.bincount(codes.turn).tolist() == lengths
+    assert codes.layers[2].values.shape == (64, K)
+
+
+def test_dialogue_codes_do_not_depend_on_what_is_retrieved(minilm: Backbone) -> None:
+    grounder = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig())
+    whole = grounder.trace(state_of(segments=(Segment(0, 5), Segment(6, 9)))).codes
+    part = grounder.trace(state_of(segments=(Segment(4, 4), Segment(7, 8)))).codes
+    wanted = torch.isin(whole.turn, torch.tensor([4, 7, 8]))
+    assert torch.equal(whole.layers[3].dialogue.values[wanted], part.layers[3].dialogue.values)
+    assert [part.text[slice(*span)] for span in part.spans] == [
+        whole.text[slice(*span)] for span, kept in zip(whole.spans, wanted.tolist(), strict=True) if kept
+    ]
+
+
+def test_turns_without_words(minilm: Backbone) -> None:
+    trace = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig(sigma=0.0, agg="max")).trace(state_of())
+    salience, tokens = trace.state.salience, trace.tokens()
+
+    def best(turn: int, part: Part) -> float:
+        return max(token.smoothed for token in tokens if token.turn == turn and token.part == part)
+
+    assert salience[2] == pytest.approx(best(2, Part.CAPTION))  # image alone: the caption counts whole
+    assert salience[4] == -math.inf  # nothing but a name
+    assert salience[5] == pytest.approx(0.7 * best(5, Part.TEXT) + 0.3 * best(5, Part.CAPTION))
+    # an image without a caption does not dilute the text
+    alone = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig(sigma=0.0, agg="max")).trace(
+        state_of(segments=(Segment(3, 3),))
+    )
+    assert alone.state.salience[0] == pytest.approx(max(t.smoothed for t in alone.tokens() if t.part == Part.TEXT))
+
+
+@pytest.mark.parametrize("name", ["minilm", "nano"])
+def test_strategies_that_say_little_and_states_that_hold_little(request: pytest.FixtureRequest, name: str) -> None:
+    backbone = request.getfixturevalue(name)
+    grounder = Grounder(backbone, saes_for(backbone, (2,)), None, GroundingConfig(budget_share=1.0))
+    assert grounder.ground(state_of(Strategy(("Think of habits.",)))).blocks
+    assert grounder.ground(state_of(Strategy((), entities=("dog",)))).blocks
+    silent = grounder.ground(state_of(Strategy(())))
+    assert silent.blocks == ()
+    assert grounder.ground(state_of(Strategy(("",), entities=(" ",)))).blocks == ()
+    assert len(silent.salience) == len(state_of().turns)
+    empty = grounder.ground(state_of(segments=()))
+    assert (empty.blocks, empty.salience) == ((), ())
+
+
+def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
+    coders = saes_for(minilm, (3,))
+    state = state_of()
+    total = sum(len(minilm.tokenize(render(state).text[span.start : span.end]).ids) for span in render(state).turns)
+
+    def trace(**settings) -> GroundingTrace:
+        return Grounder(minilm, coders, None, GroundingConfig(window=0, **settings)).trace(state)
+
+    def used(found: GroundingTrace) -> int:
+        return sum(int(found.codes.turn_tokens[a : b + 1].sum()) for a, b in found.state.blocks)
+
+    assert (share := trace()).budget == math.floor(0.44 * total)
+    assert 0 < used(share) <= share.budget
+    assert (tokens := trace(budget_tokens=25)).budget == 25
+    assert 0 < used(tokens) <= 25
+    assert trace(budget_tokens=2).state.blocks == ()
+    assert used(trace(budget_share=1.0)) == total - int(trace().codes.turn_tokens[4])
+    low = trace(threshold=-1.0)
+    assert low.budget is None
+    assert used(low) == total - int(low.codes.turn_tokens[4])
+    assert trace(threshold=1e9).state.blocks == ()
+
+
+def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: Backbone) -> None:
+    given = {2: torch.linspace(0, 1, D_SAE)}
+    strategy = Strategy(("Look for things that were lost.",))
+
+    def guide(backbone: Backbone, idf: dict[int, Tensor] | None, kind: str) -> Tensor:
+        config = GroundingConfig(idf=kind)  # type: ignore[arg-type]
+        return Grounder(backbone, saes_for(backbone, (2,)), idf, config).trace(state_of(strategy)).guidance[2]
+
+    for backbone, chosen in ((minilm, "dialogue"), (nano, "corpus")):
+        assert torch.equal(guide(backbone, given, "auto"), guide(backbone, given, chosen))
+        assert not torch.equal(guide(backbone, given, "dialogue"), guide(backbone, given, "corpus"))
+        assert torch.equal(guide(backbone, None, "auto"), guide(backbone, given, "dialogue"))
+    counts = guide(minilm, given, "corpus") / given[2]
+    torch.testing.assert_close(counts[1:], counts[1:].round())
+
+
+def test_attention_sinks_get_no_codes(minilm: Backbone) -> None:
+    def hidden_states(input_ids: Tensor, mask: Tensor | None, layers: list[int]) -> dict[int, Tensor]:
+        states = input_ids[..., None].float() * torch.ones(minilm.hidden_size)
+        return dict.fromkeys(layers, states)
+
+    fake = SimpleNamespace(
+        hidden_states=hidden_states,
+        max_length=9,
+        frame=([99], [98]),
+        name="fake",
+        device="cpu",
+        tokenizer=SimpleNamespace(pad_token_id=None),
+    )
+    encoder = SparseEncoder(fake, saes_for(minilm, (0,)), sink_ratio=10.0, batch_size=2)  # type: ignore[arg-type]
+    codes = encoder.encode([[1, 2, 2, 19], [2, 2, 21, 2, 2]])[0]
+    assert codes.active().any(-1).tolist() == [True, True, True, True, True, True, False, True, True]
+
+
+def test_trace_shows_tokens_and_features(minilm: Backbone) -> None:
+    trace = Grounder(minilm, saes_for(minilm, (3, 5)), None, GroundingConfig(beta=0.0)).trace(state_of())
+    words = [token.text for token in trace.tokens() if token.turn == 3]
+    assert words[:5] == ["Ana", ":", "My", "bicycle", "was"]
+    mine = trace.codes.turn == 3
+    features = trace.top_features(5, 3, n=D_SAE)
+    assert [share for _, share in features] == sorted((share for _, share in features), reverse=True)
+    assert sum(share for _, share in features) == pytest.approx(float(trace.resonance[5][mine].sum()), rel=1e-4)
+    heaviest = trace.guiding_features(5, 3)
+    assert heaviest[0][1] == pytest.approx(float(trace.guidance[5].max()))
+    assert len(heaviest) == 3
+    with pytest.raises(ModelError, match="layer 4"):
+        trace.top_features(4, 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda b: Grounder(b, {}, None, GroundingConfig()), "at least one SAE"),
+        (lambda b: Grounder(b, saes_for(b, (7,)), None, GroundingConfig()), "layers 0 to 6"),
+        (lambda b: Grounder(b, {3: TopKSAE(128, 64, 4)}, None, GroundingConfig()), "384 wide"),
+        (lambda b: Grounder(b, saes_for(b, (3,)), {3: torch.ones(5)}, GroundingConfig()), "96 features"),
+        (
+            lambda b: Grounder(b, saes_for(b, (3,)), {2: torch.ones(D_SAE)}, GroundingConfig(idf="corpus")),
+            "without idf",
+        ),
+        (
+            lambda b: Grounder(b, saes_for(b, (3,)), None, GroundingConfig(context_codes="joint")).ground(
+                state_of(Strategy(("a cue " * 600,)))
+            ),
+            "windowed",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_a_model_error(
+    minilm: Backbone, build: Callable[[Backbone], object], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        build(minilm)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"agg": "topp"},
+        {"sigma": -1.0},
+        {"lam": 2.0},
+        {"budget_share": 0.0},
+        {"budget_tokens": -1},
+        {"window": -1},
+        {"window_tokens": 0},
+        {"batch_size": 0},
+        {"sink_ratio": 0.5},
+        {"context_codes": "both"},
+        {"idf": "none"},
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict) -> None:
+    with pytest.raises(ConfigError):
+        GroundingConfig(**settings)
+
+
+def test_empty_codes_have_the_right_shape(minilm: Backbone) -> None:
+    codes = SparseEncoder(minilm, saes_for(minilm, (3,)), 10.0, 4).encode([])
+    assert isinstance(codes[3], SparseCodes)
+    assert codes[3].values.shape == (0, K)

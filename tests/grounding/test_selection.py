@@ -1,0 +1,111 @@
+"""Selection against a plain reading of the rules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.errors import ConfigError
+from remind.grounding import select_blocks
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
+    n = draw(st.integers(0, 12))
+    salience = [draw(st.sampled_from([0.0, 0.5, 1.0, -2.0, -math.inf]) | st.floats(-3, 3)) for _ in range(n)]
+    runs = [0] * n
+    for k in range(1, n):
+        runs[k] = runs[k - 1] + draw(st.sampled_from([0, 0, 0, 1]))
+    return salience, [draw(st.integers(0, 30)) for _ in range(n)], runs
+
+
+def reachable(k: int, window: int, runs: list[int]) -> set[int]:
+    return {n for n in range(len(runs)) if abs(n - k) <= window and len(set(runs[min(n, k) : max(n, k) + 1])) == 1}
+
+
+def blocks_of(chosen: set[int], runs: list[int]) -> list[tuple[int, int]]:
+    blocks: list[tuple[int, int]] = []
+    for k in sorted(chosen):
+        if blocks and blocks[-1][1] == k - 1 and runs[k] == runs[k - 1]:
+            blocks[-1] = (blocks[-1][0], k)
+        else:
+            blocks.append((k, k))
+    return blocks
+
+
+@given(turns(), st.integers(0, 120), st.integers(0, 3), st.booleans())
+def test_budget(case: tuple[list[float], list[int], list[int]], budget: int, window: int, with_runs: bool) -> None:
+    salience, lengths, runs = case
+    if not with_runs:
+        runs = [0] * len(runs)
+    chosen: set[int] = set()
+    left = set(range(len(salience)))
+    while left:
+        best = max(left, key=lambda k: (salience[k], -k))
+        left.remove(best)
+        if salience[best] == -math.inf:
+            break
+        grown = chosen | reachable(best, window, runs)
+        if sum(lengths[k] for k in grown) > budget:
+            break
+        chosen = grown
+    got = select_blocks(salience, lengths, budget=budget, window=window, run=runs if with_runs else None)
+    assert got == blocks_of(chosen, runs)
+
+
+@given(turns(), st.floats(-3, 3), st.integers(0, 3))
+def test_threshold(case: tuple[list[float], list[int], list[int]], threshold: float, window: int) -> None:
+    salience, lengths, runs = case
+    chosen = set().union(*(reachable(k, window, runs) for k, s in enumerate(salience) if s > threshold))
+    assert select_blocks(salience, lengths, threshold=threshold, window=window, run=runs) == blocks_of(chosen, runs)
+
+
+def test_ties_go_to_the_earlier_turn_and_the_first_overrun_ends_it() -> None:
+    assert select_blocks([1.0, 1.0, 1.0], [5, 5, 5], budget=10, window=0) == [(0, 1)]
+    # the second best does not fit; the third would, but the selection has ended
+    assert select_blocks([3.0, 0.0, 2.0, 0.0, 1.0], [4, 1, 9, 1, 1], budget=8, window=0) == [(0, 0)]
+    # exactly the budget is within it; turns already taken cost nothing again
+    assert select_blocks([3.0, 2.0, 0.0], [1, 1, 1], budget=3, window=1) == [(0, 2)]
+
+
+def test_budget_below_one_turn_marks_nothing() -> None:
+    assert select_blocks([1.0, 2.0], [10, 10], budget=9, window=0) == []
+    assert select_blocks([], [], budget=9) == []
+
+
+def test_windows_and_blocks_stop_at_gaps() -> None:
+    assert select_blocks([0.0, 9.0, 0.0, 0.0], [1] * 4, threshold=1.0, window=2, run=[0, 0, 1, 1]) == [(0, 1)]
+    assert select_blocks([0.0, 9.0, 9.0, 0.0], [1] * 4, threshold=1.0, run=[0, 0, 1, 1]) == [(0, 1), (2, 3)]
+    assert select_blocks([0.0, 9.0, 9.0, 0.0], [1] * 4, threshold=1.0) == [(0, 3)]
+
+
+def test_a_threshold_of_minus_infinity_takes_all_but_turns_without_tokens() -> None:
+    assert select_blocks([0.0, -math.inf, 0.0], [1, 0, 1], threshold=-math.inf, window=0) == [(0, 0), (2, 2)]
+    assert select_blocks([0.0, -math.inf, 0.0], [1, 0, 1], threshold=-math.inf, window=1) == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"budget": 1, "threshold": 0.0},
+        {"budget": -1},
+        {"budget": 1, "window": -1},
+        {"budget": 1, "run": [0]},
+        {"budget": math.nan},
+        {"threshold": math.nan},
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict) -> None:
+    with pytest.raises(ConfigError):
+        select_blocks([1.0, 2.0], [1, 1], **arguments)
+
+
+def test_lengths_must_agree_and_salience_be_a_number() -> None:
+    with pytest.raises(ConfigError, match="2 saliences, 1 turn lengths"):
+        select_blocks([1.0, 2.0], [1], budget=1)
+    with pytest.raises(ConfigError, match="NaN"):
+        select_blocks([1.0, math.nan], [1, 1], budget=1)

@@ -1,0 +1,199 @@
+"""From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from remind import read
+from remind.alignment.trainer import TrainerConfig
+from remind.demo import DemoConfig, demo
+from remind.pipeline import BuildStatesConfig, build_states
+from remind.pyramid import MARKER, strip_markers
+from remind.states import read_manifest, read_states
+from remind.testbed.nano import save_nano
+from remind.testbed.sample import sample_path
+from sae import TopKSAE, layer_folder
+from sae.trainer import SAETrainConfig
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+@pytest.fixture(scope="module")
+def minilm_sae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained SAE of MiniLM: enough to run on, meaningless to read."""
+    folder = tmp_path_factory.mktemp("sae")
+    TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 5))
+    return folder
+
+
+def script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "REMIND_QUIET": "1"}, check=False)
+
+
+@pytest.mark.slow
+def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_sae: Path) -> None:
+    nano = save_nano(tmp_path / "nano")
+    TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "nano-sae", 2))
+    data = str(sample_path())
+    cache = str(tmp_path / "cache")
+    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=2, cache=cache))
+    second = build_states(
+        BuildStatesConfig(
+            data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=2, cache=cache
+        )
+    )
+    corpus = read(data)
+    gold = {question.id: question for question in corpus.questions}
+    for folder in (first, second):
+        records = read_states(folder)
+        assert len(records) == 24
+        assert {record.split for record in records} == {"train", "dev", "test"}
+        for record in records:
+            assert record.split == gold[record.question_id].split
+            assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
+            assert record.x2.text.startswith(record.x1.text[: record.x1.text.rindex("\nQuestion:") - 1])
+            assert record.target is not None
+            assert len(record.salience) == len(record.x0.turns)
+        assert any(MARKER in record.x1.text for record in records)
+        assert read_manifest(folder)["counts"]["questions"] == 24
+    # x0 knows nothing of backbone or SAE
+    assert [r.x0 for r in read_states(first)] == [r.x0 for r in read_states(second)]
+
+
+@pytest.mark.slow
+def test_a_second_build_is_byte_identical(tmp_path: Path, minilm_sae: Path) -> None:
+    folders = [
+        build_states(
+            BuildStatesConfig(
+                str(sample_path() / "test.jsonl"), str(tmp_path / name), sae=str(minilm_sae), limit=3, cache=cache
+            )
+        )
+        for name, cache in (("a", str(tmp_path / "c1")), ("b", str(tmp_path / "c1")), ("c", str(tmp_path / "c2")))
+    ]
+    parts = [[path.read_bytes() for path in sorted(folder.glob("part-*"))] for folder in folders]
+    assert parts[0] == parts[1] == parts[2]
+
+
+def _bad_files() -> dict[str, tuple[Callable[[dict], object], str]]:
+    """What is done to a good LoCoMo-like file, and a word of the error."""
+
+    def without(key: str) -> Callable[[dict], object]:
+        def change(data: dict) -> None:
+            del data["conversation"]["session_1"][1][key]
+
+        return change
+
+    def twice(data: dict) -> None:
+        data["conversation"]["session_1"][1]["dia_id"] = "D1:1"
+
+    def empty(data: dict) -> None:
+        data["conversation"]["session_1"] = []
+
+    return {
+        "speaker": (without("speaker"), "speaker"),
+        "text": (without("text"), "text"),
+        "twice": (twice, "D1:1"),
+        "empty": (empty, "no turns"),
+    }
+
+
+def _locomo() -> dict:
+    turns = [{"speaker": s, "dia_id": f"D1:{n}", "text": f"words {n}"} for n, s in ((1, "Ana"), (2, "Ben"))]
+    conversation = {"speaker_a": "Ana", "speaker_b": "Ben", "session_1_date_time": "1:56 pm on 8 May, 2023"}
+    question = {"question": "What?", "answer": "words", "evidence": ["D1:1"], "category": 4}
+    return {"sample_id": "conv-1", "conversation": {**conversation, "session_1": turns}, "qa": [question]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*_bad_files(), "json", "format", "dialogue", "leaves", "missing", "key", "layer"])
+def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
+    path, out, extra = tmp_path / "in.json", tmp_path / "out", ["--sae", str(minilm_sae)]
+    word = ""
+    if kind in _bad_files():
+        data = _locomo()
+        change, word = _bad_files()[kind]
+        change(data)
+        path.write_text(json.dumps([data]))
+    elif kind == "json":
+        path.write_text('[{"sample_id": "conv-1",\n oops}]')
+        word = "line 2"
+    elif kind == "format":
+        path.write_text(json.dumps([_locomo()]))
+        extra += ["--format", "realtalk"]
+        word = "realtalk"
+    elif kind in ("dialogue", "leaves", "missing"):
+        path = tmp_path / "in.jsonl"
+        images = {"leaves": [{"path": "../secret.png"}], "missing": [{"path": "none.png"}]}.get(kind, [])
+        (tmp_path.parent / "secret.png").write_bytes(b"x")
+        turn = {"id": "t", "speaker": "Ana", "text": "hi", "images": images}
+        sessions = [{"id": "s", "time": None, "turns": [turn]}]
+        context = {"type": "context", "id": "c", "sessions": sessions}
+        question = {"type": "question", "id": "q", "context_id": "x" if kind == "dialogue" else "c", "question": "?"}
+        question |= {"format": "direct", "options": [], "answers": ["a"], "evidence": [], "images": []}
+        path.write_text("\n".join(map(json.dumps, (context, question))))
+        word = {"dialogue": "'x'", "leaves": "leaves the data folder", "missing": "no such file"}[kind]
+    else:
+        path.write_text(json.dumps([_locomo()]))
+        if kind == "key":
+            extra += ["--grounding.alpah", "3"]
+            word = "alpah"
+        else:
+            extra = ["--sae", str(tmp_path / "sae")]
+            TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
+            word = "layers 0 to 6"
+    before = sorted(tmp_path.iterdir())
+    done = script("build_states.py", "--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert word in done.stderr
+    if kind not in ("key", "layer"):
+        assert path.name in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_real_dialogues_become_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
+    # one dialogue of each kind: encoding all of them takes minutes
+    locomo = tmp_path / "locomo.json"
+    locomo.write_text(json.dumps(json.loads((remind_data / "locomo" / "locomo_dev.json").read_text())[:1]))
+    inputs = [str(locomo), str(remind_data / "realtalk" / "Chat_4_Emi_Paola.json")]
+    cfg = BuildStatesConfig(inputs, str(tmp_path / "out"), sae=str(minilm_sae), limit=3, cache=str(tmp_path / "cache"))
+    folder = build_states(cfg)
+    manifest = read_manifest(folder)
+    assert manifest["counts"]["questions"] == 6
+    assert (manifest["counts"]["evidence_references"], manifest["counts"]["evidence_dangling"]) == (424, 1)
+    for record in read_states(folder):
+        assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
+        marked = sum(turn.end - turn.start for turn in record.x0.turns)
+        assert 0 < marked < len(record.x0.text)
+
+
+@pytest.mark.slow
+def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tiny settings; `make demo` has the real ones."""
+    from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+    cfg = DemoConfig(
+        out=str(tmp_path / "demo"),
+        sae_layers=(2,),
+        sae=SAETrainConfig(d_sae=128, k=8, steps=5, batch_size=128),
+        trainer=TrainerConfig(lr=2e-3, max_steps=4, batch_size=2, eval_every=4, eval_limit=4),
+        max_new_tokens=8,
+    )
+    cfg.perception.retrieve.max_context_tokens = 120
+    exported = demo(cfg)
+    text = capsys.readouterr().out
+    for word in ("Acc before", "held-out loss", "report.html", str(exported), "random parameters"):
+        assert word in text
+    model = Qwen3VLForConditionalGeneration.from_pretrained(exported)
+    ids = AutoTokenizer.from_pretrained(exported)("hello", return_tensors="pt")
+    assert torch.isfinite(model(**ids).logits).all()
+    assert (tmp_path / "demo" / "after" / "report.html").is_file()
