@@ -31,7 +31,7 @@ class Window:
 
 def window_size(backbone: Backbone, asked: int | None) -> int:
     """Tokens of text per forward, so that the tokenizer's own special tokens fit beside them."""
-    most = backbone.max_length - sum(map(len, _frame(backbone.tokenizer)))
+    most = backbone.max_length - sum(map(len, backbone.frame))
     size = asked if asked is not None else (2048 if backbone.causal else 256)
     if asked is not None and asked > most:
         raise ConfigError(f"window {asked} is too long: {backbone.name} takes {most} tokens of text")
@@ -72,21 +72,13 @@ def mixed(windows: Sequence[Window], per_batch: int, seed: int) -> list[Window]:
     return [window for part in _groups(order, stretch) for window in sorted(part, key=lambda w: len(w.ids))]
 
 
-def _frame(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Special tokens the tokenizer puts before and after a text ([CLS] … [SEP], a BOS, nothing)."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    framed = tokenizer("a")["input_ids"]
-    start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
-    return list(framed[:start]), list(framed[start + len(plain) :])
-
-
 def _groups(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
     return (windows[start : start + size] for start in range(0, len(windows), size))
 
 
 def batches(backbone: Backbone, windows: Sequence[Window], count: int) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Model inputs, padded on the right, and the turn of each token [B, T] (-1 where it has none)."""
-    before, after = _frame(backbone.tokenizer)
+    before, after = backbone.frame
     pad = backbone.tokenizer.pad_token_id or 0
     for group in _groups(windows, count):
         longest = max(len(window.ids) for window in group)

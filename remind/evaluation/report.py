@@ -72,9 +72,14 @@ def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def measured(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Measures that at least one row has, in the order of the tables."""
+    return [name for name in HEADS if any(row[name] is not None for _, row in rows)]
+
+
 def table(report: dict[str, Any]) -> str:
     """One plain table of a report by format: percent, accuracy with its 95 % interval."""
-    measures = [name for name in HEADS if any(row[name] is not None for _, row in _rows(report))]
+    measures = measured(_rows(report))
     rows = [
         [name, str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in measures)]
         for name, row in _rows(report)
@@ -125,7 +130,7 @@ def markdown(report: dict[str, Any]) -> str:
         "Percent with 95 % intervals; failures are neither right nor wrong.",
     ]
     for title, rows in sections(report):
-        measures = [name for name in HEADS if any(row[name] is not None for _, row in rows)]
+        measures = measured(rows)
         lines += ["", f"## {title}", ""]
         lines.append(f"| | n | failed | {' | '.join(HEADS[m] for m in measures)} |")
         lines.append(f"|---|{'---:|' * (len(measures) + 2)}")
@@ -199,5 +204,10 @@ def html(report: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
     environment.filters["percent"] = percent
     template = (files("remind.evaluation") / "report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
-        report=report, judge=judge_label(report), tables=sections(report), examples=shown, heads=HEADS
+        report=report,
+        judge=judge_label(report),
+        tables=sections(report),
+        examples=shown,
+        heads=HEADS,
+        measured=measured,
     )

@@ -17,7 +17,11 @@ class GroundingConfig:
     alpha: float = 6.0
     """Weight of an anchor token against a reasoning token in the guidance (α of Eq. 3)."""
     beta: float = 4.0
-    """Weight of the speaker-conditioned broadcast (β of Eq. 4)."""
+    """Weight of the speaker-conditioned broadcast (β of Eq. 4), in units of `beta_unit`."""
+    beta_unit: float | None = 0.025
+    """What β is counted in, as a share of the mean active code. The broadcast sums weights without activations, so what
+    a β is worth depends on the scale of the SAE's codes, which the paper does not tell; with codes of 1.4 on average, a
+    plain 4 drowns the local alignment. None: the codes' own units, Eq. 4 as printed."""
     lam: float = 0.3
     """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
     sigma: float = 1.0
@@ -64,6 +68,8 @@ class GroundingConfig:
             raise ConfigError(f"grounding: lam must lie between 0 and 1, not {self.lam}")
         if not 0 < self.budget_share <= 1:
             raise ConfigError(f"grounding: budget_share must lie in (0, 1], not {self.budget_share}")
+        if self.beta_unit is not None and self.beta_unit <= 0:
+            raise ConfigError(f"grounding: beta_unit must be more than 0, or none, not {self.beta_unit}")
         if self.sink_ratio <= 1:
             raise ConfigError(f"grounding: sink_ratio must be more than 1, not {self.sink_ratio}")
         for name, least in (

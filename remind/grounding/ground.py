@@ -20,7 +20,7 @@ from remind.grounding.selection import select_blocks
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
 from remind.pyramid import AttentionalState, FactualState
-from sae import TopKSAE
+from sae import SparseCodes, TopKSAE
 
 
 class Grounder:
@@ -67,7 +67,12 @@ class Grounder:
         runs = torch.tensor(state.runs, dtype=torch.int64)
         resonance = {
             layer: token_resonance(
-                found.dialogue, guides[layer], codes.turn, codes.speakers(layer), config.beta, run=state.runs
+                found.dialogue,
+                guides[layer],
+                codes.turn,
+                codes.speakers(layer),
+                self._beta(found.dialogue),
+                run=state.runs,
             )
             for layer, found in codes.layers.items()
         }
@@ -103,6 +108,13 @@ class Grounder:
             smoothed=smoothed,
             budget=budget if config.threshold is None else None,
         )
+
+    def _beta(self, codes: SparseCodes) -> float:
+        """β in the units of the codes."""
+        active = codes.values[codes.active()]
+        if self.config.beta_unit is None or not len(active):
+            return self.config.beta
+        return self.config.beta * self.config.beta_unit * float(active.mean())
 
     def _guidance(self, codes: StateCodes, layer: int) -> Tensor:
         found = codes.layers[layer]

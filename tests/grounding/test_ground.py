@@ -137,7 +137,7 @@ def idf_of(codes: Tensor, document: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("anchor_idf", [True, False])
 def test_windowed_is_the_equations_on_each_session_alone(minilm: Backbone, anchor_idf: bool) -> None:
-    config = GroundingConfig(anchor_idf=anchor_idf, sigma=0.0)
+    config = GroundingConfig(anchor_idf=anchor_idf, sigma=0.0, beta_unit=None)
     coder = saes_for(minilm, (4,))
     state = state_of()
     trace = Grounder(minilm, coder, None, config).trace(state)
@@ -168,7 +168,7 @@ def test_windowed_is_the_equations_on_each_session_alone(minilm: Backbone, ancho
 
 
 def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
-    config = GroundingConfig(sigma=1.5)
+    config = GroundingConfig(sigma=1.5, beta_unit=None)
     coders = saes_for(nano, (1, 3))
     state = state_of()
     trace = Grounder(nano, coders, None, config).trace(state)
@@ -374,16 +374,34 @@ def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
     def used(found: GroundingTrace) -> int:
         return sum(int(found.codes.turn_tokens[a : b + 1].sum()) for a, b in found.state.blocks)
 
-    assert (share := trace()).budget == math.floor(0.44 * total)
+    share = trace()
+    assert share.budget == math.floor(0.44 * total)
     assert 0 < used(share) <= share.budget
-    assert (tokens := trace(budget_tokens=25)).budget == 25
-    assert 0 < used(tokens) <= 25
+    longest = int(share.codes.turn_tokens.max())
+    assert longest < share.budget
+    tokens = trace(budget_tokens=longest)
+    assert tokens.budget == longest
+    assert 0 < used(tokens) <= longest
     assert trace(budget_tokens=2).state.blocks == ()
     assert used(trace(budget_share=1.0)) == total - int(trace().codes.turn_tokens[4])
     low = trace(threshold=-1.0)
     assert low.budget is None
     assert used(low) == total - int(low.codes.turn_tokens[4])
     assert trace(threshold=1e9).state.blocks == ()
+
+
+def test_the_weight_of_the_broadcast_follows_the_scale_of_the_codes(minilm: Backbone) -> None:
+    def trace(scale: float, unit: float | None, beta: float = 4.0) -> GroundingTrace:
+        coder = saes_for(minilm, (3,))[3].requires_grad_(False)
+        coder.W_enc.mul_(scale)
+        return Grounder(minilm, {3: coder}, None, GroundingConfig(beta=beta, beta_unit=unit)).trace(state_of())
+
+    one, tenfold = trace(1.0, 0.05), trace(10.0, 0.05)
+    torch.testing.assert_close(tenfold.combined, 10 * one.combined, rtol=1e-3, atol=1e-2)
+    active = one.codes.layers[3].dialogue.values
+    mean = float(active[active > 0].mean())
+    torch.testing.assert_close(one.combined, trace(1.0, None, beta=0.2 * mean).combined)
+    assert not torch.allclose(one.combined, trace(1.0, None).combined)
 
 
 def test_idf_comes_from_the_dialogue_or_from_the_corpus(minilm: Backbone, nano: Backbone) -> None:
@@ -474,6 +492,7 @@ def test_what_does_not_fit_is_a_model_error(
         {"window_tokens": 0},
         {"batch_size": 0},
         {"sink_ratio": 0.5},
+        {"beta_unit": 0.0},
         {"context_codes": "both"},
         {"idf": "none"},
     ],
