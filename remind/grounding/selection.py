@@ -40,7 +40,7 @@ def select_blocks(
         ConfigError: not exactly one of budget and threshold, a negative budget, window or length, NaN, lengths that
             differ.
     """
-    scores = [float(value) for value in salience]
+    scores = salience.tolist() if isinstance(salience, Tensor) else [float(value) for value in salience]
     lengths = [int(value) for value in turn_tokens]
     runs = [0] * len(scores) if run is None else list(run)
     if len(lengths) != len(scores) or len(runs) != len(scores):
