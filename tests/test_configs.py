@@ -1,0 +1,25 @@
+"""Every shipped configuration is one its script takes."""
+
+from pathlib import Path
+
+import pytest
+
+from remind.alignment.trainer import TrainConfig
+from remind.cli import parse
+from remind.demo import DemoConfig
+from remind.evaluation.harness import EvaluateConfig
+from remind.sae_training import TrainSAEConfig
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+KINDS = {
+    "demo": (DemoConfig, []),
+    "evaluate": (EvaluateConfig, ["--states", "s", "--model", "m", "--out", "o"]),
+    "pra": (TrainConfig, ["--states", "s", "--out", "o"]),
+    "sae": (TrainSAEConfig, ["--out", "o"]),
+}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_is_taken_by_its_script(path: Path) -> None:
+    kind, required = KINDS[path.stem.split("_")[0]]
+    assert isinstance(parse(kind, "", ["--config", str(path), *required]), kind)
