@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remind import prompts
 from remind.abstraction import summarise
-from remind.dialogue import Corpus, Question
+from remind.dialogue import Corpus
 from remind.errors import ConfigError
 from remind.grounding import GroundingConfig
 from remind.io import atomic_folder, sha256_file, sha256_json
@@ -138,26 +138,19 @@ def _marked_share(record: StateRecord) -> float:
 
 def build(
     corpus: Corpus, splits: dict[str, str], perception: Perception, grounder: Grounder, limit: int | None = None
-) -> Iterator[tuple[str, list[StateRecord]]]:
-    """Each dialogue's id and the records of its questions, one dialogue in memory at a time."""
+) -> Iterator[list[StateRecord]]:
+    """The records of each dialogue's questions, one dialogue in memory at a time."""
     for dialogue, questions in corpus.by_dialogue():
         chosen = questions[:limit] if limit is not None else questions
         if chosen:
-            yield (
-                dialogue.id,
-                [
-                    record_of(_reflect(perception, grounder, perception.perceive(dialogue, q)), splits[q.id])
-                    for q in _progress(chosen, dialogue.id)
-                ],
-            )
+            yield [
+                record_of(_reflect(perception, grounder, perception.perceive(dialogue, q)), splits[q.id])
+                for q in track(chosen, f"states {dialogue.id}", len(chosen))
+            ]
 
 
 def _reflect(perception: Perception, grounder: Grounder, state: FactualState) -> ReflectiveState:
     return summarise(perception.llm, grounder.ground(state))
-
-
-def _progress(questions: list[Question], name: str) -> Iterator[Question]:
-    return track(questions, f"states {name}", len(questions))
 
 
 def _paths(value: str | list[str] | None) -> list[str]:
@@ -221,7 +214,7 @@ def build_states(cfg: BuildStatesConfig) -> Path:
 
     tally = Tally()
     with atomic_folder(out) as folder:
-        for number, (_, part) in enumerate(build(corpus, splits, perception, grounder, cfg.limit)):
+        for number, part in enumerate(build(corpus, splits, perception, grounder, cfg.limit)):
             write_part(folder, number, part)
             for record in part:
                 tally.add(record)

@@ -38,7 +38,7 @@ def window_size(backbone: Backbone, asked: int | None) -> int:
     return min(size, most)
 
 
-def turn_text(turn: Turn) -> str:
+def prompt_lines(turn: Turn) -> str:
     """A turn as prompts show it: its line, then a line for each image caption."""
     lines = [line_of(turn)]
     lines += [f"[Image #{image.index} Caption] {one_line(image.caption)}" for image in turn.images if image.caption]
@@ -54,7 +54,7 @@ def make_windows(backbone: Backbone, dialogues: Sequence[Dialogue], size: int, l
             ids: list[int] = []
             turns: list[int] = []
             for turn in session.turns:
-                piece = backbone.tokenize(turn_text(turn)).ids
+                piece = backbone.tokenize(prompt_lines(turn)).ids
                 ids += piece
                 turns += [turn_number] * len(piece)
                 turn_number += 1

@@ -9,16 +9,8 @@ from pathlib import Path
 import pytest
 
 from remind.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.pyramid import (
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Segment,
-    Strategy,
-    line_of,
-    render,
-    render_target,
-)
+from remind.pipeline import record_of
+from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states import StateRecord, write_manifest, write_part
 
 
@@ -44,29 +36,7 @@ def record(question_id: str = "q", split: str = "test", **changes: object) -> St
     )
     factual = FactualState(dialogue, question, (Segment(0, 3),), Strategy(("think",), entities=("line",)))
     attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, 0.0, 0.0))
-    held_images = {0}
-    return StateRecord(
-        question_id=question.id,
-        dialogue_id=dialogue.id,
-        split=split,
-        format=question.format,
-        question=question.text,
-        options=question.options,
-        answers=question.answers,
-        dimension=question.dimension,
-        category=None if question.category is None else str(question.category),
-        visual=question.visual,
-        evidence=question.evidence,
-        evidence_lines=tuple(line_of(dialogue.turn(turn_id)) for turn_id in question.evidence),
-        evidence_found=tuple(t for t in question.evidence if t in {"t0", "t1", "t2", "t3"}),
-        images=question.images,
-        images_found=tuple(i for i in question.images if i in held_images),
-        target=render_target(factual).text,
-        x0=render(factual),
-        x1=render(attentional),
-        x2=render(ReflectiveState(attentional, "because")),
-        salience=attentional.salience,
-    )
+    return record_of(ReflectiveState(attentional, "because"), split)
 
 
 @pytest.fixture

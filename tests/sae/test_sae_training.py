@@ -22,7 +22,7 @@ from remind.sae_training import (
     split_dialogues,
     train_sae,
 )
-from remind.windows import batches, make_windows, mixed, turn_text, window_size
+from remind.windows import batches, make_windows, mixed, prompt_lines, window_size
 from sae import TopKSAE, layer_folder, load_idf, load_layers
 from sae.trainer import SAETrainConfig
 
@@ -164,7 +164,7 @@ def test_windows_hold_each_token_once_and_respect_sessions(nano: Backbone) -> No
     expected: list[int] = []
     numbers: list[int] = []
     for number, turn in enumerate([*dialogue().turns, *dialogue().turns]):
-        ids = nano.tokenize(turn_text(turn)).ids
+        ids = nano.tokenize(prompt_lines(turn)).ids
         expected += ids
         numbers += [number] * len(ids)
     assert [i for window in windows for i in window.ids] == expected
@@ -175,7 +175,7 @@ def test_windows_hold_each_token_once_and_respect_sessions(nano: Backbone) -> No
 
 
 def test_a_turn_reads_as_in_a_prompt() -> None:
-    assert turn_text(dialogue().turn("3:0")) == "Ben: look\n[Image #0 Caption] a red boat\n"
+    assert prompt_lines(dialogue().turn("3:0")) == "Ben: look\n[Image #0 Caption] a red boat\n"
 
 
 def test_batches_frame_and_pad(nano: Backbone) -> None:
