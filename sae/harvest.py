@@ -83,24 +83,20 @@ def harvest(
         ShapeError: an attention mask that is not [B, T].
     """
     counts = HarvestStats() if stats is None else stats
-    visual_tokens = _ids(_visual_ids(model) if visual_ids is None else visual_ids, model)
-    special_tokens = _ids(special_ids, model)
+    choice = TokenChoice(model, special_ids=special_ids, visual_ids=visual_ids, sink_factor=sink_factor)
     for number, batch in enumerate(batches):
         inputs = {
             name: value.to(device_of(model)) if isinstance(value, Tensor) else value for name, value in batch.items()
         }
-        ids = inputs["input_ids"]
-        mask = inputs.get("attention_mask")
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         if mask is not None and mask.shape != ids.shape:
             raise ShapeError(f"batch {number}: attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}")
         with torch.no_grad():
             states = hidden_states(model, layers, **inputs)
         counts.batches += 1
         counts.tokens += ids.numel()
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        visual = torch.isin(ids, visual_tokens)
-        keep = real & (visual | ~torch.isin(ids, special_tokens))
-        broken = [layer for layer, state in states.items() if not bool(torch.isfinite(state[keep]).all())]
+        chosen = choice(ids, mask, states)
+        broken = [layer for layer, state in states.items() if not bool(torch.isfinite(state[chosen.wanted]).all())]
         if broken:
             if not skip_nonfinite:
                 raise ActivationError(
@@ -109,12 +105,11 @@ def harvest(
                 )
             counts.skipped += 1
             continue
-        wanted = int(keep.sum())
-        counts.padding += int((~real).sum())
-        counts.special += int(real.sum()) - wanted
-        if sink_factor is not None:
-            keep &= ~_sinks(states, keep, visual, sink_factor)
+        keep, visual = chosen.keep, chosen.visual
+        wanted, real = int(chosen.wanted.sum()), ids.numel() if mask is None else int(mask.bool().sum())
         rows, positions = keep.nonzero(as_tuple=True)
+        counts.padding += ids.numel() - real
+        counts.special += real - wanted
         counts.kept += len(rows)
         counts.sinks += wanted - len(rows)
         counts.visual += int(visual[keep].sum())
@@ -127,6 +122,41 @@ def harvest(
                 positions=positions.to(target),
                 batch=number,
             )
+
+
+class Chosen(NamedTuple):
+    """[B, T] bool each: tokens used; the same before sinks were dropped; image and video tokens."""
+
+    keep: Tensor
+    wanted: Tensor
+    visual: Tensor
+
+
+class TokenChoice:
+    """Which tokens of a batch a coder learns from and is judged on; the arguments are those of `harvest`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        special_ids: Collection[int] = (),
+        visual_ids: Collection[int] | None = None,
+        sink_factor: float | None = 10.0,
+    ) -> None:
+        self._special = _ids(special_ids, model)
+        self._visual = _ids(_visual_ids(model) if visual_ids is None else visual_ids, model)
+        self._sink_factor = sink_factor
+
+    def __call__(self, ids: Tensor, mask: Tensor | None, states: Mapping[int, Tensor]) -> Chosen:
+        """ids, mask: [B, T]; states: layer to [B, T, d]."""
+        visual = torch.isin(ids, self._visual)
+        wanted = visual | ~torch.isin(ids, self._special)
+        if mask is not None:
+            wanted &= mask.bool()
+        keep = wanted
+        if self._sink_factor is not None:
+            keep = wanted & ~_sinks(states, wanted, visual, self._sink_factor)
+        return Chosen(keep, wanted, visual)
 
 
 def _sinks(states: Mapping[int, Tensor], keep: Tensor, visual: Tensor, factor: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers from one forward that stops after the deepest of them.
+"""Hidden states of chosen layers from one forward that stops after the deepest of them, and edits of the stream.
 
 Layer L is Hugging Face's `hidden_states[L]`: 0 the embeddings, L the residual stream after L blocks, n_layers the
 output of the last block before the final norm. (transformers gives its own last entry after that norm, in decoders.)
@@ -9,13 +9,14 @@ after an early block has returned, and an output hook would miss them at visual 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sae.errors import LayerError
+from sae.errors import LayerError, ShapeError
 
 
 class _Stop(Exception):
@@ -66,47 +67,99 @@ def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dic
         LayerError: a layer out of range, or none asked for.
     """
     blocks = find_blocks(model)
+    wanted = _checked(model, blocks, layers)
+    deepest = max(wanted)
+    found: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Callable[[Tensor], None]:
+        def take(state: Tensor) -> None:
+            found[layer] = state
+            if layer == deepest:
+                raise _Stop
+
+        return take
+
+    if "use_cache" not in inputs and _takes(model, "use_cache"):
+        inputs["use_cache"] = False
+    with _hooked(blocks, {layer: keep(layer) for layer in wanted}), suppress(_Stop):
+        model(**inputs)
+    missing = [layer for layer in wanted if layer not in found]
+    if missing:
+        raise LayerError(f"{type(model).__name__} never ran the block that gives layer {missing[0]}")
+    return {layer: found[layer] for layer in wanted}
+
+
+@contextmanager
+def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Within the block, each forward of the model goes on from `edits[L](h)` instead of its own h at layer L.
+
+    h is [B, T, d] and so must be the result; T is 1 while generating with a cache, after the prompt. Edits of several
+    layers see what the edits below them led to. The hooks go away with the block, whatever happens inside.
+
+    Raises:
+        LayerError: a layer out of range, or none.
+        ShapeError: (in the forward) an edit that returns another shape.
+    """
+    blocks = find_blocks(model)
+    layers = _checked(model, blocks, list(edits))
+
+    def change(layer: int) -> Callable[[Tensor], Tensor]:
+        def apply(state: Tensor) -> Tensor:
+            after = edits[layer](state)
+            if after.shape != state.shape:
+                raise ShapeError(f"the edit of layer {layer} made {list(after.shape)} of {list(state.shape)}")
+            return after.to(state)
+
+        return apply
+
+    with _hooked(blocks, {layer: change(layer) for layer in layers}):
+        yield
+
+
+def _checked(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int]) -> list[int]:
     wanted = list(dict.fromkeys(layers))
     wrong = [layer for layer in wanted if isinstance(layer, bool) or not 0 <= layer <= len(blocks)]
     if wrong or not wanted:
         what = f"layer {wrong[0]} is not there" if wrong else "no layer was asked for"
         raise LayerError(f"{what}: {type(model).__name__} has layers 0 (embeddings) to {len(blocks)}")
-    deepest = max(wanted)
-    found: dict[int, Tensor] = {}
+    return wanted
 
-    def keep(layer: int, state: Any) -> None:
-        found[layer] = state[0] if isinstance(state, tuple | list) else state
-        if layer == deepest:
-            raise _Stop
 
-    def before(layer: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            keep(layer, args[0] if args else kwargs["hidden_states"])
+@contextmanager
+def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tensor | None]]) -> Iterator[None]:
+    """Show each visitor the stream at its layer; what it returns, unless None, takes the stream's place."""
+
+    def before(visit: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            state = visit(args[0] if args else kwargs["hidden_states"])
+            if state is None:
+                return None
+            return ((state, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": state})
 
         return hook
 
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        keep(len(blocks), output)
+    def after(visit: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            # a block of older transformers returns a tuple that starts with the stream
+            state = visit(output[0] if isinstance(output, tuple | list) else output)
+            if state is None:
+                return None
+            return type(output)([state, *output[1:]]) if isinstance(output, tuple | list) else state
 
-    handles = [
-        blocks[-1].register_forward_hook(after)
-        if layer == len(blocks)
-        else blocks[layer].register_forward_pre_hook(before(layer), with_kwargs=True)
-        for layer in wanted
-    ]
-    if "use_cache" not in inputs and _takes(model, "use_cache"):
-        inputs["use_cache"] = False
+        return hook
+
+    handles = []
     try:
-        model(**inputs)
-    except _Stop:
-        pass
+        for layer, visit in visits.items():
+            handles.append(
+                blocks[-1].register_forward_hook(after(visit))
+                if layer == len(blocks)
+                else blocks[layer].register_forward_pre_hook(before(visit), with_kwargs=True)
+            )
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    missing = [layer for layer in wanted if layer not in found]
-    if missing:
-        raise LayerError(f"{type(model).__name__} never ran the block that gives layer {missing[0]}")
-    return {layer: found[layer] for layer in wanted}
 
 
 def _text_config(model: nn.Module) -> Any:
