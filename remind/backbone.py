@@ -197,9 +197,13 @@ class Backbone:
             counts = (extra["image_grid_thw"].prod(-1) // image_processor.merge_size**2).tolist()
         input_ids = torch.tensor([chat_ids(self.tokenizer, messages, add_generation_prompt, counts)])
         inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), **extra}
-        if images and self._takes("mm_token_type_ids"):
-            inputs["mm_token_type_ids"] = self._modality(input_ids)
+        if images and (kinds := self.modality(input_ids)) is not None:
+            inputs["mm_token_type_ids"] = kinds
         return inputs
+
+    def modality(self, input_ids: Tensor) -> Tensor | None:
+        """mm_token_type_ids of inputs with images, [B, T]: 0 text, 1 image, 2 video; None if the model takes none."""
+        return self._modality(input_ids) if self._takes("mm_token_type_ids") else None
 
     @property
     def _bare(self) -> Any:

@@ -182,7 +182,7 @@ def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
     parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
     if any("video" in part or part.get("type") == "video" for part in parts):
         raise ModelError("videos are not supported; give single frames as images")
-    opened = [{**part, "image": _open_image(part.get("image"))} for part in parts if _is_image(part)]
+    opened = [{**part, "image": open_image(part.get("image"))} for part in parts if _is_image(part)]
     if not opened:
         return []
     try:
@@ -193,23 +193,19 @@ def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
     return images
 
 
-def _open_image(value: Any) -> PILImage:
+def image_size(path: str | Path) -> tuple[int, int]:
+    """Width and height in pixels, from the head of a local file alone. Raises ImagePathError."""
+    return _opened(str(path), load=False).size
+
+
+def open_image(value: Any) -> PILImage:
+    """A local file or a PIL image, in RGB, transparency on white. Raises ImagePathError."""
     from PIL import Image
 
     if isinstance(value, Image.Image):
         image = value
     elif isinstance(value, str | Path) and str(value):
-        text = str(value)
-        if re.match(r"(?i)(https?|data|ftp):", text):
-            raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
-        path = Path(text.removeprefix("file://"))
-        try:
-            image = Image.open(path)
-            image.load()
-        except FileNotFoundError:
-            raise ImagePathError("no such image", path) from None
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ImagePathError(f"cannot be read as an image: {error}", path) from None
+        image = _opened(str(value), load=True)
     else:
         raise ImagePathError(f"an image is a path or a PIL image, not {type(value).__name__}")
     if image.mode == "RGBA":
@@ -217,6 +213,23 @@ def _open_image(value: Any) -> PILImage:
         white.paste(image, mask=image.getchannel("A"))
         return white
     return image.convert("RGB")
+
+
+def _opened(text: str, load: bool) -> PILImage:
+    from PIL import Image
+
+    if re.match(r"(?i)(https?|data|ftp):", text):
+        raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
+    path = Path(text.removeprefix("file://"))
+    try:
+        image = Image.open(path)
+        if load:
+            image.load()
+    except FileNotFoundError:
+        raise ImagePathError("no such image", path) from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImagePathError(f"cannot be read as an image: {error}", path) from None
+    return image
 
 
 def _resize(part: Mapping[str, Any], factor: int) -> PILImage:

@@ -46,6 +46,9 @@ class Counter:
     def step(self, n: int = 1, note: str = "") -> None:
         self._progress.update(self._task, advance=n, note=note)
 
+    def advance_to(self, done: int, note: str = "") -> None:
+        self._progress.update(self._task, completed=done, note=note)
+
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Yield the items while showing how many of `total` are done."""

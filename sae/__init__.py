@@ -1,6 +1,10 @@
-"""Top-K sparse autoencoders for Hugging Face models, in sae-lens's format."""
+"""Top-K sparse autoencoders for Hugging Face models, in sae-lens's format.
 
-from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SAEError, ShapeError
+Training is in `sae.trainer`, harvesting in `sae.harvest`, `sae.buffer` and `sae.cache`, evaluation in `sae.metrics` and
+`sae.splice`, probing in `sae.probe`.
+"""
+
+from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SAEError, ShapeError, StorageError
 from sae.idf import DocumentFrequency, load_idf, save_idf
 from sae.topk import SparseCodes, TopKSAE, layer_folder, load_layers
 
@@ -13,6 +17,7 @@ __all__ = [
     "SAEError",
     "ShapeError",
     "SparseCodes",
+    "StorageError",
     "TopKSAE",
     "layer_folder",
     "load_idf",

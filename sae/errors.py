@@ -34,3 +34,12 @@ class FormatError(SAEError):
     def __init__(self, message: str, path: str | Path) -> None:
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
+
+
+class StorageError(SAEError, OSError):
+    """A file that could not be written: no space, no permission, a limit of the system. `errno` is the system's."""
+
+    def __init__(self, message: str, path: str | Path, errno: int | None = None) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = Path(path)
+        self.errno = errno

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,30 +17,81 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sae.errors import FormatError
+from sae.errors import FormatError, StorageError
+
+_ADVICE = {
+    errno.ENOSPC: "free some space or choose another folder",
+    errno.EDQUOT: "free some of your quota or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another folder",
+    errno.EACCES: "make the folder writable or choose another",
+    errno.EPERM: "make the folder writable or choose another",
+    errno.EROFS: "make the folder writable or choose another",
+    errno.ENOTDIR: "a part of the path is a file; choose another folder",
+}
+
+
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Failures of the system inside the block become a StorageError that names `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, SafetensorError) as error:
+        number, reason = _cause(error)
+        # a SafetensorError without a number is no failure of the system
+        if number is None and isinstance(error, SafetensorError):
+            raise
+        advice = _ADVICE.get(number or 0, "see that the disk is in order, or choose another folder")
+        raise StorageError(f"cannot be written ({reason}); {advice}", path, number) from None
+
+
+def _cause(error: Exception) -> tuple[int | None, str]:
+    """Number and words of the system's error; safetensors gives both in its message only."""
+    number = getattr(error, "errno", None)
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    if number is None and found:
+        number = int(found[1])
+    return number, str(error) if number is None else os.strerror(number)
 
 
 @contextmanager
 def atomic(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        # mkstemp makes files private; give what an ordinary open() would have given
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A temporary path that becomes `target` when the block ends well, and vanishes otherwise.
+
+    It lies in a temporary folder beside `target`, which takes in what writers leave beside their file when killed.
+
+    Raises:
+        StorageError: it cannot be written; `target` is then as it was.
+    """
+    with storage(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        try:
+            temporary = folder / target.name
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            # some writers make their files private; give what an ordinary open() would have given
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)
+            temporary.replace(target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(folder: Path, names: str) -> None:
+    """Remove what killed processes left of files in `folder` whose name matches the glob pattern `names`.
+
+    For the only writer of these files: what is being written at this moment goes too.
+    """
+    for left in folder.glob(f".{names}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Raises FormatError for what JSON cannot hold, StorageError where the file cannot be written."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
@@ -59,9 +113,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file. Raises StorageError where it cannot be written."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic(path) as temporary:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

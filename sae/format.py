@@ -59,7 +59,8 @@ def write(folder: str | Path, stored: Stored) -> None:
         "metadata": {"sae_lens_version": FORMAT_VERSION, **stored.metadata},
     }
     # a folder without cfg.json does not load, so that old settings never meet new weights
-    (folder / CONFIG).unlink(missing_ok=True)
+    with files.storage(folder / CONFIG):
+        (folder / CONFIG).unlink(missing_ok=True)
     files.write_tensors(folder / WEIGHTS, stored.tensors)
     files.write_json(folder / CONFIG, config)
 

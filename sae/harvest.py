@@ -7,14 +7,14 @@ for all, so that every layer sees the same tokens in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sae.errors import ActivationError, ConfigError, ShapeError
+from sae.errors import ActivationError, ShapeError
 from sae.hooks import device_of, hidden_states
 
 
@@ -61,6 +61,7 @@ def harvest(
     skip_nonfinite: bool = False,
     device: torch.device | str | None = None,
     stats: HarvestStats | None = None,
+    start: int = 0,
 ) -> Iterator[TokenBatch]:
     """Run the model over `batches` without gradient and yield the kept tokens of each.
 
@@ -75,16 +76,17 @@ def harvest(
             text (or visual) tokens of its batch; None: keep all.
         skip_nonfinite: leave out a batch with values that are not finite, and count it, instead of raising.
         device: where the activations go; None: they stay with the model.
-        stats: counts to add to.
+        stats: counts to add to; a batch number counted before is not counted again.
+        start: number of the first batch.
 
     Raises:
         ActivationError: values that are not finite, naming batch and layer.
         LayerError: a layer out of range.
         ShapeError: an attention mask that is not [B, T].
     """
-    counts = HarvestStats() if stats is None else stats
     choice = TokenChoice(model, special_ids=special_ids, visual_ids=visual_ids, sink_factor=sink_factor)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches, start):
+        counts = stats if stats is not None and number >= stats.batches else HarvestStats()
         inputs = {
             name: value.to(device_of(model)) if isinstance(value, Tensor) else value for name, value in batch.items()
         }
@@ -178,132 +180,3 @@ def _visual_ids(model: nn.Module) -> list[int]:
 
 def _ids(ids: Collection[int], model: nn.Module) -> Tensor:
     return torch.tensor(sorted(ids), dtype=torch.int64, device=device_of(model))
-
-
-class Shuffled(NamedTuple):
-    """A training batch: layer to [N, d], and which tokens are visual [N]."""
-
-    activations: dict[int, Tensor]
-    visual: Tensor
-
-
-class ShuffleBuffer:
-    """Mixes tokens of many texts: a preallocated store of `capacity` tokens per layer, refilled by half.
-
-    When the store is full, half of it is handed out in random order and refilled; what is left at the end of an epoch
-    is handed out too. Each token comes exactly once per epoch, and all layers share one permutation. A source that
-    fits into the store is harvested once; later epochs permute what is there.
-
-    Args:
-        source: gives the token batches of one epoch; called anew for each epoch that does not fit.
-        batch_size: tokens per batch.
-        capacity: tokens held per layer; at least 2 x batch_size.
-        seed: of all permutations.
-        epochs: how often to go through the source; None: for ever.
-        drop_last: leave out the short batch at the end of an epoch.
-
-    Raises:
-        ConfigError: a capacity too small.
-        ActivationError: (on iteration) an epoch without a single batch to hand out.
-    """
-
-    def __init__(
-        self,
-        source: Callable[[], Iterable[TokenBatch]],
-        batch_size: int,
-        capacity: int,
-        seed: int = 0,
-        epochs: int | None = 1,
-        drop_last: bool = False,
-    ) -> None:
-        if batch_size < 1 or capacity < 2 * batch_size:
-            raise ConfigError(f"buffer of {capacity} tokens: must be at least 2 batches of {batch_size}")
-        self.source, self.batch_size, self.capacity = source, batch_size, capacity
-        self.epochs, self.drop_last = epochs, drop_last
-        self.epoch = 0
-        self._generator = torch.Generator().manual_seed(seed)
-        self._store: dict[int, Tensor] = {}
-        self._visual = torch.empty(0)
-
-    def __iter__(self) -> Iterator[Shuffled]:
-        resident: int | None = None
-        while self.epochs is None or self.epoch < self.epochs:
-            given = 0
-            if resident is None:
-                stream = _Stream(iter(self.source()))
-                slots = torch.arange(self.capacity)
-                filled = self._fill(stream, slots)
-                while filled == self.capacity and not stream.exhausted():
-                    order = self._permuted(slots)
-                    half = max(self.capacity // 2 // self.batch_size, 1) * self.batch_size
-                    for chunk in order[:half].split(self.batch_size):
-                        yield self._take(chunk)
-                    given += half
-                    count = self._fill(stream, order[:half])
-                    slots = torch.cat([order[half:], order[:count]])
-                    filled = len(slots)
-                if not given:
-                    resident = filled
-                rest = self._permuted(slots[:filled])
-            else:
-                rest = self._permuted(torch.arange(resident))
-            for chunk in rest.split(self.batch_size):
-                if len(chunk) == self.batch_size or (len(chunk) and not self.drop_last):
-                    yield self._take(chunk)
-                    given += len(chunk)
-            if not given:
-                raise ActivationError(
-                    f"{len(rest)} tokens are left after masking, too few for one batch of {self.batch_size}"
-                )
-            self.epoch += 1
-
-    def _fill(self, stream: _Stream, slots: Tensor) -> int:
-        """Write tokens of the stream to these slots, in order; returns how many were written."""
-        written = 0
-        while written < len(slots) and (part := stream.take(len(slots) - written)) is not None:
-            if not self._store:
-                self._allocate(part)
-            where = slots[written : written + len(part.visual)].to(part.visual.device)
-            for layer, rows in part.activations.items():
-                self._store[layer].index_copy_(0, where, rows)
-            self._visual.index_copy_(0, where, part.visual)
-            written += len(part.visual)
-        return written
-
-    def _allocate(self, part: Shuffled) -> None:
-        self._store = {layer: rows.new_empty(self.capacity, rows.shape[-1]) for layer, rows in part.activations.items()}
-        self._visual = part.visual.new_empty(self.capacity)
-
-    def _permuted(self, slots: Tensor) -> Tensor:
-        return slots[torch.randperm(len(slots), generator=self._generator)]
-
-    def _take(self, slots: Tensor) -> Shuffled:
-        where = slots.to(self._visual.device)
-        return Shuffled({layer: rows[where] for layer, rows in self._store.items()}, self._visual[where])
-
-
-class _Stream:
-    """Token batches, to be taken in pieces of any size."""
-
-    def __init__(self, batches: Iterator[TokenBatch]) -> None:
-        self._batches = batches
-        self._current: TokenBatch | None = None
-        self._start = 0
-
-    def exhausted(self) -> bool:
-        while self._current is None or self._start == len(self._current.visual):
-            self._current = next(self._batches, None)
-            self._start = 0
-            if self._current is None:
-                return True
-        return False
-
-    def take(self, most: int) -> Shuffled | None:
-        """At most that many tokens; None at the end."""
-        if self.exhausted():
-            return None
-        assert self._current is not None
-        piece = slice(self._start, self._start + most)
-        part = Shuffled({k: v[piece] for k, v in self._current.activations.items()}, self._current.visual[piece])
-        self._start += len(part.visual)
-        return part

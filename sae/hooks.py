@@ -9,6 +9,7 @@ after an early block has returned, and an output hook would miss them at visual 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,7 +30,7 @@ def find_blocks(model: nn.Module) -> nn.ModuleList:
     Raises:
         LayerError: no stack with as many blocks as the configuration says.
     """
-    count = _text_config(model).num_hidden_layers
+    count = text_config(model).num_hidden_layers
     stacks = [
         (name, module)
         for name, module in model.named_modules()
@@ -50,6 +51,34 @@ def n_layers(model: nn.Module) -> int:
     return len(find_blocks(model))
 
 
+def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
+    """Layer numbers, ascending and each once, of numbers or names.
+
+    A name is a number in digits, `embeddings`, `last`, a hook of sae-lens (`blocks.14.hook_resid_pre` is 14,
+    `blocks.14.hook_resid_post` 15) or the module of a block (`model.language_model.layers.14`, whose output is 15).
+
+    Raises:
+        LayerError: a number out of range, or a name that stands for no layer.
+    """
+    blocks = find_blocks(model)
+    places = {block: number for number, block in enumerate(blocks)}
+    modules = {name: places[module] for name, module in model.named_modules() if module in places}
+    words = {"embeddings": 0, "last": len(blocks)}
+    numbers = []
+    for layer in layers:
+        hook = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", str(layer))
+        if isinstance(layer, int) or str(layer).isdecimal():
+            numbers.append(int(layer))
+        elif hook:
+            numbers.append(int(hook[1]) + (hook[2] == "post"))
+        elif layer in words or layer in modules:
+            numbers.append(words[layer] if layer in words else modules[layer] + 1)
+        else:
+            known = f"blocks.0.hook_resid_pre, {next(iter(modules), '')}, embeddings, last"
+            raise LayerError(f"{layer!r} names no layer of {type(model).__name__}; names are such as {known}")
+    return sorted(check_layers(model, blocks, numbers))
+
+
 def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dict[int, Tensor]:
     """Residual stream at `layers`; blocks beyond the deepest, the final norm and the head are not run.
 
@@ -67,7 +96,7 @@ def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dic
         LayerError: a layer out of range, or none asked for.
     """
     blocks = find_blocks(model)
-    wanted = _checked(model, blocks, layers)
+    wanted = check_layers(model, blocks, layers)
     deepest = max(wanted)
     found: dict[int, Tensor] = {}
 
@@ -101,7 +130,7 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
         ShapeError: (in the forward) an edit that returns another shape.
     """
     blocks = find_blocks(model)
-    layers = _checked(model, blocks, list(edits))
+    layers = check_layers(model, blocks, list(edits))
 
     def change(layer: int) -> Callable[[Tensor], Tensor]:
         def apply(state: Tensor) -> Tensor:
@@ -116,7 +145,7 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
         yield
 
 
-def _checked(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int]) -> list[int]:
+def check_layers(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int]) -> list[int]:
     wanted = list(dict.fromkeys(layers))
     wrong = [layer for layer in wanted if isinstance(layer, bool) or not 0 <= layer <= len(blocks)]
     if wrong or not wanted:
@@ -162,7 +191,7 @@ def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tenso
             handle.remove()
 
 
-def _text_config(model: nn.Module) -> Any:
+def text_config(model: nn.Module) -> Any:
     config = getattr(model, "config", None)
     if config is None and isinstance(inner := getattr(model, "module", None), nn.Module):
         config = getattr(inner, "config", None)

@@ -1,86 +1,299 @@
-"""How well a coder reconstructs, and how its features are used, pooled over any number of tokens."""
+"""How well a coder reconstructs, and how its features are used, pooled over any number of tokens.
+
+Everything is kept as sums over tokens in float64 and divided once, at the end, so that figures do not depend on how
+tokens were batched, and so that the sums of several processes simply add up. Names are the field's; where sae-lens
+calls a figure something else, its name stands in brackets.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from sae.errors import ActivationError
+from sae.errors import ActivationError, LayerError, ShapeError
 from sae.topk import SparseCodes, TopKSAE
 
+#: Numbers of hidden states held in float64 at a time: 2^24, 128 MB.
+_CHUNK = 1 << 24
+#: Below this share of Σ‖h‖² the difference Σ‖h‖² - ‖Σh‖²/N is rounding.
+_NO_SPREAD = 1e-12
 
-class Evaluation:
-    """Sums over tokens for one layer, kept in float64; add batches, then read the figures.
 
-    All figures are pooled: sums over every token first, one division at the end.
+class Sums:
+    """Figures made of sums over tokens: one flat float64 tensor on the CPU."""
+
+    def __init__(self, size: int) -> None:
+        self._sums = torch.zeros(size, dtype=torch.float64)
+
+    def sums(self) -> Tensor:
+        """A copy of all sums, [n] float64: what data-parallel processes all-reduce (by sum) and load again."""
+        return self._sums.clone()
+
+    def load_sums(self, sums: Tensor) -> None:
+        """Take these sums, as `sums()` of the same kind and sizes gave them, in place of one's own.
+
+        Raises:
+            ShapeError: another number of them.
+        """
+        if sums.shape != self._sums.shape:
+            raise ShapeError(f"sums {list(sums.shape)} do not fit {type(self).__name__}, which has {len(self._sums)}")
+        self._sums.copy_(sums)
+
+    def merge(self, other: Self) -> Self:
+        """Add what `other` has seen; returns itself.
+
+        Raises:
+            ShapeError: other sizes.
+        """
+        if type(other) is not type(self) or self._sizes() != other._sizes():
+            raise ShapeError(
+                f"{type(other).__name__} {other._sizes()} cannot be merged into {type(self).__name__} {self._sizes()}"
+            )
+        self._sums += other._sums
+        return self
+
+    def _sizes(self) -> tuple[int, ...]:
+        return (len(self._sums),)
+
+
+#: The scalar sums, in the order in which they stand before Σh and the firing counts.
+_TOKENS, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
+
+
+class Evaluation(Sums):
+    """The figures of one layer; add batches, then read. A figure that is not defined (no tokens, ...) is nan.
+
+    Variance comes from sums of squares: in float64 that is good to 1e-6 while the mean is less than about 1e4 times the
+    spread, and unlike a running mean it adds up over processes.
     """
 
     def __init__(self, d_in: int, d_sae: int) -> None:
-        self.tokens = 0
-        self._error = self._square = self._cosine = 0.0
-        self._active = 0
-        self._sum = torch.zeros(d_in, dtype=torch.float64)
-        self._fired = torch.zeros(d_sae, dtype=torch.int64)
+        super().__init__(_SCALARS + d_in + d_sae)
+        self.d_in, self.d_sae = d_in, d_sae
 
     @torch.no_grad()
     def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes) -> None:
-        """h, reconstruction: [N, d_in]; codes of the same N tokens."""
-        h, reconstruction = h.double(), reconstruction.double()
-        self.tokens += len(h)
-        self._error += float((h - reconstruction).square().sum())
-        self._square += float(h.square().sum())
-        self._sum += h.sum(0).cpu()
-        self._cosine += float(torch.cosine_similarity(h, reconstruction, dim=-1).sum())
+        """h, reconstruction: [N, d_in]; codes of the same N tokens.
+
+        Raises:
+            ShapeError: parts that do not fit.
+        """
+        self._sums += self._of(h, reconstruction, codes)
+
+    def _of(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes) -> Tensor:
+        """The sums of these tokens alone, on the CPU."""
+        if h.ndim != 2 or h.shape[1] != self.d_in or reconstruction.shape != h.shape or len(codes.values) != len(h):
+            raise ShapeError(
+                f"h {list(h.shape)}, reconstruction {list(reconstruction.shape)} and codes {list(codes.values.shape)} "
+                f"must be [N, {self.d_in}] twice and [N, k]"
+            )
+        h, out = h.double(), reconstruction.to(h.device).double()
         active = codes.active()
-        self._active += int(active.sum())
-        self._fired += torch.bincount(codes.indices[active], minlength=len(self._fired)).cpu()
+        norm, out_norm = torch.linalg.vector_norm(h, dim=1), torch.linalg.vector_norm(out, dim=1)
+        scalars = torch.stack(
+            [
+                h.new_full((), len(h)),
+                (h - out).square().sum(),
+                norm.square().sum(),
+                out_norm.square().sum(),
+                (h * out).sum(),
+                torch.cosine_similarity(h, out, dim=1).sum(),
+                (out_norm / torch.where(norm > 0, norm, 1)).sum(),
+                active.sum().to(h),
+            ]
+        )
+        fired = torch.bincount(codes.indices[active], minlength=self.d_sae)
+        return torch.cat([scalars, h.sum(0), fired.to(h)]).cpu()
+
+    def _mean(self, which: int) -> float:
+        return float(self._sums[which]) / self.tokens if self.tokens else math.nan
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens all figures are of."""
+        return int(self._sums[_TOKENS])
 
     @property
     def fvu(self) -> float:
-        """Fraction of variance unexplained: Σ‖h - ĥ‖² / Σ‖h - mean(h)‖²; nan where h does not vary."""
-        variance = self._square - float(self._sum.square().sum()) / max(self.tokens, 1)
-        return self._error / variance if variance > 0 else float("nan")
+        """Fraction of variance unexplained: Σ‖h - ĥ‖² / Σ‖h - mean(h)‖², the mean being that of these tokens; nan
+        where h does not vary."""
+        square = float(self._sums[_SQUARE])
+        spread = square - float(self._sums[_SCALARS : _SCALARS + self.d_in].square().sum()) / max(self.tokens, 1)
+        return float(self._sums[_ERROR]) / spread if spread > _NO_SPREAD * square else math.nan
+
+    @property
+    def explained_variance(self) -> float:
+        """1 - FVU."""
+        return 1 - self.fvu
+
+    @property
+    def mse(self) -> float:
+        """Mean over tokens of ‖h - ĥ‖², summed (not averaged) over the d_in dimensions, in squared units of h."""
+        return self._mean(_ERROR)
 
     @property
     def l0(self) -> float:
         """Mean number of active features per token."""
-        return self._active / max(self.tokens, 1)
+        return self._mean(_ACTIVE)
 
     @property
     def cosine(self) -> float:
-        """Mean cosine of h and its reconstruction."""
-        return self._cosine / max(self.tokens, 1)
+        """Mean cosine of h and ĥ [cossim]."""
+        return self._mean(_COSINE)
+
+    @property
+    def relative_norm(self) -> float:
+        """Mean of ‖ĥ‖ / ‖h‖ [l2_ratio]; below 1 the coder shrinks. Where h is 0 the token counts ‖ĥ‖."""
+        return self._mean(_NORM_RATIO)
+
+    @property
+    def relative_reconstruction_bias(self) -> float:
+        """Σ‖ĥ‖² / Σ h·ĥ: the factor by which ĥ should be divided to fit best (Rajamanoharan et al. 2024); 1 is
+        unbiased."""
+        dot = float(self._sums[_DOT])
+        return float(self._sums[_OUT_SQUARE]) / dot if dot else math.nan
 
     @property
     def dead(self) -> float:
-        """Fraction of features that fired on no token."""
-        return float((self._fired == 0).double().mean())
+        """Fraction of features that fired on none of `tokens` tokens; it falls as more are looked at, so tell both."""
+        return float((self._fired == 0).double().mean()) if self.tokens else math.nan
 
     @property
     def density(self) -> Tensor:
         """Fraction of tokens on which each feature fired, [d_sae] float64."""
-        return self._fired.double() / max(self.tokens, 1)
+        return self._fired / max(self.tokens, 1)
+
+    def density_histogram(self, bins_per_decade: int = 4) -> dict[str, Any]:
+        """Features by firing density, in bins of equal width in log10.
+
+        Returns:
+            `edges` [n + 1], ascending densities from 1e-6, or from the power of ten below 1 / tokens if that is lower,
+            to 1; `counts` [n], bin i from edges[i] up to but without edges[i + 1], the last with 1; `never`, features
+            that did not fire. never + Σ counts = d_sae.
+        """
+        lowest = -6
+        while 10.0**lowest * self.tokens > 1:
+            lowest -= 1
+        edges = [10 ** (lowest + i / bins_per_decade) for i in range(-lowest * bins_per_decade + 1)]
+        density = self.density[self._fired > 0]
+        inner = torch.tensor(edges[1:-1], dtype=torch.float64)
+        counts = torch.bincount(torch.bucketize(density, inner, right=True), minlength=len(edges) - 1)
+        return {"edges": edges, "counts": counts.tolist(), "never": self.d_sae - len(density)}
 
     def summary(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "fvu": self.fvu, "cosine": self.cosine, "l0": self.l0, "dead": self.dead}
+        """All figures as plain JSON values; None where one is not defined."""
+        names = ("fvu", "explained_variance", "mse", "cosine", "relative_norm", "relative_reconstruction_bias", "l0")
+        figures = {name: getattr(self, name) for name in (*names, "dead")}
+        return {
+            "tokens": self.tokens,
+            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+            "density_histogram": self.density_histogram(),
+        }
+
+    @property
+    def _fired(self) -> Tensor:
+        start = _SCALARS + self.d_in
+        return self._sums[start : start + self.d_sae]
+
+    def _sizes(self) -> tuple[int, ...]:
+        return (self.d_in, self.d_sae)
 
 
-def evaluate(coders: Mapping[int, TopKSAE], batches: Iterable[Mapping[int, Tensor]]) -> dict[int, Evaluation]:
-    """Run every layer's coder over its activations ([N, d_in] each).
+class LayerEvaluation(Evaluation):
+    """The pooled figures of a layer, and those of its text and its visual tokens apart.
+
+    `sums`, `load_sums` and `merge` carry all three. `all` is the pooled part alone; the figures can also be read here.
+    """
+
+    def __init__(self, d_in: int, d_sae: int) -> None:
+        super().__init__(d_in, d_sae)
+        size = len(self._sums)
+        # one tensor for the three, of which the pooled figures read the first part
+        self._sums = torch.zeros(3 * size, dtype=torch.float64)
+        self.all, self._text, self._visual = (Evaluation(d_in, d_sae) for _ in range(3))
+        for part, sums in zip((self.all, self._text, self._visual), self._sums.split(size), strict=True):
+            part._sums = sums
+
+    @torch.no_grad()
+    def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes, visual: Tensor | None = None) -> None:
+        """As `Evaluation.add`; visual: [N] bool, image and video tokens. None: not known, they count as neither."""
+        if visual is None:
+            self.all.add(h, reconstruction, codes)
+            return
+        if visual.shape != h.shape[:1]:
+            raise ShapeError(f"visual {list(visual.shape)} for hidden states {list(h.shape)}")
+        visual = visual.to(h.device, torch.bool)
+        for part, which in ((self._text, ~visual), (self._visual, visual)):
+            sums = part._of(h[which], reconstruction[which], codes[which])
+            part._sums += sums
+            self.all._sums += sums
+
+    @property
+    def text(self) -> Evaluation | None:
+        """Text tokens, with a mean of their own; None where there were none, or batches did not tell."""
+        return self._text if self._text.tokens else None
+
+    @property
+    def visual(self) -> Evaluation | None:
+        """Image and video tokens; None as for `text`."""
+        return self._visual if self._visual.tokens else None
+
+    def summary(self) -> dict[str, Any]:
+        """The pooled figures, and under `text` and `visual` the same of each kind, or None."""
+        parts = {"text": self.text, "visual": self.visual}
+        return {**self.all.summary(), **{name: part and part.summary() for name, part in parts.items()}}
+
+
+class Tokens(Protocol):
+    """Hidden states by layer, [N, d] each, and which of the N are visual; what harvesting and shuffling give."""
+
+    @property
+    def activations(self) -> Mapping[int, Tensor]: ...
+
+    @property
+    def visual(self) -> Tensor: ...
+
+
+@torch.no_grad()
+def evaluate(
+    coders: Mapping[int, TopKSAE], batches: Iterable[Mapping[int, Tensor] | Tokens], *, allow_empty: bool = False
+) -> dict[int, LayerEvaluation]:
+    """Run every layer's coder over held-out activations.
+
+    Args:
+        coders: by layer.
+        batches: token batches of `sae.harvest`, or plain mappings of layer to [N, d_in], which do not tell text from
+            visual tokens. Layers without a coder are passed over.
+        allow_empty: give evaluations of no tokens instead of raising; for processes that share the batches, one of
+            which may get none.
 
     Raises:
-        ActivationError: no tokens.
+        ActivationError: no tokens, or values that are not finite.
+        LayerError: a batch that lacks a layer.
+        ShapeError: activations that do not fit a coder.
     """
-    results = {layer: Evaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
-    for batch in batches:
+    results = {layer: LayerEvaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
+    for number, batch in enumerate(batches):
+        activations, visual = (batch, None) if isinstance(batch, Mapping) else (batch.activations, batch.visual)
         for layer, coder in coders.items():
-            h = batch[layer].to(coder.W_enc)
-            with torch.no_grad():
-                codes = coder.encode(h)
-                results[layer].add(h, coder.decode(codes), codes)
-    if not all(result.tokens for result in results.values()):
+            if layer not in activations:
+                raise LayerError(f"batch {number} holds layers {sorted(activations)}; the coder of {layer} has none")
+            h = activations[layer]
+            if visual is not None and visual.shape != h.shape[:1]:
+                raise ShapeError(f"batch {number}: visual {list(visual.shape)} for hidden states {list(h.shape)}")
+            rows = max(1, _CHUNK // coder.d_in)
+            for start in range(0, len(h), rows):
+                part = slice(start, start + rows)
+                piece = h[part].to(coder.W_enc.device)
+                try:
+                    codes = coder.encode(piece)
+                except ActivationError as error:
+                    raise ActivationError(f"batch {number}, layer {layer}: {error}") from None
+                results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
+    if not allow_empty and not all(result.tokens for result in results.values()):
         raise ActivationError("no tokens to evaluate on")
     return results

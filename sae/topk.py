@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from sae import format as sae_format
 from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
 
-#: Pre-activations computed at a time in `encode`: 2^27 numbers, 0.5 GB in float32.
-_CHUNK = 1 << 27
+#: Pre-activations computed at a time in `encode`: 2^26 numbers, 0.25 GB in float32.
+_CHUNK = 1 << 26
+#: Tokens searched at a time for their largest.
+_ROWS = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,11 +117,11 @@ class TopKSAE(nn.Module):
         if h.ndim == 0 or h.shape[-1] != self.d_in:
             raise ShapeError(f"hidden states {list(h.shape)} must be [..., {self.d_in}]")
         flat = h.reshape(-1, self.d_in).to(self.W_enc.dtype)
-        rows = max(1, _CHUNK // self.d_sae)
-        parts = [
-            top_features((part - self.b_dec) @ self.W_enc + self.b_enc, self.k)
-            for part in (flat.split(rows) if len(flat) else (flat,))
-        ]
+        parts = []
+        for part in flat.split(max(1, _CHUNK // self.d_sae)) if len(flat) else (flat,):
+            # last bits of a product depend on its size, so it is one for all; the search goes by parts that fit a cache
+            pre = ((part - self.b_dec) @ self.W_enc).add_(self.b_enc)
+            parts += [top_features(rows, self.k) for rows in (pre.split(_ROWS) if len(pre) else (pre,))]
         values = torch.cat([v for v, _ in parts]) if len(parts) > 1 else parts[0][0]
         indices = torch.cat([i for _, i in parts]) if len(parts) > 1 else parts[0][1]
         if not bool(torch.isfinite(values).all()):
@@ -194,6 +196,26 @@ class TopKSAE(nn.Module):
         return coder.eval()
 
 
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, [n, w] to values and indices [n, k], in no order; which of equals is open.
+
+    On a CPU `topk` costs as much per number as a product of some hundred columns. But the k largest lie in the k groups
+    of largest maximum, and maxima come cheaply: the search is done among the maxima, then within the groups found.
+    """
+    width = x.shape[-1]
+    group = 16 if width > 16 * k else 4
+    if x.device.type != "cpu" or width <= 8 * k or width % group:
+        found = x.topk(k, dim=-1, sorted=False)
+        return found.values, found.indices
+    # a group is every (width / group)-th number, so that maxima are taken over whole rows of memory
+    grouped = x.view(-1, group, width // group)
+    groups = largest(grouped.amax(1), k)[1]
+    inside = grouped.gather(2, groups[:, None].expand(-1, group, -1)).reshape(len(x), group * k)
+    values, place = largest(inside, k)
+    which = groups.gather(1, place.remainder(k))
+    return values, place.div_(k, rounding_mode="floor").mul_(width // group).add_(which)
+
+
 def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of ReLU(pre) per row, by ascending index; among equals at the edge the lowest indices.
 
@@ -203,7 +225,9 @@ def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         values [N, k] (0 where fewer than k are positive) and indices [N, k].
     """
-    top, indices = pre.topk(min(k + 1, pre.shape[-1]), dim=-1)
+    top, indices = largest(pre, min(k + 1, pre.shape[-1]))
+    top, order = top.sort(dim=-1, descending=True)
+    indices = indices.gather(-1, order)
     if k < pre.shape[-1]:
         # which of several equal values topk keeps differs between devices and sizes
         tied = ((top[:, k - 1] == top[:, k]) & (top[:, k] > 0)).nonzero().squeeze(-1)

@@ -1,123 +1,51 @@
-"""Train Top-K SAEs for several layers in one pass over shared batches of activations."""
+"""Training of Top-K SAEs: several layers in one pass over the same tokens, on one process or many."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sae.errors import ActivationError, ConfigError, LayerError, ShapeError
-from sae.step import AuxK, StepOutput, feature_major, step
+from sae import checkpoint as checkpoints
+from sae import layer as layers
+from sae.config import SAETrainConfig
+from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError
+from sae.layer import LayerState, geometric_median
+from sae.parallel import Processes
 from sae.topk import TopKSAE
+
+__all__ = ["Checkpoints", "SAETrainConfig", "Trained", "Trainer", "TrainerState", "geometric_median", "train"]
 
 #: Called after each step with (steps done, steps in all, layer to its latest figures).
 Progress = Callable[[int, int, Mapping[int, Mapping[str, float]]], None]
 
 
-@dataclass
-class SAETrainConfig:
-    """How the coders of all layers are trained."""
-
-    d_sae: int = 4096
-    """Number of features of each coder."""
-    k: int = 32
-    """Features active per token."""
-    steps: int = 10_000
-    """Optimiser steps; each takes one batch for every layer."""
-    tokens: int | None = None
-    """Train on this many tokens instead of a number of steps (rounded up to whole batches)."""
-    batch_size: int = 2048
-    """Tokens per step."""
-    lr: float = 5e-5
-    """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly want about 1e-3."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly from 0."""
-    decay_share: float = 0.0
-    """Share of the steps, at the end, over which it falls linearly to 0."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decays."""
-    eps: float = 6.25e-10
-    """AdamW's epsilon; small, because gradients of single features are."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled weight decay."""
-    aux_coefficient: float = 1 / 32
-    """Weight of the AuxK term, in which dead features reconstruct the error; 0 switches it off."""
-    aux_k: int | None = None
-    """Dead features per token in that term; None: the power of two next below d_in / 2."""
-    dead_tokens: int = 1_000_000
-    """A feature is dead after so many tokens without firing."""
-    b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"
-    """Start of the decoder bias, from the first tokens."""
-    init_tokens: int = 16_384
-    """Tokens looked at before the first step for normalisation, bias and loss scale; they are trained on too."""
-    unit_norm_decoder: bool = True
-    """Keep decoder rows at length 1 (in training units) and remove the gradient along them."""
-    normalise: Literal["none", "scale", "centre_scale"] = "scale"
-    """Input normalisation while training: times sqrt(d_in) / mean norm, after subtracting the mean with centre_scale.
-    It is folded into the saved weights."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Precision of parameters and products."""
-    seed: int = 0
-    """Random start of the coders."""
-    log_every: int = 50
-    """Steps between lines of metrics."""
-    skip_nonfinite: bool = False
-    """Leave out batches with values that are not finite instead of stopping."""
-
-    def __post_init__(self) -> None:
-        self.betas = (float(self.betas[0]), float(self.betas[1]))
-        counts = ("d_sae", "k", "steps", "batch_size", "dead_tokens", "init_tokens", "log_every")
-        wrong = [name for name in counts if getattr(self, name) < 1]
-        if wrong:
-            raise ConfigError(f"{wrong[0]} must be at least 1, not {getattr(self, wrong[0])}")
-        if self.k > self.d_sae:
-            raise ConfigError(f"k = {self.k} exceeds d_sae = {self.d_sae}")
-        if not (self.lr > 0 and 0 <= self.decay_share <= 1 and self.warmup_steps >= 0):
-            raise ConfigError("lr must be positive, decay_share between 0 and 1, warmup_steps not negative")
-
-    @property
-    def total_steps(self) -> int:
-        return self.steps if self.tokens is None else math.ceil(self.tokens / self.batch_size)
-
-    def rate(self, done: int) -> float:
-        """Learning rate of the step after `done` steps."""
-        total, decay = self.total_steps, round(self.decay_share * self.total_steps)
-        rise = min(1.0, (done + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        fall = min(1.0, (total - done) / decay) if decay else 1.0
-        return self.lr * min(rise, fall)
-
-
-@dataclass
-class LayerState:
-    """All that changes while one layer trains.
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a run keeps what it needs to go on after it was killed.
 
     Attributes:
-        coder: parameters in training units (inputs are (h - mean) * scale).
-        mse_scale: 1 / variance of the normalised inputs.
-        silent: [d_sae] int64, tokens since each feature last fired.
+        folder: of this run alone; a run goes on from what it finds there.
+        every: steps between checkpoints.
     """
 
-    coder: TopKSAE
-    optimizer: torch.optim.AdamW
-    scale: float
-    mean: Tensor | None
-    mse_scale: float
-    silent: Tensor
+    folder: Path
+    every: int = 500
 
 
 @dataclass
 class TrainerState:
-    """All that changes in training."""
+    """All that changes in training. `drawn` counts the batches taken, `skipped` those left out."""
 
     layers: dict[int, LayerState]
     steps: int = 0
     tokens: int = 0
+    drawn: int = 0
     skipped: int = 0
     figures: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -134,21 +62,27 @@ class Trained:
 
 
 def train(
-    batches: Iterable[Mapping[int, Tensor]],
+    batches: Iterable[Any],
     config: SAETrainConfig,
     *,
     device: torch.device | str = "cpu",
     metrics: str | Path | None = None,
     progress: Progress | None = None,
+    checkpoints: Checkpoints | None = None,
+    accelerator: Any = None,
 ) -> Trained:
     """Train one coder per layer. The seed and the batches fix the result bit for bit on CPU.
 
     Args:
-        batches: layer to activations [N, d_in]; the same layers in each. They may end before all steps are done.
+        batches: layer to activations [N, d_in], as a mapping or as `.activations` of an object; the same layers in
+            each. They may end before all steps are done. With several processes, this process's part of each batch.
         config: settings shared by the layers.
         device: where the coders are trained.
         metrics: a JSONL file to write: one line per layer every `log_every` steps (loss, aux, fvu, l0, dead, lr).
         progress: called after each step.
+        checkpoints: None: a killed run is lost. Otherwise it goes on from its last checkpoint, to the same bits on CPU:
+            batches with `state_dict` and `load_state_dict` (`sae.buffer`) are put back, others drawn again.
+        accelerator: an `accelerate.Accelerator` that joined the processes; its trackers are told the figures, too.
 
     Returns:
         Coders with the normalisation folded in, without gradient.
@@ -156,55 +90,100 @@ def train(
     Raises:
         ActivationError: values that are not finite (batch and layer are named), or no batch at all.
         ShapeError, LayerError: batches that do not fit together.
+        ConfigError: checkpoints of another configuration or number of processes.
+        FormatError, StorageError: checkpoints or metrics that cannot be read or written.
     """
-    trainer = Trainer(config, device, metrics)
-    source = _limited(iter(batches), config.total_steps)
-    first: list[tuple[int, dict[int, Tensor]]] = []
-    seen = 0
-    for number, batch in source:
-        if (ready := trainer.accept(number, batch)) is not None:
-            first.append((number, ready))
-            seen += len(next(iter(ready.values())))
-        if seen >= config.init_tokens:
+    trainer = Trainer(config, device, metrics, Processes(accelerator))
+    source = iter(batches)
+    # what was looked at for the start and is still to be trained on
+    waiting: list[dict[int, Tensor]] = []
+    if not (checkpoints and trainer.resume(checkpoints.folder, source)):
+        waiting = trainer.begin(source)
+    total = config.total_steps
+    while trainer.state.steps < total:
+        ready = waiting.pop(0) if waiting else trainer.draw(source)
+        if ready is None:
             break
-    if not first:
-        raise ActivationError("there is not a single batch of activations to train on")
-    trainer.start({layer: torch.cat([ready[layer] for _, ready in first]) for layer in first[0][1]})
-
-    def rest() -> Iterator[dict[int, Tensor]]:
-        while first:
-            yield first.pop(0)[1]
-        for number, batch in source:
-            if (ready := trainer.accept(number, batch)) is not None:
-                yield ready
-
-    for ready in rest():
-        figures = trainer.step(ready)
+        latest = trainer.step(ready)
+        done = trainer.state.steps
         if progress is not None:
-            progress(trainer.state.steps, config.total_steps, figures)
+            progress(done, total, latest)
+        if checkpoints and done % checkpoints.every == 0 and done < total and not waiting:
+            trainer.save(checkpoints.folder, source)
     return trainer.finish()
-
-
-def _limited(batches: Iterator[Mapping[int, Tensor]], count: int) -> Iterator[tuple[int, Mapping[int, Tensor]]]:
-    # zip with the range first: it must not draw a batch more than needed
-    return zip(range(count), batches, strict=False)
 
 
 class Trainer:
     """The loop body of `train`, with all that changes in `state`."""
 
-    def __init__(self, config: SAETrainConfig, device: torch.device | str, metrics: str | Path | None) -> None:
+    def __init__(
+        self,
+        config: SAETrainConfig,
+        device: torch.device | str,
+        metrics: str | Path | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         self.config, self.device = config, torch.device(device)
-        self.dtype = getattr(torch, config.dtype)
-        self.metrics = None if metrics is None else Path(metrics)
-        if self.metrics is not None:
-            self.metrics.parent.mkdir(parents=True, exist_ok=True)
-            self.metrics.write_text("", encoding="utf-8")
+        # bfloat16 is for the encoder product alone
+        self.dtype = torch.float64 if config.dtype == "float64" else torch.float32
+        self.processes = processes or Processes()
+        self.metrics = Path(metrics) if metrics is not None and self.processes.main else None
         self.state = TrainerState({})
         self._widths: dict[int, int] = {}
 
-    def accept(self, number: int, batch: Mapping[int, Tensor]) -> dict[int, Tensor] | None:
-        """The batch on the device in the training dtype; None where it is to be skipped."""
+    # data
+
+    def begin(self, source: Iterator[Any]) -> list[dict[int, Tensor]]:
+        """Start the coders from the first batches, which are returned: they are to be trained on."""
+        config, first, seen = self.config, [], 0
+        if self.metrics is not None:
+            self.metrics.parent.mkdir(parents=True, exist_ok=True)
+            self.metrics.write_bytes(b"")
+        while seen < config.init_tokens:
+            if (ready := self.draw(source)) is None:
+                break
+            first.append(ready)
+            seen += self._tokens(ready)
+        if not first:
+            raise ActivationError("there is not a single batch of activations to train on")
+        gather = self.processes.gather
+        self.start({layer: gather(torch.cat([ready[layer] for ready in first])) for layer in first[0]})
+        return first
+
+    def start(self, sample: Mapping[int, Tensor]) -> None:
+        """Fix normalisation and loss scale and start the coders, from [N, d_in] raw activations per layer."""
+        for layer, h in sample.items():
+            self.state.layers[layer] = layers.start(h, self.config, layer)
+
+    def draw(self, source: Iterator[Any]) -> dict[int, Tensor] | None:
+        """The next batch all processes can use; None when the data of one of them, or the steps, are at an end."""
+        state = self.state
+        while state.drawn - state.skipped < self.config.total_steps:
+            batch, number = next(source, None), state.drawn
+            ready, failure = None, None
+            if batch is not None:
+                try:
+                    ready = self.accept(number, getattr(batch, "activations", batch))
+                except ActivationError as error:
+                    failure = error
+            there, usable = self.processes.totals([batch is not None, ready is not None], self.device)
+            if there < self.processes.count:
+                return None
+            state.drawn += 1
+            if usable == self.processes.count:
+                return ready
+            if not self.config.skip_nonfinite:
+                raise failure or ActivationError(f"batch {number}: activations of another process are not finite")
+            state.skipped += 1
+        return None
+
+    def accept(self, number: int, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The batch on the device in the training dtype.
+
+        Raises:
+            ActivationError: values that are not finite.
+            LayerError, ShapeError: another set of layers, or shapes that do not fit.
+        """
         widths = self._widths or {layer: h.shape[-1] for layer, h in batch.items()}
         if not batch or set(batch) != set(widths):
             raise LayerError(f"batch {number} holds layers {sorted(batch)}, expected {sorted(widths) or 'some'}")
@@ -215,18 +194,13 @@ class Trainer:
             if h.ndim != 2 or h.shape[1] != width or len(h) != len(next(iter(batch.values()))) or not len(h):
                 raise ShapeError(f"batch {number}, layer {layer}: {list(h.shape)} must be [N, {width}], N >= 1 for all")
             h = h.to(self.device, self.dtype)
-            if not bool(torch.isfinite(h).all()):
-                if self.config.skip_nonfinite:
-                    self.state.skipped += 1
-                    return None
+            # a sum is finite only if all its terms are (or overflows, with terms no coder could be trained on)
+            if not bool(torch.isfinite(h.sum())):
                 raise ActivationError(f"batch {number}, layer {layer}: activations are not finite (see skip_nonfinite)")
             ready[layer] = h
         return ready
 
-    def start(self, sample: Mapping[int, Tensor]) -> None:
-        """Fix normalisation and loss scale and start the coders, from [N, d_in] raw activations per layer."""
-        for layer, h in sample.items():
-            self.state.layers[layer] = _start(h, self.config, layer)
+    # training
 
     def step(self, batch: Mapping[int, Tensor]) -> Mapping[int, Mapping[str, float]]:
         """One optimiser step for every layer on raw activations; returns the latest logged figures."""
@@ -234,21 +208,16 @@ class Trainer:
         rate = config.rate(state.steps)
         last = state.steps + 1 == config.total_steps
         log = last or (state.steps + 1) % config.log_every == 0 or state.steps == 0
-        state.tokens += len(next(iter(batch.values())))
+        tokens = self._tokens(batch)
+        state.tokens += tokens
         for layer, h in batch.items():
             one = state.layers[layer]
-            x = (h if one.mean is None else h - one.mean) * one.scale
-            out = _layer_step(one, x, config, rate, state.tokens)
+            out, x = layers.train_step(one, h, tokens, state.tokens, rate, config, self.processes)
             if log:
-                state.figures[layer] = _figures(out, x, one, config, rate)
+                state.figures[layer] = layers.figures(out, x, one, tokens, rate, config, self.processes)
         state.steps += 1
-        if log and self.metrics is not None:
-            lines = (
-                json.dumps({"step": state.steps, "tokens": state.tokens, "layer": layer, **figures})
-                for layer, figures in state.figures.items()
-            )
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.writelines(line + "\n" for line in lines)
+        if log:
+            self._log()
         return state.figures
 
     def finish(self) -> Trained:
@@ -261,95 +230,69 @@ class Trainer:
         state = self.state
         return Trained(coders, state.steps, state.tokens, state.skipped, state.figures)
 
+    def _tokens(self, batch: Mapping[int, Tensor]) -> int:
+        """Tokens of the batch over all processes."""
+        return self.processes.totals([len(next(iter(batch.values())))], self.device)[0]
 
-def _start(h: Tensor, config: SAETrainConfig, layer: int) -> LayerState:
-    d_in = h.shape[1]
-    mean = h.mean(0) if config.normalise == "centre_scale" else None
-    scale = 1.0
-    if config.normalise != "none":
-        norm = float(torch.linalg.vector_norm(h if mean is None else h - mean, dim=1).mean())
-        scale = math.sqrt(d_in) / norm if norm > 0 else 1.0
-    x = (h if mean is None else h - mean) * scale
-    variance = float((x - x.mean(0)).square().sum(1).mean())
-    if not variance > 0:
-        raise ActivationError(
-            f"layer {layer}: the first {len(h)} tokens are all equal; nothing can be learned from them"
-        )
-    # each layer its own stream, so that a layer comes out the same whichever others train beside it
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + layer)
-    coder = TopKSAE(d_in, config.d_sae, config.k, generator=generator).to(h)
-    with torch.no_grad():
-        _unit_rows(coder.W_dec)  # drawn in float32, exact in the dtype of training
-        if config.b_dec_init != "zero":
-            coder.b_dec.copy_(x.mean(0) if config.b_dec_init == "mean" else geometric_median(x))
-        # the encoder's length is free: the one that suits the first tokens best, given the rest
-        target = x - coder.b_dec
-        guess = coder.decode(coder.encode(x)) - coder.b_dec
-        coder.W_enc.mul_(float((guess * target).sum() / guess.square().sum()))
-    feature_major(coder)
-    fused = h.device.type in ("cpu", "cuda")
-    optimizer = torch.optim.AdamW(
-        coder.parameters(),
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=fused,
-    )
-    silent = torch.zeros(config.d_sae, dtype=torch.int64, device=h.device)
-    return LayerState(coder, optimizer, scale, mean, 1 / variance, silent)
+    # records
 
+    def save(self, folder: Path, source: Iterator[Any]) -> None:
+        """Write a checkpoint. Raises ActivationError, and keeps the last one, where a parameter is not finite."""
+        state = self.state
+        for layer, one in state.layers.items():
+            if not all(bool(torch.isfinite(p.sum())) for p in one.coder.parameters()):
+                raise ActivationError(f"layer {layer}: not finite after step {state.steps}; a lower lr may help")
+        plain = {
+            "steps": state.steps,
+            "tokens": state.tokens,
+            "drawn": state.drawn,
+            "skipped": state.skipped,
+            "figures": {str(layer): values for layer, values in state.figures.items()},
+            "config": asdict(self.config),
+            "logged": self.metrics.stat().st_size if self.metrics is not None else 0,
+        }
+        data = source.state_dict() if hasattr(source, "state_dict") else None
+        checkpoints.save(folder, state.steps, state.layers, plain, data, self.processes)
 
-def _layer_step(one: LayerState, x: Tensor, config: SAETrainConfig, rate: float, tokens: int) -> StepOutput:
-    coder = one.coder
-    aux = None
-    # nothing can have been silent for longer than training has lasted
-    if config.aux_coefficient > 0 and tokens > config.dead_tokens:
-        dead = (one.silent > config.dead_tokens).nonzero().squeeze(-1)
-        k = config.aux_k or 1 << max(0, (coder.d_in // 2).bit_length() - 1)
-        aux = AuxK(dead, k, config.aux_coefficient)
-    one.optimizer.zero_grad(set_to_none=True)
-    out = step(coder, x, one.mse_scale, aux)
-    out.loss.backward()
-    with torch.no_grad():
-        if config.unit_norm_decoder and coder.W_dec.grad is not None:
-            along = (coder.W_dec.grad * coder.W_dec).sum(1, keepdim=True)
-            coder.W_dec.grad.addcmul_(along, coder.W_dec, value=-1)
-        for group in one.optimizer.param_groups:
-            group["lr"] = rate
-        one.optimizer.step()
-        if config.unit_norm_decoder:
-            _unit_rows(coder.W_dec)
-        one.silent += len(x)
-        one.silent[out.indices[out.values > 0]] = 0
-    return out
+    def resume(self, folder: Path, source: Iterator[Any]) -> bool:
+        """Go on from the newest checkpoint in the folder; False where there is none."""
+        found = checkpoints.newest(folder)
+        if found is None:
+            return False
+        try:
+            saved = checkpoints.read_state(found)
+            was = {**saved["config"], "betas": tuple(saved["config"]["betas"])}
+            if odd := [name for name, value in asdict(self.config).items() if was.get(name) != value]:
+                raise ConfigError(f"{found}: of a run with another {odd[0]} ({was.get(odd[0])})")
+            if saved["processes"] != self.processes.count:
+                raise ConfigError(f"{found}: of a run of {saved['processes']} processes, not {self.processes.count}")
+            state_layers = checkpoints.load(found, saved, self.config, self.device)
+            figures = {int(layer): values for layer, values in saved["figures"].items()}
+            counts = {name: int(saved[name]) for name in ("steps", "tokens", "drawn", "skipped")}
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"is not a checkpoint of this version ({error!r})", found) from None
+        self.state = TrainerState(state_layers, figures=figures, **counts)
+        self._widths = {layer: one.coder.d_in for layer, one in state_layers.items()}
+        data = checkpoints.load_data(found, self.processes.rank)
+        if data is not None and hasattr(source, "load_state_dict"):
+            source.load_state_dict(data)
+        else:
+            for _ in range(self.state.drawn):
+                next(source, None)
+        if self.metrics is not None and self.metrics.exists():
+            with self.metrics.open("r+b") as file:
+                file.truncate(saved["logged"])
+        return True
 
-
-def _unit_rows(w: Tensor) -> None:
-    w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True))
-
-
-def _figures(out: StepOutput, x: Tensor, one: LayerState, config: SAETrainConfig, rate: float) -> dict[str, float]:
-    """Figures of one batch: fvu pooled over its tokens, before the step."""
-    spread = float((x - x.mean(0)).square().sum(1).mean())
-    return {
-        "loss": float(out.loss.detach()),
-        "aux": float(out.aux),
-        "fvu": float(out.mse) / one.mse_scale / spread if spread > 0 else float("nan"),
-        "l0": float((out.values > 0).sum(1).float().mean()),
-        "dead": float((one.silent > config.dead_tokens).float().mean()),
-        "lr": rate,
-    }
-
-
-def geometric_median(x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Tensor:
-    """The point with the least sum of distances to the rows of x, [N, d] to [d], by Weiszfeld's iteration."""
-    point = x.mean(0)
-    for _ in range(iterations):
-        weight = 1 / torch.linalg.vector_norm(x - point, dim=1).clamp(min=1e-12)
-        after = (weight @ x) / weight.sum()
-        moved = torch.linalg.vector_norm(after - point)
-        point = after
-        if float(moved) <= tolerance * max(float(torch.linalg.vector_norm(point)), 1e-12):
-            break
-    return point
+    def _log(self) -> None:
+        """Append the latest figures to the metrics, and tell the trackers."""
+        state = self.state
+        if self.metrics is not None:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                for layer, figures in state.figures.items():
+                    row = {"step": state.steps, "tokens": state.tokens, "layer": layer, **figures}
+                    file.write(json.dumps(row) + "\n")
+        if self.processes.accelerator is not None:
+            rows = state.figures.items()
+            flat = {f"layer_{layer:02d}/{name}": value for layer, row in rows for name, value in row.items()}
+            self.processes.accelerator.log(flat, step=state.steps)

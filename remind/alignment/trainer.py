@@ -27,7 +27,6 @@ from remind.alignment.config import (
     write_config,
 )
 from remind.alignment.data import DataConfig, Examples, Order, load_data, share
-from remind.alignment.launch import make_accelerator, sharded
 from remind.alignment.losses import Edge, Objective
 from remind.alignment.metrics import MetricsLog, read_metrics, summary
 from remind.alignment.model import check_head, checkpoint_activations, fingerprint, load, trainable
@@ -35,6 +34,7 @@ from remind.alignment.optim import adamw, learning_rate
 from remind.alignment.step import AlignmentModel, Pass, collate, plan, run
 from remind.errors import ConfigError, ModelError
 from remind.io import write_json
+from remind.launch import make_accelerator, sharded
 from remind.progress import Counter
 from remind.states import read_manifest
 

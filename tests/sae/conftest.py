@@ -112,3 +112,58 @@ def picture() -> dict[str, Any]:
         "image_grid_thw": grid,
         "mm_token_type_ids": (ids == IMAGE).int(),
     }
+
+
+VOCABULARY = (
+    "the a cat dog bird sat ran saw on under mat tree house red green blue old new quickly slowly and or but he she it "
+    "they was were is not very big small"
+)
+WORDS = VOCABULARY.split()
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Any:
+    """Tokenizers of whole words for the models above: [PAD] 0, [BOS] 1, [EOS] 2, [UNK] 3, WORDS from 4; case folds."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    def make(padding_side: str = "right") -> Any:
+        names = {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+        vocabulary = {token: i for i, token in enumerate(["[PAD]", "[BOS]", "[EOS]", "[UNK]", *WORDS])}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[BOS] $A [EOS]", special_tokens=[("[BOS]", 1), ("[EOS]", 2)]
+        )
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side=padding_side, **names)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_coder() -> Any:
+    """Float64 coders with random weights, rows of several lengths and a bias, so that units and offsets matter."""
+    from sae import TopKSAE
+
+    def make(d_in: int, d_sae: int = 48, k: int = 4, seed: int = 0) -> TopKSAE:
+        coder = TopKSAE(d_in, d_sae, k, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            coder.W_dec.mul_(torch.linspace(0.5, 2, d_sae)[:, None])
+            coder.b_dec.add_(torch.linspace(-0.1, 0.1, d_in))
+        return coder.double().eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_texts() -> Any:
+    """Texts of 1 to `longest` random WORDS."""
+
+    def make(count: int, longest: int, seed: int = 0) -> list[str]:
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+        rows = (torch.randint(0, len(WORDS), (n,), generator=generator).tolist() for n in lengths)
+        return [" ".join(WORDS[i] for i in row) for row in rows]
+
+    return make

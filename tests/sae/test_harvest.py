@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sae import ActivationError, ConfigError
+from sae import ActivationError
 from sae.errors import ShapeError
-from sae.harvest import HarvestStats, ShuffleBuffer, TokenBatch, harvest
+from sae.harvest import HarvestStats, harvest
 from sae.hooks import hidden_states
 
 
@@ -115,78 +112,3 @@ def test_masks_of_another_shape(bert: Any) -> None:
     batch = {**text_batch(), "attention_mask": torch.ones(2, 1, 7, 7)}
     with pytest.raises(ShapeError, match="batch 0"):
         list(harvest(bert, [batch], [1]))
-
-
-def token_batches(sizes: list[int]) -> Iterator[TokenBatch]:
-    start = 0
-    for number, size in enumerate(sizes):
-        which = torch.arange(start, start + size)
-        yield TokenBatch(
-            activations={2: which[:, None].float(), 5: -which[:, None].expand(size, 3).double()},
-            visual=which % 3 == 0,
-            rows=which,
-            positions=which,
-            batch=number,
-        )
-        start += size
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.lists(st.integers(1, 23), min_size=1, max_size=12),
-    st.integers(1, 8),
-    st.integers(0, 30),
-    st.integers(1, 3),
-)
-def test_each_token_once_per_epoch_in_one_order_for_all_layers(
-    sizes: list[int], batch_size: int, spare: int, epochs: int
-) -> None:
-    total = sum(sizes)
-    harvests = 0
-
-    def source() -> Iterator[TokenBatch]:
-        nonlocal harvests
-        harvests += 1
-        return token_batches(sizes)
-
-    buffer = ShuffleBuffer(source, batch_size, 2 * batch_size + spare, seed=4, epochs=epochs)
-    seen: list[int] = []
-    for activations, visual in buffer:
-        tokens = activations[2].squeeze(1).long()
-        assert torch.equal(activations[5], -tokens[:, None].expand(-1, 3).double())
-        assert torch.equal(visual, tokens % 3 == 0)
-        assert 1 <= len(tokens) <= batch_size
-        seen += tokens.tolist()
-    for epoch in range(epochs):
-        assert sorted(seen[epoch * total : (epoch + 1) * total]) == list(range(total))
-    assert harvests == (1 if total <= buffer.capacity else epochs)
-
-
-def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
-    buffer = ShuffleBuffer(lambda: token_batches([10] * 20), 5, 40, seed=0)
-    order = [int(token) for batch in buffer for token in batch.activations[2]]
-    assert order != sorted(order)
-    assert set(order[:20]) <= set(range(40))
-    # twenty new tokens have come in, and the first twenty are not handed out again
-    assert set(order[20:40]) <= set(range(60)) - set(order[:20])
-
-
-def test_the_seed_fixes_the_order() -> None:
-    def order(seed: int) -> list[int]:
-        buffer = ShuffleBuffer(lambda: token_batches([7] * 9), 4, 16, seed=seed, epochs=2)
-        return [int(token) for batch in buffer for token in batch.activations[2]]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)
-
-
-def test_short_batches_can_be_left_out() -> None:
-    sizes = [len(batch.visual) for batch in ShuffleBuffer(lambda: token_batches([11]), 4, 20, drop_last=True)]
-    assert sizes == [4, 4]
-    with pytest.raises(ActivationError, match="3 tokens are left after masking"):
-        list(ShuffleBuffer(lambda: token_batches([3]), 4, 20, epochs=None, drop_last=True))
-
-
-def test_a_capacity_too_small() -> None:
-    with pytest.raises(ConfigError, match="at least 2 batches"):
-        ShuffleBuffer(lambda: token_batches([3]), 8, 15)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from sae import DocumentFrequency, FormatError, ShapeError, SparseCodes, TopKSAE, load_idf, save_idf
-from sae.errors import ActivationError
-from sae.metrics import Evaluation, evaluate
+from sae.buffer import Shuffled
+from sae.errors import ActivationError, LayerError
+from sae.harvest import TokenBatch
+from sae.metrics import Evaluation, LayerEvaluation, evaluate
 
 
 def test_figures_are_pooled_over_unequal_batches() -> None:
@@ -40,6 +45,189 @@ def test_predicting_the_mean_leaves_everything_unexplained() -> None:
     assert result.dead == 1
     with pytest.raises(ActivationError):
         evaluate({1: TopKSAE(4, 8, 2)}, [])
+
+
+def reference(coder: TopKSAE, h: Tensor) -> dict[str, float]:
+    """The figures of [N, d] by their definitions, token by token, in float64."""
+    x, out, acts = h.double(), coder(h).double(), coder.encode(h).dense(coder.d_sae)
+    n, centre = len(x), x.mean(0)
+    error = sum(float((x[t] - out[t]).pow(2).sum()) for t in range(n))
+    spread = sum(float((x[t] - centre).pow(2).sum()) for t in range(n))
+    return {
+        "tokens": n,
+        "fvu": error / spread,
+        "explained_variance": 1 - error / spread,
+        "mse": error / n,
+        "cosine": sum(float(x[t] @ out[t] / x[t].norm() / out[t].norm()) for t in range(n)) / n,
+        "relative_norm": sum(float(out[t].norm() / x[t].norm()) for t in range(n)) / n,
+        "relative_reconstruction_bias": float(out.pow(2).sum() / (x * out).sum()),
+        "l0": float((acts > 0).sum()) / n,
+        "dead": sum(not bool((acts[:, j] > 0).any()) for j in range(coder.d_sae)) / coder.d_sae,
+    }
+
+
+def mixed_tokens(n: int = 90) -> tuple[TopKSAE, Tensor, Tensor]:
+    """A coder, text and visual tokens about different means, and which are visual."""
+    torch.manual_seed(1)
+    coder = TopKSAE(6, 40, 3).requires_grad_(False)
+    coder.b_enc.copy_(torch.randn(40))
+    # products of another number of rows round differently
+    coder = coder.double()
+    visual = torch.arange(n) % 3 == 1
+    h = torch.randn(n, 6, dtype=torch.float64) + torch.where(visual[:, None], 20.0, -3.0)
+    return coder, h, visual
+
+
+def token_batch(h: Tensor, visual: Tensor) -> TokenBatch:
+    where = torch.arange(len(h))
+    return TokenBatch(activations={2: h, 5: h}, visual=visual, rows=where, positions=where, batch=0)
+
+
+@pytest.mark.parametrize("chunk", [1 << 24, 30])
+def test_text_and_visual_tokens_apart(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sae.metrics._CHUNK", chunk)
+    coder, h, visual = mixed_tokens()
+    batches = [token_batch(h[:41], visual[:41]), Shuffled({2: h[41:]}, visual[41:])]
+    result = evaluate({2: coder}, batches)[2]
+    assert result.text is not None
+    assert result.visual is not None
+    for part, tokens in ((result, h), (result.all, h), (result.text, h[~visual]), (result.visual, h[visual])):
+        for name, value in reference(coder, tokens).items():
+            assert getattr(part, name) == pytest.approx(value, rel=1e-9), name
+    # each kind about its own mean: the pooled spread is mostly that between the kinds
+    assert result.text.fvu > 5 * result.fvu
+    summary = json.loads(json.dumps(result.summary(), allow_nan=False))
+    assert summary["visual"]["fvu"] == result.visual.fvu
+    assert summary["fvu"] == result.fvu
+    assert "text" not in summary["text"]
+
+
+def test_kinds_that_were_not_there_are_none() -> None:
+    coder, h, visual = mixed_tokens()
+    plain = evaluate({2: coder}, [{2: h}])[2]
+    assert plain.tokens == len(h)
+    assert plain.text is None
+    assert plain.visual is None
+    assert plain.summary()["text"] is None
+    text = evaluate({2: coder}, [token_batch(h[~visual], visual[~visual])])[2]
+    assert text.visual is None
+    assert text.text is not None
+    assert torch.equal(text.text.sums(), text.all.sums())
+
+
+def test_two_halves_make_the_whole() -> None:
+    coder, h, visual = mixed_tokens()
+    whole, first, second = (
+        evaluate({2: coder}, [token_batch(h[part], visual[part])])[2]
+        for part in (slice(None), slice(0, 37), slice(37, None))
+    )
+    # what two processes would do: all-reduce by sum, then load
+    loaded = LayerEvaluation(6, 40)
+    loaded.load_sums(first.sums() + second.sums())
+    untouched = second.sums()
+    merged = first.merge(second)
+    assert torch.equal(second.sums(), untouched)
+    for result in (merged, loaded):
+        assert result.sums().dtype == torch.float64
+        for part, expected in ((result, whole), (result.text, whole.text), (result.visual, whole.visual)):
+            assert part is not None
+            assert expected is not None
+            assert torch.equal(part.density, expected.density)
+            theirs = expected.summary()
+            for name, value in part.summary().items():
+                if isinstance(value, int | float):
+                    assert value == pytest.approx(theirs[name], rel=1e-12), name
+    with pytest.raises(ShapeError):
+        Evaluation(4, 8).merge(Evaluation(8, 4))
+    with pytest.raises(ShapeError):
+        loaded.load_sums(first.all.sums())
+
+
+def exact_fvu(h: Tensor, out: Tensor) -> Fraction:
+    """In rational arithmetic: without any rounding."""
+    x, y = ([[Fraction(value) for value in row] for row in tensor.tolist()] for tensor in (h, out))
+    error = sum((a - b) ** 2 for row, other in zip(x, y, strict=True) for a, b in zip(row, other, strict=True))
+    centre = [sum(column) / len(x) for column in zip(*x, strict=True)]
+    return error / sum((a - m) ** 2 for row in x for a, m in zip(row, centre, strict=True))
+
+
+@pytest.mark.parametrize("offset", [100.0, 10_000.0])
+def test_a_mean_far_from_zero_costs_no_accuracy(offset: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.nn.functional.normalize(torch.randn(8, generator=generator, dtype=torch.float64), dim=0)
+    spread = torch.randn(600, 8, generator=generator, dtype=torch.float64) / 8**0.5
+    h = spread + offset * direction
+    out = h + 0.3 * torch.randn(600, 8, generator=generator, dtype=torch.float64)
+    result = Evaluation(8, 4)
+    for part in range(0, 600, 7):
+        rows = h[part : part + 7]
+        codes = SparseCodes(torch.zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.int64))
+        result.add(rows, out[part : part + 7], codes)
+    assert result.fvu == pytest.approx(float(exact_fvu(h, out)), rel=1e-6)
+
+
+def test_figures_that_are_not_defined() -> None:
+    coder, h, _ = mixed_tokens()
+    same = evaluate({2: coder}, [{2: (1e4 * h[:1]).expand(30, -1)}])[2]
+    assert math.isnan(same.fvu)
+    assert same.summary()["fvu"] is None
+    assert same.summary()["explained_variance"] is None
+    assert same.mse > 0
+    none = evaluate({2: coder}, [], allow_empty=True)[2]
+    summary = json.loads(json.dumps(none.summary(), allow_nan=False))
+    assert summary["tokens"] == 0
+    assert all(summary[name] is None for name in ("fvu", "mse", "l0", "cosine", "relative_norm", "dead"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 2000), st.integers(1, 5), st.data())
+def test_the_density_histogram_counts_each_feature_once(tokens: int, per_decade: int, data: st.DataObject) -> None:
+    fired = data.draw(st.lists(st.integers(0, tokens), min_size=1, max_size=9))
+    # powers of ten lie on edges
+    fired += [0, tokens, *(tokens // 10**power for power in range(1, 4) if tokens % 10**power == 0)]
+    result = Evaluation(1, len(fired))
+    sums = result.sums()
+    sums[0] = tokens
+    sums[-len(fired) :] = torch.tensor(fired)
+    result.load_sums(sums)
+    histogram = result.density_histogram(per_decade)
+    edges, counts = histogram["edges"], histogram["counts"]
+    assert edges[0] == 1e-6
+    assert edges[-1] == 1
+    assert len(counts) == len(edges) - 1 == 6 * per_decade
+    assert histogram["never"] == fired.count(0)
+    expected = [0] * len(counts)
+    for count in fired:
+        if count:
+            expected[max(i for i in range(len(counts)) if edges[i] <= count / tokens)] += 1
+    assert counts == expected
+    json.dumps(histogram)
+
+
+def test_the_density_histogram_reaches_down_to_one_token() -> None:
+    result = Evaluation(1, 3)
+    sums = result.sums()
+    sums[0] = 2e7
+    sums[-3:] = torch.tensor([1.0, 0.0, 2e7])
+    result.load_sums(sums)
+    histogram = result.density_histogram(1)
+    assert histogram["edges"] == pytest.approx([1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1])
+    assert histogram["counts"] == [1, 0, 0, 0, 0, 0, 0, 1]
+    assert histogram["never"] == 1
+
+
+def test_batches_that_do_not_fit() -> None:
+    coder, h, visual = mixed_tokens()
+    with pytest.raises(LayerError, match=r"batch 0 holds layers \[3\]; the coder of 2"):
+        evaluate({2: coder}, [{3: h}])
+    with pytest.raises(ShapeError, match="batch 1: visual"):
+        evaluate({2: coder}, [token_batch(h, visual), token_batch(h, visual[1:])])
+    broken = h.clone()
+    broken[3, 2] = float("nan")
+    with pytest.raises(ActivationError, match="batch 1, layer 2: 1 of 90"):
+        evaluate({2: coder}, [{2: h}, {2: broken}])
+    with pytest.raises(ShapeError):
+        Evaluation(6, 40).add(h, h[1:], coder.encode(h))
 
 
 @settings(max_examples=60, deadline=None)

@@ -137,7 +137,7 @@ def test_an_existing_folder_is_kept_and_failures_leave_nothing(
         train_sae(cfg)
     assert load_layers(out)
     elsewhere = {**vars(cfg), "out": str(tmp_path / "new")}
-    with pytest.raises(ModelError, match=r"layers 0 \(embeddings\) to 4, not 9"):
+    with pytest.raises(ModelError, match=r"layer 9 is not there: .* layers 0 \(embeddings\) to 4"):
         train_sae(TrainSAEConfig(**{**elsewhere, "layers": [9]}))
     with pytest.raises(DataError):
         train_sae(TrainSAEConfig(**{**elsewhere, "data": str(tmp_path / "none.jsonl")}))
@@ -220,7 +220,8 @@ def test_the_split_is_by_dialogue_and_the_limit_counts_turns(tmp_path: Path) -> 
 
 def test_default_layers() -> None:
     assert default_layers(36) == [7, 14, 22, 29]
-    assert default_layers(6) == [5]
+    assert default_layers(6) == [1, 2, 4, 5]
+    assert default_layers(4) == [1, 2, 3]
     assert default_layers(1) == [1]
 
 
@@ -232,7 +233,7 @@ def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def never(_: Any) -> Path:
         raise AssertionError("trained twice")
 
-    monkeypatch.setattr("remind.sae_training.train_sae", never)
+    monkeypatch.setattr("remind.sae_training.train.train_sae", never)
     assert quick_sae("nano", [str(data)], tmp_path / "cache", steps=3) == first
     write_chat(data, n_dialogues=7)
     with pytest.raises(AssertionError, match="trained twice"):

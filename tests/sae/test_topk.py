@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sae import FormatError, ShapeError, SparseCodes, TopKSAE, layer_folder, load_layers
 from sae.errors import ActivationError, ConfigError
+from sae.topk import largest
 
 
 def random_coder(d_in: int, d_sae: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> TopKSAE:
@@ -203,7 +204,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     target = tmp_path / "weights.safetensors"
     files.write_tensors(target, {"a": torch.ones(2)})
 
-    def half(_: object, path: Path) -> None:
+    def half(_: object, path: Path, **__: object) -> None:
         path.write_bytes(b"half")
         raise OSError("disk full")
 
@@ -287,3 +288,14 @@ def test_load_layers(tmp_path: Path) -> None:
     assert torch.equal(coders[12].W_enc, random_coder(6, 24, 4, seed=12, dtype=torch.float32).W_enc)
     with pytest.raises(FormatError, match="holds no SAE"):
         load_layers(tmp_path / "nothing")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([40, 256, 768, 1000, 4096]), st.integers(1, 33))
+def test_largest_finds_what_sorting_finds(seed: int, n: int, width: int, k: int) -> None:
+    # few distinct values, so that ties abound
+    x = torch.randint(-9, 50, (n, width), generator=torch.Generator().manual_seed(seed)).float()
+    values, indices = largest(x, k)
+    assert torch.equal(values.sort(1, descending=True).values, x.sort(1, descending=True).values[:, :k])
+    assert torch.equal(x.gather(1, indices), values)
+    assert all(len(set(row)) == k for row in indices.tolist())

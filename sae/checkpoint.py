@@ -1,0 +1,138 @@
+"""Checkpoints of a run, from which training goes on with the same bits: safetensors and JSON, whole or absent.
+
+A folder holds `latest.json`, which names the newest folder `step-00000123` beside it: one `layer_<LL>.safetensors` per
+coder (parameters, moments, silent counts), `data-<rank>.safetensors` (where each process stands in its data) and
+`state.json`. `latest.json` is replaced last, so it never names something half-written.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sae import files
+from sae.config import SAETrainConfig
+from sae.errors import FormatError
+from sae.layer import LayerState, make_optimizer, stored
+from sae.parallel import Processes
+from sae.step import feature_major
+from sae.topk import TopKSAE
+
+LATEST = "latest.json"
+_STATE = "state.json"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save(
+    folder: Path,
+    step: int,
+    layers: Mapping[int, LayerState],
+    state: Mapping[str, Any],
+    data: Mapping[str, Any] | None,
+    processes: Processes,
+) -> None:
+    """Write the state after `step` finished steps and drop older ones. Every process calls it.
+
+    Args:
+        state: plain values.
+        data: where this process stands in its data: tensors and plain values; None where that is `step` batches on.
+
+    Raises:
+        StorageError: what cannot be written; an older checkpoint stays as it was.
+    """
+    target = folder / f"step-{step:08d}"
+    if processes.main and target.exists():
+        shutil.rmtree(target)
+    processes.wait()
+    if data is not None:
+        tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
+        files.write_tensors(target / f"data-{processes.rank}.safetensors", tensors)
+        plain = {name: value for name, value in data.items() if name not in tensors}
+        files.write_json(target / f"data-{processes.rank}.json", plain)
+    if processes.main:
+        for layer, one in layers.items():
+            files.write_tensors(target / _layer_file(layer), _tensors(one))
+        scalars = {
+            str(layer): {"scale": one.scale, "mse_scale": one.mse_scale, "d_in": one.coder.d_in}
+            for layer, one in layers.items()
+        }
+        files.write_json(target / _STATE, {**state, "layers": scalars, "processes": processes.count})
+    processes.wait()
+    if processes.main:
+        files.write_json(folder / LATEST, {"folder": target.name})
+        for old in folder.glob("step-*"):
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint in a folder, if there is one."""
+    if not (folder / LATEST).exists():
+        return None
+    name = files.read_json(folder / LATEST).get("folder")
+    if not isinstance(name, str) or not re.fullmatch(r"step-\d+", name):
+        raise FormatError(f"names no checkpoint: {name!r}", folder / LATEST)
+    return folder / name
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """`state` as it was given to `save`; also `layers` and `processes`."""
+    return files.read_json(folder / _STATE)
+
+
+def load(folder: Path, state: Mapping[str, Any], config: SAETrainConfig, device: torch.device) -> dict[int, LayerState]:
+    """The layers of a checkpoint whose `read_state` gave `state`.
+
+    Raises:
+        FormatError: a file that is missing, damaged or not of this configuration.
+    """
+    layers: dict[int, LayerState] = {}
+    for name, scalars in state["layers"].items():
+        path = folder / _layer_file(int(name))
+        tensors = {key: value.to(device) for key, value in files.read_tensors(path).items()}
+        coder = TopKSAE(scalars["d_in"], config.d_sae, config.k).to(tensors["W_dec"])
+        feature_major(coder)
+        optimizer = make_optimizer(coder, config)
+        memory = stored(coder)
+        if any(key not in tensors or tensors[key].shape != value.shape for key, value in memory.items()):
+            raise FormatError("is not of this configuration (d_sae or d_in differ)", path)
+        for (key, value), parameter in zip(memory.items(), optimizer.param_groups[0]["params"], strict=True):
+            value.copy_(tensors[key])
+            moments = {moment: tensors[f"{moment}/{key}"].clone() for moment in _MOMENTS}
+            optimizer.state[parameter] = {"step": tensors["step"].clone(), **moments}
+        layers[int(name)] = LayerState(
+            coder, optimizer, scalars["scale"], tensors.get("mean"), scalars["mse_scale"], tensors["silent"].clone()
+        )
+    return layers
+
+
+def load_data(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What `save` was given as `data` by the process of this rank."""
+    path = folder / f"data-{rank}.json"
+    if not path.exists():
+        return None
+    return {**files.read_json(path), **files.read_tensors(path.with_suffix(".safetensors"))}
+
+
+def _layer_file(layer: int) -> str:
+    return f"layer_{layer:02d}.safetensors"
+
+
+def _tensors(one: LayerState) -> dict[str, Tensor]:
+    found = {"silent": one.silent}
+    if one.mean is not None:
+        found["mean"] = one.mean
+    for (name, tensor), parameter in zip(
+        stored(one.coder).items(), one.optimizer.param_groups[0]["params"], strict=True
+    ):
+        found[name] = tensor
+        moments = one.optimizer.state[parameter]
+        found.update({f"{key}/{name}": moments[key] for key in _MOMENTS})
+        found["step"] = moments["step"]
+    return found

@@ -1,0 +1,85 @@
+"""How coders are trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sae.errors import ConfigError
+
+
+@dataclass
+class SAETrainConfig:
+    """How the coders of all layers are trained."""
+
+    d_sae: int = 4096
+    """Number of features of each coder."""
+    k: int = 32
+    """Features active per token."""
+    steps: int = 10_000
+    """Optimiser steps; each takes one batch for every layer."""
+    tokens: int | None = None
+    """Train on this many tokens instead of a number of steps (rounded up to whole batches)."""
+    batch_size: int = 2048
+    """Tokens per step, over all processes."""
+    lr: float = 5e-5
+    """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly want about 1e-3."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    decay_share: float = 0.0
+    """Share of the steps, at the end, over which it falls linearly to 0."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    eps: float = 6.25e-10
+    """AdamW's epsilon; small, because gradients of single features are."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    aux_coefficient: float = 1 / 32
+    """Weight of the AuxK term, in which dead features reconstruct the error; 0 switches it off."""
+    aux_k: int | None = None
+    """Dead features per token in that term; None: the power of two next below d_in / 2."""
+    aux_stride: int = 1
+    """The term takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
+    dead_tokens: int = 1_000_000
+    """A feature is dead after so many tokens without firing."""
+    b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"
+    """Start of the decoder bias, from the first tokens."""
+    init_tokens: int = 16_384
+    """Tokens looked at before the first step for normalisation, bias and loss scale; they are trained on too."""
+    unit_norm_decoder: bool = True
+    """Keep decoder rows at length 1 (in training units) and remove the gradient along them."""
+    normalise: Literal["none", "scale", "centre_scale"] = "scale"
+    """Input normalisation while training: times sqrt(d_in) / mean norm, after subtracting the mean with centre_scale.
+    It is folded into the saved weights."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision. bfloat16 is that of the encoder product alone, which decides what is active; parameters, values and
+    sums stay in float32, for steps of a small learning rate would vanish in bfloat16."""
+    seed: int = 0
+    """Random start of the coders."""
+    log_every: int = 50
+    """Steps between lines of metrics."""
+    skip_nonfinite: bool = False
+    """Leave out batches with values that are not finite instead of stopping."""
+
+    def __post_init__(self) -> None:
+        self.betas = (float(self.betas[0]), float(self.betas[1]))
+        counts = ("d_sae", "k", "steps", "batch_size", "dead_tokens", "init_tokens", "log_every", "aux_stride")
+        wrong = [name for name in counts if getattr(self, name) < 1]
+        if wrong:
+            raise ConfigError(f"{wrong[0]} must be at least 1, not {getattr(self, wrong[0])}")
+        if self.k > self.d_sae:
+            raise ConfigError(f"k = {self.k} exceeds d_sae = {self.d_sae}")
+        if not (self.lr > 0 and 0 <= self.decay_share <= 1 and self.warmup_steps >= 0):
+            raise ConfigError("lr must be positive, decay_share between 0 and 1, warmup_steps not negative")
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps if self.tokens is None else math.ceil(self.tokens / self.batch_size)
+
+    def rate(self, done: int) -> float:
+        """Learning rate of the step after `done` steps."""
+        total, decay = self.total_steps, round(self.decay_share * self.total_steps)
+        rise = min(1.0, (done + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        fall = min(1.0, (total - done) / decay) if decay else 1.0
+        return self.lr * min(rise, fall)

@@ -1,0 +1,295 @@
+"""Top-activating examples of every feature, kept while any amount of text streams by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sae import files
+from sae.errors import ConfigError, FormatError, LayerError, ShapeError
+from sae.probe.encoded import Encoded
+from sae.probe.encoder import Probe
+from sae.probe.pieces import Pieces
+from sae.probe.ranking import Ranking, Tokens
+from sae.topk import SparseCodes
+
+CONFIG, TENSORS = "examples.json", "examples.safetensors"
+_FORMAT, _VERSION = "sae-top-examples", 1
+
+
+@dataclass(frozen=True)
+class Example:
+    """A token a feature fires on, with the tokens around it.
+
+    Attributes:
+        feature: its number.
+        value: activation at the peak token, in units of the coder.
+        source: number of the text, from 0 in the order they came; `label`: what it was called, if anything.
+        position: of the peak token in its text, in tokens.
+        ids: C context tokens, the peak among them; fewer at the ends of the text.
+        values: C activations of the feature.
+        text: what the ids decode to, and `offsets`: C times (start, end) in it.
+        peak: number of the peak token in the context.
+    """
+
+    feature: int
+    value: float
+    source: int
+    label: str | None
+    position: int
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
+    text: str
+    offsets: tuple[tuple[int, int], ...]
+    peak: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Characters of the peak token in `text`, without the white space round it unless it is nothing else."""
+        start, end = self.offsets[self.peak]
+        token = self.text[start:end]
+        if not token.strip():
+            return start, end
+        return start + len(token) - len(token.lstrip()), end - len(token) + len(token.rstrip())
+
+    def to_text(self) -> str:
+        """One line: value, source, and the text with the peak token in «»."""
+        start, end = self.span
+        marked = f"{self.text[:start]}«{self.text[start:end]}»{self.text[end:]}"
+        where = self.source if self.label is None else self.label
+        return f"{self.value:9.4g}  [{where}:{self.position}]  " + marked.replace("\n", "\\n")
+
+    __str__ = to_text
+
+
+class TopExamples:
+    """The `per_feature` examples with the largest activations of each feature of one coder.
+
+    Exact: after any number of texts the same as sorting every active token of all of them; among equal values the
+    earliest wins. Memory is O(d_sae x per_feature x context), whatever passes by.
+
+    Args:
+        d_sae: features of the coder.
+        per_feature: examples kept of each.
+        context: tokens to the left and to the right of the peak.
+        distinct_texts: at most one example per feature and text, its largest.
+        tokenizer: writes the contexts as text; None: as numbers.
+        metadata: JSON values kept with the examples, e.g. the layer.
+
+    Attributes:
+        n_texts, n_tokens: what has passed by; only tokens that count.
+        fired: [d_sae] int64, tokens each feature was active on; fired / n_tokens is its density.
+
+    Raises:
+        ConfigError: sizes out of range.
+    """
+
+    def __init__(
+        self,
+        d_sae: int,
+        per_feature: int = 20,
+        context: tuple[int, int] = (10, 10),
+        *,
+        distinct_texts: bool = True,
+        tokenizer: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._ranking = Ranking(d_sae, per_feature, (context[0], context[1]), distinct_texts)
+        self.d_sae, self.per_feature, self.context = d_sae, per_feature, (context[0], context[1])
+        self.distinct_texts, self.metadata = distinct_texts, dict(metadata or {})
+        self.n_texts = self.n_tokens = 0
+        self.fired = torch.zeros(d_sae, dtype=torch.int64)
+        self._labels: dict[int, str] = {}
+        self._prune_at = 1024
+        self._pieces = Pieces(tokenizer)
+
+    def add(self, encoded: Encoded | Sequence[Encoded], layer: int, labels: Sequence[str | None] | None = None) -> None:
+        """Look at whole texts; many at a time is faster. They are numbered on from those of earlier calls.
+
+        Args:
+            encoded: of a `Probe`.
+            layer: the one the coder belongs to.
+            labels: names of the texts.
+
+        Raises:
+            ShapeError: features beyond d_sae, another number of labels, or texts encoded with another k.
+            LayerError: a layer that was not encoded.
+        """
+        texts = [encoded] if isinstance(encoded, Encoded) else list(encoded)
+        found = [text.layer(layer) for text in texts]
+        if labels is not None and len(labels) != len(texts):
+            raise ShapeError(f"{len(labels)} labels for {len(texts)} texts")
+        if len({codes.k for codes in found}) > 1:
+            raise ShapeError(f"texts of different coders: k is {sorted({codes.k for codes in found})}")
+        if not texts:
+            return
+        counted = torch.cat([text.counted for text in texts])
+        values = torch.cat([codes.values for codes in found]).detach().masked_fill(~counted[:, None], 0)
+        codes = SparseCodes(values, torch.cat([codes.indices for codes in found]))
+        ids = torch.cat([text.ids for text in texts])
+        self._ranking.add(Tokens(ids, [len(text) for text in texts], codes, self.d_sae), self.n_texts)
+        self.fired += torch.bincount(codes.indices[codes.active()], minlength=self.d_sae)
+        for number, label in enumerate(labels or ()):
+            if label is not None:
+                self._labels[self.n_texts + number] = label
+        self.n_texts += len(texts)
+        self.n_tokens += int(counted.sum())
+        if len(self._labels) > self._prune_at:
+            self._labels = self._used_labels()
+            self._prune_at = max(1024, 2 * len(self._labels))
+
+    def features(self) -> Tensor:
+        """[F] int64: features that have an example, ascending."""
+        return (self._ranking.value[:, 0] > 0).nonzero().squeeze(-1)
+
+    def examples(self, feature: int, n: int | None = None) -> list[Example]:
+        """By falling value, at most n. Raises ConfigError for a feature that is not there."""
+        if not 0 <= feature < self.d_sae:
+            raise ConfigError(f"feature {feature} is not there; the coder has 0 to {self.d_sae - 1}")
+        found = []
+        for value, source, position, ids, around in self._ranking.entries(feature, n):
+            there = [i for i, token in enumerate(ids) if token >= 0]
+            tokens, values = tuple(ids[i] for i in there), tuple(around[i] for i in there)
+            text, spans = self._pieces.join(tokens)
+            label, peak = self._labels.get(source), there.index(self.context[0])
+            found.append(
+                Example(int(feature), value, source, label, position, tokens, values, text, tuple(spans), peak)
+            )
+        return found
+
+    def to_text(self, feature: int, n: int = 5) -> str:
+        """The feature's first n examples, one per line, under its density."""
+        examples = self.examples(feature, n)
+        density = int(self.fired[feature]) / max(self.n_tokens, 1)
+        head = f"feature {feature}: active on {density:.3%} of {self.n_tokens:,} tokens in {self.n_texts:,} texts"
+        return "\n".join([head, *map(str, examples)])
+
+    def __repr__(self) -> str:
+        return f"TopExamples({len(self.features())} of {self.d_sae} features, {self.n_texts:,} texts)"
+
+    def save(self, folder: str | Path) -> None:
+        """Write `examples.safetensors` and `examples.json`, which also says how the tokens read.
+
+        Raises:
+            FormatError: metadata that is not JSON.
+            StorageError: files that cannot be written.
+        """
+        folder = Path(folder)
+        for feature in self.features().tolist():
+            self.examples(feature)  # decodes what has not been looked at yet
+        files.write_tensors(folder / TENSORS, {**self._ranking.tensors(), "fired": self.fired})
+        config = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "sha256": _digest(folder / TENSORS),
+            "d_sae": self.d_sae,
+            "per_feature": self.per_feature,
+            "context": list(self.context),
+            "distinct_texts": self.distinct_texts,
+            "n_texts": self.n_texts,
+            "n_tokens": self.n_tokens,
+            "metadata": self.metadata,
+            "labels": {str(source): label for source, label in self._used_labels().items()},
+            **self._pieces.vocabulary(),
+        }
+        files.write_json(folder / CONFIG, config)
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: Any = None) -> TopExamples:
+        """Read a folder written by `save`; more texts may be added, and need the tokenizer for tokens not seen yet.
+
+        Raises:
+            FormatError: files that are missing, damaged, of another kind, or of two different savings.
+        """
+        folder = Path(folder)
+        config, tensors = files.read_json(folder / CONFIG), files.read_tensors(folder / TENSORS)
+        if config.get("format") != _FORMAT or config.get("version") != _VERSION:
+            raise FormatError(f"is no {_FORMAT} of version {_VERSION}; collect the examples again", folder / CONFIG)
+        if config.get("sha256") != _digest(folder / TENSORS):
+            raise FormatError(f"is not what {CONFIG} was written with; collect the examples again", folder / TENSORS)
+        try:
+            left, right = config["context"]
+            sizes = config["d_sae"], config["per_feature"], (left, right)
+            found = cls(*sizes, distinct_texts=config["distinct_texts"], metadata=config["metadata"])
+            found.n_texts, found.n_tokens = int(config["n_texts"]), int(config["n_tokens"])
+            found._labels = {int(source): str(label) for source, label in config["labels"].items()}
+            found._pieces = Pieces.from_vocabulary(config, tokenizer)
+            found._ranking.restore(tensors)
+            found.fired = tensors["fired"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"is damaged ({type(error).__name__}: {error})", folder / CONFIG) from None
+        return found
+
+    def _used_labels(self) -> dict[int, str]:
+        used = set(self._ranking.source.unique().tolist())
+        return {source: label for source, label in self._labels.items() if source in used}
+
+
+def collect(
+    probe: Probe,
+    texts: Iterable[str | tuple[str, str]],
+    layers: int | Sequence[int] | None = None,
+    *,
+    per_feature: int = 20,
+    context: tuple[int, int] = (10, 10),
+    distinct_texts: bool = True,
+    into: Mapping[int, TopExamples] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[int, TopExamples]:
+    """Encode texts as they come and keep the examples of every feature; the texts are never held together.
+
+    Args:
+        probe: with coders of the layers.
+        texts: texts, or pairs of a label and a text.
+        layers: a layer or several; None: all of the probe's.
+        per_feature, context, distinct_texts: as in `TopExamples`.
+        into: layer to examples that are to be gone on with; per_feature and so on are then theirs.
+        progress: called with the number of texts done so far.
+
+    Returns:
+        Layer to its examples.
+
+    Raises:
+        LayerError: a layer the probe, or `into`, has not.
+        ShapeError, ActivationError, ConfigError: as `Probe.encode`.
+    """
+    found: dict[int, TopExamples] = {}
+    for layer in [layers] if isinstance(layers, int) else (probe.coders if layers is None else layers):
+        if layer not in probe.coders or (into is not None and layer not in into):
+            raise LayerError(f"layer {layer} is not there; the probe has {sorted(probe.coders)}")
+        options: dict[str, Any] = {"tokenizer": probe.tokenizer, "metadata": {"layer": layer}}
+        found[layer] = (
+            TopExamples(probe.coders[layer].d_sae, per_feature, context, distinct_texts=distinct_texts, **options)
+            if into is None
+            else into[layer]
+        )
+    labels: deque[str | None] = deque()
+
+    def unlabelled() -> Iterator[str]:
+        for item in texts:
+            label, text = item if isinstance(item, tuple) else (None, item)
+            labels.append(label)
+            yield text
+
+    stream, done = probe.stream(unlabelled()), 0
+    while batch := list(islice(stream, probe.batch_size * 4)):
+        names = [labels.popleft() for _ in batch]
+        for layer, examples in found.items():
+            examples.add(batch, layer, names)
+        done += len(batch)
+        if progress is not None:
+            progress(done)
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,306 @@
+"""Edits by hand in float64, run through the rest of the model by other means than hooks; generation with a cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sae import ConfigError, LayerError, ShapeError
+from sae.hooks import find_blocks, hidden_states
+from sae.probe.steering import ablate, steer
+
+NAMES = ["gpt2", "qwen3", "qwen3_vl"]
+WIDTH = {"gpt2": 16, "qwen3": 16, "qwen3_vl": 32}
+
+
+@contextmanager
+def replaced(model: Any, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """The same as an edit of the stream, by wrapping the forward of the blocks. Positions count from 0 in `edits`."""
+    blocks = find_blocks(model)
+    originals = {layer: blocks[layer].forward for layer in edits}
+
+    def wrap(layer: int) -> Callable[..., Any]:
+        def forward(h: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return originals[layer](edits[layer](h), *args, **kwargs)
+
+        return forward
+
+    for layer in edits:
+        blocks[layer].forward = wrap(layer)
+    try:
+        yield
+    finally:
+        for layer in edits:
+            del blocks[layer].forward
+
+
+def dense(coder: Any, h: Tensor) -> Tensor:
+    pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
+    kept = pre.argsort(-1, descending=True)[..., : coder.k]
+    return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+
+
+def by_hand(coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The formula, feature by feature and token by token."""
+
+    def edit(h: Tensor) -> Tensor:
+        out = h.clone()
+        z = dense(coder, h)
+        where = torch.ones(h.shape[1], dtype=torch.bool) if mask is None else mask(torch.arange(h.shape[1]))
+        for row in range(h.shape[0]):
+            for at in where.nonzero().squeeze(-1).tolist():
+                for feature, strength in wanted.items():
+                    direction = coder.W_dec[feature]
+                    if mode == "add":
+                        out[row, at] += strength * direction
+                    elif mode == "relative":
+                        out[row, at] += strength * h[row, at].norm() * direction / direction.norm()
+                    else:
+                        out[row, at] += (strength - z[row, at, feature]) * direction
+        return out
+
+    return edit
+
+
+def inputs_of(name: str, picture: dict[str, Any]) -> dict[str, Any]:
+    if name == "qwen3_vl":
+        return dict(picture)
+    return {"input_ids": torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))}
+
+
+def busiest(coder: Any, h: Tensor, count: int) -> list[int]:
+    """Features active on some tokens and not on others."""
+    active = (dense(coder, h) > 0).flatten(0, 1).sum(0)
+    return [int(f) for f in active.argsort(descending=True) if 0 < active[f] < h.shape[0] * h.shape[1]][:count]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["add", "relative", "set", "ablate"])
+def test_forwards_equal_the_formula(
+    name: str, mode: str, request: pytest.FixtureRequest, picture: dict[str, Any], make_coder: Any
+) -> None:
+    model, inputs = request.getfixturevalue(name), inputs_of(name, picture)
+    coders = {layer: make_coder(WIDTH[name], seed=layer) for layer in (0, 1, 2)}
+    with torch.no_grad():
+        states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
+    wanted = {
+        layer: dict(zip(busiest(coders[layer], states[layer], 3), (1.5, -0.5, 4.0), strict=True)) for layer in (1, 2)
+    }
+    zero = {layer: dict.fromkeys(row, 0.0) for layer, row in wanted.items()}
+    used = zero if mode == "ablate" else wanted
+    with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], used[layer], mode) for layer in (1, 2)}):
+        expected = model(**inputs).logits
+    options: dict[str, Any] = {"mode": "add", "relative": True} if mode == "relative" else {"mode": mode}
+    with torch.no_grad(), steer(model, coders, wanted, **options):
+        got = model(**inputs).logits
+        inside = hidden_states(model, [1], **inputs)[1]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    assert float((got - plain).abs().max()) > 1e-3
+    by_formula = by_hand(coders[1], used[1], mode)(states[1])
+    torch.testing.assert_close(inside, by_formula, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, plain)
+        if mode == "ablate":
+            with ablate(model, coders, {layer: list(row) for layer, row in wanted.items()}):
+                assert torch.equal(model(**inputs).logits, got)
+
+
+def test_setting_keeps_what_the_coder_cannot_reconstruct(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
+    coder, inputs = make_coder(16), inputs_of("gpt2", picture)
+    with torch.no_grad():
+        h = hidden_states(gpt2, [2], **inputs)[2]
+        codes = dense(coder, h)
+        error = h - (codes @ coder.W_dec + coder.b_dec)
+        feature = busiest(coder, h, 1)[0]
+        codes[..., feature] = 7.0
+        with steer(gpt2, {2: coder}, {2: {feature: 7.0}}, "set"):
+            got = hidden_states(gpt2, [2], **inputs)[2]
+    torch.testing.assert_close(got, codes @ coder.W_dec + coder.b_dec + error, rtol=0, atol=1e-12)
+
+
+def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        model = copy.deepcopy(gpt2).to(dtype)
+        coder, inputs = make_coder(16).float(), inputs_of("gpt2", picture)
+        with torch.no_grad():
+            h = hidden_states(model, [1], **inputs)[1]
+            feature = busiest(coder, h.float(), 1)[0]
+            active = (coder.encode(h).dense(48)[..., feature] > 0).clone()
+            with ablate(model, {1: coder}, {1: [feature]}):
+                got = hidden_states(model, [1], **inputs)[1]
+        assert got.dtype == dtype
+        assert bool(active.any())
+        assert not bool(active.all())
+        assert torch.equal(got[~active], h[~active])
+        assert bool((got[active] != h[active]).any(-1).all())
+
+
+def test_zeros_keep_their_sign(make_coder: Any, gpt2: Any) -> None:
+    model = copy.deepcopy(gpt2)
+    model.transformer.wte.weight.data.zero_()
+    model.transformer.wpe.weight.data.fill_(-0.0)
+    model.transformer.wte.weight.data.fill_(-0.0)
+    coder = make_coder(16)
+    coder.b_enc.data.fill_(-100.0)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad(), steer(model, {0: coder}, {0: {1: 0.0, 2: 0.0}}, "set"):
+        assert bool(torch.signbit(hidden_states(model, [0], input_ids=ids)[0]).all())
+
+
+def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]) -> Tensor:
+    """Greedy decoding with whole forwards, no cache."""
+    inputs = dict(inputs)
+    with torch.no_grad(), replaced(model, edits):
+        for _ in range(steps):
+            logits = model(**inputs, use_cache=False).logits[:, -1]
+            # ends and placeholders without a picture (refused by the model) are ruled out in generate too
+            logits[:, [2, 45, 46]] = -torch.inf
+            step = logits.argmax(-1, keepdim=True)
+            inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
+            if "mm_token_type_ids" in inputs:
+                inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
+    return inputs["input_ids"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", ["add", "set"])
+@pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
+def test_generation_with_a_cache(
+    name: str,
+    mode: str,
+    positions: Any,
+    request: pytest.FixtureRequest,
+    picture: dict[str, Any],
+    make_coder: Any,
+) -> None:
+    model = request.getfixturevalue(name)
+    inputs = inputs_of(name, picture)
+    inputs = {key: value[:1] if key in ("input_ids", "mm_token_type_ids") else value for key, value in inputs.items()}
+    inputs.pop("attention_mask", None)
+    length, steps = inputs["input_ids"].shape[1], 8
+    coders = {1: make_coder(WIDTH[name]), 2: make_coder(WIDTH[name], seed=3)}
+    wanted = {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
+    mask = {"all": None, "prompt": lambda at: at < length, "generated": lambda at: at >= length}[positions]
+    edits = {layer: by_hand(coders[layer], wanted[layer], mode, mask) for layer in (1, 2)}
+    expected = greedy(model, inputs, steps, edits)
+    everywhere = {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}
+    options: dict[str, Any] = {
+        "max_new_tokens": steps,
+        "min_new_tokens": steps,
+        "do_sample": False,
+        "suppress_tokens": [45, 46],
+    }
+    with steer(model, coders, wanted, mode, positions=positions):
+        got = model.generate(**inputs, **options)
+        again = model.generate(**inputs, **options)
+    assert torch.equal(got, expected)
+    assert torch.equal(again, expected)
+    others = [greedy(model, inputs, steps, {}), greedy(model, inputs, steps, everywhere)]
+    # the positions matter here
+    assert any(not torch.equal(other, expected) for other in others)
+    if positions != "all":
+        with steer(model, coders, wanted, mode, positions=positions, prompt_length=length):
+            assert torch.equal(model.generate(**inputs, **options), expected)
+            assert torch.equal(model.generate(**inputs, **options, use_cache=False), expected)
+        with (
+            steer(model, coders, wanted, mode, positions=positions),
+            pytest.raises(ConfigError, match="without a KV cache: give prompt_length"),
+        ):
+            model.generate(**inputs, **options, use_cache=False)
+
+
+def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
+    coder, ids = make_coder(16), torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+    with torch.no_grad():
+        h = hidden_states(gpt2, [1], input_ids=ids)[1]
+        for chosen in (torch.tensor([False, True, False, True, True]), torch.rand(2, 5) < 0.5):
+            with steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=lambda at, chosen=chosen: chosen[..., at]):
+                got = hidden_states(gpt2, [1], input_ids=ids)[1]
+            mask = chosen.expand(2, 5)
+            assert torch.equal(got[~mask], h[~mask])
+            torch.testing.assert_close(got[mask], h[mask] + 2 * coder.W_dec[3], rtol=0, atol=1e-12)
+        seen: list[list[int]] = []
+
+        def look(at: Tensor) -> Tensor:
+            seen.append(at.tolist())
+            return at < 0
+
+        with steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=look):
+            steered = gpt2.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+        assert seen == [[0, 1, 2, 3, 4], [5], [6]]
+        assert torch.equal(steered, gpt2.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False))
+        for wrong in (lambda at: at, lambda at: torch.ones(3, dtype=torch.bool)):
+            with (
+                steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=wrong),
+                pytest.raises(ShapeError, match="must be bool"),
+            ):
+                gpt2(ids)
+
+
+def test_peft_models_are_steered_too(qwen3: Any, make_coder: Any) -> None:
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(copy.deepcopy(qwen3), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    coder, ids = make_coder(16), torch.tensor([[5, 6, 7, 8]])
+    for model in (qwen3, wrapped):
+        with torch.no_grad(), steer(model, {2: coder}, {2: {3: 4.0}}, positions="generated"):
+            got = model.generate(
+                input_ids=ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, suppress_tokens=[45, 46]
+            )
+        assert torch.equal(
+            got, greedy(qwen3, {"input_ids": ids}, 6, {2: by_hand(coder, {3: 4.0}, "add", lambda at: at >= 4)})
+        )
+
+
+def hooks_on(model: Any) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
+    before, ids = hooks_on(gpt2), torch.tensor([[5, 6]])
+    plain = gpt2(ids).logits
+    with pytest.raises(RuntimeError, match="stop here"), steer(gpt2, {1: make_coder(16)}, {1: {3: 9.0}}):
+        assert hooks_on(gpt2) > before
+        assert not torch.equal(gpt2(ids).logits, plain)
+        raise RuntimeError("stop here")
+    assert hooks_on(gpt2) == before
+    assert torch.equal(gpt2(ids).logits, plain)
+    with pytest.raises(LayerError), ablate(gpt2, {9: make_coder(16)}, {9: [3]}):
+        pass
+    assert hooks_on(gpt2) == before
+
+
+@pytest.mark.parametrize(
+    ("features", "options", "error", "message"),
+    [
+        ({2: {1: 1.0}}, {}, LayerError, r"layer 2 has no coder; there are coders of \[1, 3, 9\]"),
+        ({9: {1: 1.0}}, {}, LayerError, "layer 9 is not there"),
+        ({}, {}, LayerError, "no layer was asked for"),
+        ({3: {1: 1.0}}, {}, ShapeError, "hidden states of 8, the model has 16"),
+        ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 is not there; the coder has 0 to 47"),
+        ({1: {-1: 1.0}}, {}, ConfigError, "feature -1 is not there"),
+        ({1: {"cat": 1.0}}, {}, ConfigError, "feature 'cat' is not there"),
+        ({1: [48]}, {"mode": "ablate"}, ConfigError, "feature 48 is not there"),
+        ({1: [3]}, {"mode": "set"}, ConfigError, "needs a strength"),
+        ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not finite"),
+        ({1: {3: "much"}}, {}, ConfigError, "strength 'much' is no number"),
+        ({1: {3: 1.0}}, {"mode": "scale"}, ConfigError, "mode 'scale'"),
+        ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
+        ({1: {3: 1.0}}, {"positions": "last"}, ConfigError, "positions 'last'"),
+        ({1: {3: 1.0}}, {"prompt_length": 3}, ConfigError, "prompt_length 3 goes with"),
+    ],
+)
+def test_mistakes_are_told_before_the_forward(
+    gpt2: Any, make_coder: Any, features: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    coders = {1: make_coder(16), 3: make_coder(8), 9: make_coder(16)}
+    before = hooks_on(gpt2)
+    with pytest.raises(error, match=message) as caught, steer(gpt2, coders, features, **options):
+        pytest.fail("entered the block")
+    assert "\n" not in str(caught.value)
+    assert hooks_on(gpt2) == before
