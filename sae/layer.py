@@ -11,7 +11,7 @@ from torch import Tensor
 from sae.config import SAETrainConfig
 from sae.errors import ActivationError
 from sae.parallel import Processes
-from sae.step import AuxK, Share, StepOutput, feature_major, step
+from sae.step import AuxK, Share, StepOutput, feature_major, gradients
 from sae.topk import TopKSAE
 
 
@@ -90,7 +90,14 @@ def make_optimizer(coder: TopKSAE, config: SAETrainConfig) -> torch.optim.AdamW:
 
 
 def train_step(
-    one: LayerState, h: Tensor, tokens: int, seen: int, rate: float, config: SAETrainConfig, processes: Processes
+    one: LayerState,
+    h: Tensor,
+    tokens: int,
+    seen: int,
+    rate: float,
+    config: SAETrainConfig,
+    processes: Processes,
+    workspace: dict[str, Tensor],
 ) -> tuple[StepOutput, Tensor]:
     """One optimiser step on raw activations.
 
@@ -99,6 +106,7 @@ def train_step(
         tokens: of the whole batch, over all processes.
         seen: tokens of all batches up to and with this one.
         rate: learning rate.
+        workspace: memory used anew at each call, for any layer.
 
     Returns:
         Losses before the step (this process's summands), and the normalised input they are of.
@@ -111,24 +119,17 @@ def train_step(
         dead = (one.silent > config.dead_tokens).nonzero().squeeze(-1)
         k = config.aux_k or 1 << max(0, (coder.d_in // 2).bit_length() - 1)
         aux = AuxK(dead, k, config.aux_coefficient, config.aux_stride)
-    coder.zero_grad(set_to_none=True)
     products = torch.bfloat16 if config.dtype == "bfloat16" else None
-    out = step(coder, x, one.mse_scale, aux, Share(tokens, processes.total), products)
-    out.loss.backward()
+    out, found = gradients(coder, x, one.mse_scale, aux, Share(tokens, processes.total), products, workspace)
+    for name, parameter in zip(stored(coder), one.optimizer.param_groups[0]["params"], strict=True):
+        parameter.grad = processes.total(getattr(found, name))
     with torch.no_grad():
-        for (name, tensor), parameter in zip(
-            stored(coder).items(), one.optimizer.param_groups[0]["params"], strict=True
-        ):
-            gradient = getattr(coder, name).grad
-            gradient = processes.total(gradient.t() if name == "W_enc" else gradient)
-            if name == "W_dec" and config.unit_norm_decoder:
-                gradient.addcmul_(torch.linalg.vecdot(gradient, tensor)[:, None], tensor, value=-1)
-            parameter.grad = gradient
+        if config.unit_norm_decoder:
+            found.W_dec.addcmul_(processes.total(found.radial)[:, None], coder.W_dec, value=-1)
         for group in one.optimizer.param_groups:
             group["lr"] = rate
         one.optimizer.step()
         one.optimizer.zero_grad(set_to_none=True)
-        coder.zero_grad(set_to_none=True)
         if config.unit_norm_decoder:
             _unit_rows(coder.W_dec)
         fired = torch.zeros(coder.d_sae, dtype=torch.int32, device=h.device)
@@ -143,7 +144,7 @@ def figures(
     """Figures of one batch before its step: fvu pooled over its tokens, l0 their mean; dead after it."""
     mean = processes.total(x.sum(0)) / tokens
     sums = torch.stack(
-        [out.loss.detach(), out.aux, out.mse, (x - mean).square().sum() / tokens, (out.values > 0).sum() / tokens]
+        [out.loss, out.aux, out.mse, (x - mean).square().sum() / tokens, (out.values > 0).sum() / tokens]
     )
     loss, aux, mse, spread, l0 = processes.total(sums.double()).tolist()
     return {

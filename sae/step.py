@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from sae.topk import TopKSAE, largest
 
 #: Tokens whose pre-activations exist at a time on a CPU, where they then stay in its cache; elsewhere by memory alone.
-_ROWS = 512
+_ROWS = 1024
 _NUMBERS = 1 << 27
 
 
@@ -72,6 +72,19 @@ class Share:
     total: Callable[[Tensor], Tensor]
 
 
+class Gradients(NamedTuple):
+    """Of the loss by each parameter: W_enc as [d_sae, d_in], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in].
+
+    `radial`: <dW_dec[j], W_dec[j]> of each feature, [d_sae], which comes for nothing on the way.
+    """
+
+    W_enc: Tensor
+    b_enc: Tensor
+    W_dec: Tensor
+    b_dec: Tensor
+    radial: Tensor
+
+
 def step(
     coder: TopKSAE,
     x: Tensor,
@@ -92,10 +105,54 @@ def step(
         products: precision of the encoder product alone, e.g. bfloat16; it decides which features are active. Their
             values are then computed anew in the dtype of the coder. None: that dtype throughout.
     """
+    how = (mse_scale, aux, share, products)
+    return StepOutput(*_Step.apply(coder, x, how, coder.W_enc, coder.b_enc, coder.W_dec, coder.b_dec))
+
+
+@torch.no_grad()
+def gradients(
+    coder: TopKSAE,
+    x: Tensor,
+    mse_scale: float = 1.0,
+    aux: AuxK | None = None,
+    share: Share | None = None,
+    products: torch.dtype | None = None,
+    workspace: dict[str, Tensor] | None = None,
+) -> tuple[StepOutput, Gradients]:
+    """Loss of a batch and its gradients, without autograd; arguments as for `step`.
+
+    `workspace` keeps the memory of pre-activations from call to call: fresh memory costs more than filling it.
+    """
+    share = share or Share(len(x), lambda tensor: tensor)
     if aux is not None and not len(aux.dead):
         aux = None
-    how = _How(coder.k, mse_scale, aux, share or Share(len(x), lambda tensor: tensor), products)
-    return StepOutput(*_Step.apply(x, coder.W_enc, coder.b_enc, coder.W_dec, coder.b_dec, how))
+    centred = x - coder.b_dec
+    values, indices, among = _encode(coder, centred, aux, products, {} if workspace is None else workspace)
+    error = centred - F.embedding_bag(indices, coder.W_dec, mode="sum", per_sample_weights=values)
+    scale = mse_scale / share.tokens
+    mse = torch.linalg.vector_norm(error).square() * scale
+
+    g = error * (-2.0 * scale)
+    g_codes = _products(g, coder.W_dec, indices) * (values > 0)
+    by_feature = _ByFeature(indices, coder.d_sae)
+    # [d_sae, d_in]: the memory order of a feature-major W_enc
+    dw_enc, dw_dec = by_feature.sum(g_codes, centred), by_feature.sum(values, g)
+    totals = by_feature.totals(torch.stack([g_codes, values * g_codes], dim=-1))
+    # rows of memory: AdamW's fast path reads gradients as if they had no gaps
+    db_enc, radial = totals.t().contiguous().unbind()
+
+    loss, aux_loss = mse, mse.new_zeros(())
+    if aux is not None and among is not None:
+        dead = coder.W_dec[aux.dead]
+        z, g_aux, aux_loss = _auxiliary(among, error, dead, aux, share)
+        g_z = (g_aux @ dead.t()).mul_(z > 0)
+        dw_dec.index_add_(0, aux.dead, z.t() @ g_aux)
+        dw_enc.index_add_(0, aux.dead, g_z.t() @ centred[:: aux.stride])
+        db_enc = db_enc.index_add(0, aux.dead, g_z.sum(0))
+        radial = radial.index_add(0, aux.dead, (z * g_z).sum(0))
+        loss = mse + aux.coefficient * aux_loss
+    db_dec = g.sum(0) - coder.W_enc @ db_enc
+    return StepOutput(loss, mse, aux_loss, values, indices), Gradients(dw_enc, db_enc, dw_dec, db_dec, radial)
 
 
 def feature_major(coder: TopKSAE) -> TopKSAE:
@@ -104,94 +161,68 @@ def feature_major(coder: TopKSAE) -> TopKSAE:
     return coder
 
 
-class _How(NamedTuple):
-    k: int
-    mse_scale: float
-    aux: AuxK | None
-    share: Share
-    products: torch.dtype | None
-
-
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w_enc: Tensor, b_enc: Tensor, w_dec: Tensor, b_dec: Tensor, how: _How
+        ctx: Any, coder: TopKSAE, x: Tensor, how: tuple[Any, ...], *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        centred = x - b_dec
-        values, indices, among = _encode(centred, w_enc, b_enc, how)
-        error = centred - F.embedding_bag(indices, w_dec, mode="sum", per_sample_weights=values)
-        ctx.scale = how.mse_scale / how.share.tokens
-        mse = error.square().sum() * ctx.scale
-        ctx.aux, aux_loss = None, mse.new_zeros(())
-        if how.aux is not None and among is not None:
-            ctx.aux, aux_loss = _aux_forward(among, error, w_dec, how.aux, how.share)
-        ctx.save_for_backward(centred, error, values, indices, w_enc, w_dec)
-        ctx.mark_non_differentiable(mse, aux_loss, values, indices)
-        coefficient = 0.0 if how.aux is None else how.aux.coefficient
-        return mse + coefficient * aux_loss, mse, aux_loss, values, indices
+        out, found = gradients(coder, x, *how)
+        ctx.save_for_backward(found.W_enc, found.b_enc, found.W_dec, found.b_dec)
+        ctx.mark_non_differentiable(*out[1:])
+        # a tensor of its own: without an auxiliary term the loss is the mse
+        return out.loss.clone(), out.mse, out.aux, out.values, out.indices
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        centred, error, values, indices, w_enc, w_dec = ctx.saved_tensors
-        g = error * (-2.0 * ctx.scale * grad)
-        g_codes = _products(g, w_dec, indices) * (values > 0)
-        by_feature = _ByFeature(indices, len(w_dec))
-        dw_dec = by_feature.sum(values, g)
-        # [d_sae, d_in]: the memory order of a feature-major W_enc
-        dw_enc = by_feature.sum(g_codes, centred)
-        db_enc = by_feature.totals(g_codes)
-        if ctx.aux is not None:
-            aux, z, g_aux = ctx.aux
-            g_aux = g_aux * grad
-            g_z = (g_aux @ w_dec[aux.dead].t()).mul_(z > 0)
-            dw_dec.index_add_(0, aux.dead, z.t() @ g_aux)
-            dw_enc.index_add_(0, aux.dead, g_z.t() @ centred[:: aux.stride])
-            db_enc.index_add_(0, aux.dead, g_z.sum(0))
-        db_dec = g.sum(0) - w_enc @ db_enc
-        return None, dw_enc.t(), db_enc, dw_dec, db_dec, None
+        w_enc, b_enc, w_dec, b_dec = ctx.saved_tensors
+        return None, None, None, (w_enc * grad).t(), b_enc * grad, w_dec * grad, b_dec * grad
 
 
-def _encode(centred: Tensor, w_enc: Tensor, b_enc: Tensor, how: _How) -> tuple[Tensor, Tensor, Tensor | None]:
+def _encode(
+    coder: TopKSAE, centred: Tensor, aux: AuxK | None, products: torch.dtype | None, workspace: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """values, indices [N, k], and the pre-activations of dead features at every `stride`-th token."""
-    exact = how.products is None or how.products == centred.dtype
-    x, w, b = (centred, w_enc, b_enc) if exact else (t.to(how.products) for t in (centred, w_enc, b_enc))
-    stride = 1 if how.aux is None else how.aux.stride
+    exact = products is None or products == centred.dtype
+    x, w, b = (part if exact else part.to(products) for part in (centred, coder.W_enc, coder.b_enc))
+    stride = 1 if aux is None else aux.stride
     rows = _ROWS if x.device.type == "cpu" else max(_NUMBERS // len(b), 1)
     # chunks begin at tokens of the auxiliary term
     rows = min(math.ceil(rows / stride) * stride, len(x))
-    values = centred.new_empty(len(x), how.k)
-    indices = torch.empty(len(x), how.k, dtype=torch.int64, device=x.device)
-    buffer = x.new_empty(rows, len(b))
+    values = centred.new_empty(len(x), coder.k)
+    indices = torch.empty(len(x), coder.k, dtype=torch.int64, device=x.device)
+    buffer = workspace.get("pre")
+    if buffer is None or buffer.shape != (rows, len(b)) or buffer.dtype != x.dtype or buffer.device != x.device:
+        buffer = workspace["pre"] = x.new_empty(rows, len(b))
     among = []
     for start in range(0, len(x), rows):
         chunk = slice(start, start + rows)
         pre = torch.addmm(b, x[chunk], w, out=buffer[: len(x[chunk])])
-        top, indices[chunk] = largest(pre, how.k)
-        values[chunk] = top
-        if how.aux is not None:
-            among.append(pre[::stride].index_select(1, how.aux.dead))
+        values[chunk], indices[chunk] = largest(pre, coder.k)
+        if aux is not None:
+            among.append(pre[::stride].index_select(1, aux.dead))
     if not exact:
-        values = _products(centred, w_enc.t(), indices) + b_enc[indices]
+        values = _products(centred, coder.W_enc.t(), indices) + coder.b_enc[indices]
     return values.relu_(), indices, torch.cat(among).to(centred.dtype) if among else None
 
 
-def _aux_forward(
-    among: Tensor, error: Tensor, w_dec: Tensor, aux: AuxK, share: Share
-) -> tuple[tuple[AuxK, Tensor, Tensor], Tensor]:
-    """(aux, z_aux [n, n_dead], dL/dê [n, d_in]) for backward, and the auxiliary loss without its coefficient."""
+def _auxiliary(among: Tensor, error: Tensor, w_dead: Tensor, aux: AuxK, share: Share) -> tuple[Tensor, Tensor, Tensor]:
+    """z_aux [n, n_dead], dL/dê [n, d_in], and the auxiliary loss without its coefficient.
+
+    among: [n, n_dead] pre-activations of the dead features; error: [N, d_in]; w_dead: their rows of W_dec.
+    """
     error = error[:: aux.stride]
     if aux.k < among.shape[-1]:
         top, where = among.topk(aux.k, dim=-1, sorted=False)
         z = torch.zeros_like(among).scatter_(-1, where, top.relu_())
     else:
         z = among.relu_()
-    residual = z @ w_dec[aux.dead] - error
+    residual = z @ w_dead - error
     mean = share.total(error.sum(0)) / share.total(error.new_tensor(float(len(error))))
     spread = share.total((error - mean).square().sum())
     inverse = torch.where(spread > 0, 1 / spread, 0.0)
     loss = residual.square().sum() * inverse
-    return (aux, z, residual.mul_(2 * aux.coefficient * inverse)), loss
+    return z, residual.mul_(2 * aux.coefficient * inverse), loss
 
 
 class _ByFeature:
@@ -209,8 +240,9 @@ class _ByFeature:
         return F.embedding_bag(self.tokens, rows, self.starts, mode="sum", per_sample_weights=sorted_weights)
 
     def totals(self, weights: Tensor) -> Tensor:
-        """Σ_t weights[t, i] for every feature, [d_sae]."""
-        return self.sum(weights, weights.new_ones(len(weights), 1)).squeeze(-1)
+        """Σ_t weights[t, i] for every feature: [N, k, n] to [d_sae, n]."""
+        entries = weights.reshape(-1, weights.shape[-1])
+        return F.embedding_bag(self.order, entries, self.starts, mode="sum")
 
 
 def _products(g: Tensor, w_dec: Tensor, indices: Tensor) -> Tensor:

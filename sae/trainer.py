@@ -130,6 +130,7 @@ class Trainer:
         self.metrics = Path(metrics) if metrics is not None and self.processes.main else None
         self.state = TrainerState({})
         self._widths: dict[int, int] = {}
+        self._workspace: dict[str, Tensor] = {}
 
     # data
 
@@ -212,7 +213,7 @@ class Trainer:
         state.tokens += tokens
         for layer, h in batch.items():
             one = state.layers[layer]
-            out, x = layers.train_step(one, h, tokens, state.tokens, rate, config, self.processes)
+            out, x = layers.train_step(one, h, tokens, state.tokens, rate, config, self.processes, self._workspace)
             if log:
                 state.figures[layer] = layers.figures(out, x, one, tokens, rate, config, self.processes)
         state.steps += 1

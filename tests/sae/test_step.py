@@ -198,6 +198,6 @@ def test_nothing_of_tokens_by_features_or_actives_by_width_is_held(aux: AuxK | N
     x = torch.randn(tokens, d_in)
     with Largest() as largest:
         step(coder, x, 1.0, aux).loss.backward()
-    assert largest.numbers[True] == 512 * d_sae  # pre-activations of one chunk
+    assert largest.numbers[True] == 1024 * d_sae  # pre-activations of one chunk
     assert largest.numbers[True] < min(tokens * d_sae, tokens * k * d_in)
     assert largest.numbers[False] <= 4 * tokens * k
