@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from remind.alignment.config import as_dict
 from remind.backbone import Backbone, load_backbone
 from remind.dialogue import Dialogue, Image, Session, Turn
 from remind.errors import ConfigError, DataError, ModelError
 from remind.sae_training import (
+    Harvester,
     TrainSAEConfig,
     default_layers,
     quick_sae,
@@ -23,7 +29,7 @@ from remind.sae_training import (
     train_sae,
 )
 from remind.windows import batches, make_windows, mixed, prompt_lines, window_size
-from sae import TopKSAE, layer_folder, load_idf, load_layers
+from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
 from sae.trainer import SAETrainConfig
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
@@ -223,6 +229,141 @@ def test_default_layers() -> None:
     assert default_layers(6) == [1, 2, 4, 5]
     assert default_layers(4) == [1, 2, 3]
     assert default_layers(1) == [1]
+
+
+def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
+    _, cfg = run
+    other = write_chat(tmp_path / "other.jsonl", n_dialogues=3, turns=5)
+    settings = {**vars(cfg), "out": str(tmp_path / "out"), "layers": [2]}
+    train_sae(TrainSAEConfig(**{**settings, "evaluate_on": [str(other)]}))
+    record = json.loads((layer_folder(tmp_path / "out", 2) / "training.json").read_text())
+    assert record["dialogues"] == {"training": 6, "held_out": 3}
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(str(cfg.data)).read_bytes())
+    with pytest.raises(DataError, match=r"copy\.jsonl is trained on and cannot be evaluated on"):
+        train_sae(TrainSAEConfig(**{**settings, "out": str(tmp_path / "no"), "evaluate_on": [str(copy)]}))
+
+
+def test_loss_recovered_is_measured_where_there_is_a_head(run: tuple[Path, TrainSAEConfig]) -> None:
+    record = json.loads((layer_folder(run[0], 4) / "training.json").read_text())
+    assert set(record["loss_recovered"]) == {"4", "all"}
+    assert record["loss_recovered"]["4"]["tokens"] > 100
+    assert record["loss_recovered"]["4"]["ce_spliced"] > 0
+    assert record["held_out"]["text"]["tokens"] == record["held_out"]["tokens"]
+    assert record["held_out"]["visual"] is None
+    histogram = record["held_out"]["density_histogram"]
+    assert sum(histogram["counts"]) + histogram["never"] == 256
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def stop(step: int | None) -> None:
+        def advance(self: Any, done: int, note: str = "") -> None:
+            if done == step:
+                raise Stopped
+
+        monkeypatch.setattr("remind.progress.Counter.advance_to", advance)
+
+    return stop
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_interrupted_run_is_gone_on_with(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path, stop_at: Any, cached: bool
+) -> None:
+    _, cfg = run
+    # a buffer that the corpus does not fit into, so that it is harvested on the way
+    settings = {**vars(cfg), "out": str(tmp_path / "out"), "checkpoint_every": 10, "buffer_tokens": 600}
+    settings["cache"] = str(tmp_path / "cache") if cached else None
+    train_sae(TrainSAEConfig(**{**settings, "out": str(tmp_path / "whole"), "cache": None}))
+    stop_at(17)
+    with pytest.raises(Stopped):
+        train_sae(TrainSAEConfig(**settings))
+    assert not (tmp_path / "out").exists()
+    stop_at(None)
+    with pytest.raises(ConfigError, match="holds an interrupted run; set resume"):
+        train_sae(TrainSAEConfig(**settings))
+    with pytest.raises(ConfigError, match=r"another config\.window, which a resume must keep"):
+        train_sae(TrainSAEConfig(**{**settings, "resume": True, "window": 32}))
+    train_sae(TrainSAEConfig(**{**settings, "resume": True}))
+    names = [
+        "metrics.jsonl",
+        *(
+            f"layer_0{layer}/{kind}"
+            for layer in (2, 4)
+            for kind in ("sae_weights.safetensors", "cfg.json", "idf.safetensors")
+        ),
+    ]
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    if not cached:
+        records = [json.loads((tmp_path / n / "layer_02" / "training.json").read_text()) for n in ("out", "whole")]
+        assert records[0]["harvest"] == records[1]["harvest"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["out", "whole", *(["cache"] if cached else [])])
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path, stop_at: Any
+) -> None:
+    stop_at(5)
+    with pytest.raises(Stopped):
+        train_sae(TrainSAEConfig(**{**vars(run[1]), "out": str(tmp_path / "out")}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_activations_on_disk_serve_a_second_run(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, cfg = run
+    settings = {**vars(cfg), "cache": str(tmp_path / "cache")}
+    train_sae(TrainSAEConfig(**{**settings, "out": str(tmp_path / "first")}))
+
+    def inputs(self: Harvester, start: int) -> Any:
+        if self.label is None:
+            raise AssertionError("the backbone ran again for training")
+        return original(self, start)
+
+    original = Harvester._inputs
+    monkeypatch.setattr(Harvester, "_inputs", inputs)
+    monkeypatch.setattr("remind.sae_training.train._Run._frequencies", lambda self: frequencies)
+    frequencies = {layer: DocumentFrequency(256) for layer in (2, 4)}
+    settings["loss_windows"] = 0
+    train_sae(TrainSAEConfig(**{**settings, "out": str(tmp_path / "second")}))
+    for name in ("first", "second"):
+        weights = tmp_path / name / "layer_02" / "sae_weights.safetensors"
+        assert weights.read_bytes() == (out / "layer_02" / "sae_weights.safetensors").read_bytes()
+    with pytest.raises(ModelError, match="made with layers"):
+        train_sae(TrainSAEConfig(**{**settings, "out": str(tmp_path / "third"), "layers": [2]}))
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_set(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:
+    _, cfg = run
+    root = Path(__file__).parents[2]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_dict(cfg) | {"out": str(tmp_path / "out")}))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu_2.yaml"]
+    done = subprocess.run(
+        [*launch, "scripts/train_sae.py", "--config", str(tmp_path / "config.yaml")],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    one = json.loads((layer_folder(run[0], 2) / "training.json").read_text())
+    two = json.loads((layer_folder(tmp_path / "out", 2) / "training.json").read_text())
+    assert two["processes"] == 2
+    assert (two["steps"], two["tokens"]) == (one["steps"], one["tokens"])
+    # the same tokens are harvested and judged, each by one of the two
+    for name in ("kept", "special", "batches"):
+        assert two["harvest"][name] == one["harvest"][name]
+    assert two["held_out"]["tokens"] == one["held_out"]["tokens"]
+    assert two["held_out"]["fvu"] == pytest.approx(one["held_out"]["fvu"], rel=0.2)
+    assert two["loss_recovered"]["2"]["ce_clean"] == pytest.approx(one["loss_recovered"]["2"]["ce_clean"], rel=1e-5)
 
 
 def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
