@@ -1,4 +1,4 @@
-# make demo | test | lint: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
+# make demo | test | soak | lint: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint clean
+.PHONY: demo test soak lint clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
@@ -23,6 +23,10 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The same tests of killed runs, with more kills than CI has time for.
+soak: $(VENV)/.ready
+	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py -k killed
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -29,6 +29,9 @@ class TrainSAEConfig:
     """Share of the dialogues kept for evaluation."""
     evaluate_on: list[str] = field(default_factory=list)
     """Files or folders of dialogues to evaluate on instead of held-out ones; all of `data` is then trained on."""
+    name_speakers: bool = True
+    """Train on numbered speakers ("Speaker 1") under names drawn at random, anew for each session, for the SAE is to
+    read dialogues whose speakers have names."""
     window: int | None = None
     """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
     windows_per_batch: int = 16

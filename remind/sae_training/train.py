@@ -26,6 +26,7 @@ from remind.sae_training.corpus import (
     read_dialogues,
     split_dialogues,
 )
+from remind.sae_training.names import with_names
 from remind.windows import Window, make_windows, mixed, window_size
 from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
@@ -287,13 +288,18 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
 def _split(cfg: TrainSAEConfig, paths: Sequence[Path]) -> tuple[list[Dialogue], list[Dialogue]]:
     dialogues = read_dialogues(paths, cfg)
     if not cfg.evaluate_on:
-        return split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
+        training, held_out = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
+        return _named(cfg, training), held_out
     others = data_paths(cfg.evaluate_on)
     known = {sha256_file(path) for _, path in files_in(paths)}
     for name, path in files_in(others):
         if sha256_file(path) in known:
             raise DataError(f"{name} is trained on and cannot be evaluated on", path)
-    return dialogues, read_dialogues(others, TrainSAEConfig(out="", trainer=cfg.trainer))
+    return _named(cfg, dialogues), read_dialogues(others, TrainSAEConfig(out="", trainer=cfg.trainer))
+
+
+def _named(cfg: TrainSAEConfig, dialogues: list[Dialogue]) -> list[Dialogue]:
+    return [with_names(dialogue, cfg.trainer.seed) for dialogue in dialogues] if cfg.name_speakers else dialogues
 
 
 def _asked(cfg: TrainSAEConfig, backbone: Backbone) -> list[int | str]:

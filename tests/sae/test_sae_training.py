@@ -28,6 +28,7 @@ from remind.sae_training import (
     split_dialogues,
     train_sae,
 )
+from remind.sae_training.names import NAMES, with_names
 from remind.windows import batches, make_windows, mixed, prompt_lines, window_size
 from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
 from sae.trainer import SAETrainConfig
@@ -222,6 +223,24 @@ def test_the_split_is_by_dialogue_and_the_limit_counts_turns(tmp_path: Path) -> 
     assert {d.id for d in training} | {d.id for d in held_out} == {d.id for d in dialogues}
     assert split_dialogues(dialogues[:1], 0.5, 0) == (dialogues[:1], [])
     assert split_dialogues(dialogues, 0.0, 0)[1] == []
+
+
+def test_numbered_speakers_get_names_and_others_keep_theirs() -> None:
+    def talk(*speakers: str) -> Dialogue:
+        turns = [tuple(Turn(f"{s}:{n}", speaker, "hi") for n, speaker in enumerate(speakers * 2)) for s in (1, 2)]
+        return Dialogue("d", tuple(Session(str(number), None, part) for number, part in enumerate(turns)))
+
+    named = with_names(talk("Speaker 1", "Speaker 2", "Ana"), 0)
+    first, second = ([turn.speaker for turn in session.turns] for session in named.sessions)
+    assert first[:3] == first[3:]
+    assert len(set(first)) == 3
+    assert first[2] == "Ana"
+    assert set(first[:2]) <= set(NAMES)
+    assert first[:2] != second[:2]
+    assert with_names(talk("Speaker 1", "Speaker 2", "Ana"), 0) == named
+    assert with_names(talk("Ana", "Dr. Who", "Speaker"), 0) == talk("Ana", "Dr. Who", "Speaker")
+    crowd = [f"user_{number}" for number in range(len(NAMES) + 5)]
+    assert len({turn.speaker for turn in with_names(talk(*crowd), 0).sessions[0].turns}) == len(crowd)
 
 
 def test_default_layers() -> None:
