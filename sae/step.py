@@ -9,7 +9,7 @@ term is 0 where e does not vary; its sums may run over every n-th token only (`A
 
 With g = dL/dx̂ and G the sparse gradient of the codes: dW_dec = Zᵀ g and dW_enc = (x - b_dec)ᵀ G, both sums over the k
 actives of each token; db_enc = Σ G; db_dec = Σ g - W_enc db_enc. No dense [tokens, d_sae] gradient is formed, and
-pre-activations exist for a few hundred tokens at a time.
+pre-activations exist for about a thousand tokens at a time.
 """
 
 from __future__ import annotations

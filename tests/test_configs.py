@@ -8,12 +8,14 @@ from remind.alignment.trainer import TrainConfig
 from remind.cli import parse
 from remind.demo import DemoConfig
 from remind.evaluation.harness import EvaluateConfig
+from remind.evaluation.faithfulness import FaithfulnessConfig
 from remind.sae_training import TrainSAEConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KINDS = {
     "demo": (DemoConfig, []),
     "evaluate": (EvaluateConfig, ["--states", "s", "--model", "m", "--out", "o"]),
+    "faithfulness": (FaithfulnessConfig, []),
     "pra": (TrainConfig, ["--states", "s", "--out", "o"]),
     "sae": (TrainSAEConfig, ["--out", "o"]),
 }

@@ -216,3 +216,31 @@ def test_geometric_median_resists_an_outlier() -> None:
     # at the minimum the unit vectors towards the points balance
     pull = torch.nn.functional.normalize(x - point, dim=1).sum(0)
     assert float(pull.norm()) < 1e-2
+
+
+def test_trackers_are_told_what_the_metrics_say(tmp_path: Path) -> None:
+    class Accelerator:
+        num_processes, process_index = 1, 0
+
+        def __init__(self) -> None:
+            self.told: list[tuple[int, dict[str, float]]] = []
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            self.told.append((step, values))
+
+    accelerator = Accelerator()
+    train(sparse_world(0, 50), SAETrainConfig(steps=45, **SMALL), metrics=tmp_path / "m", accelerator=accelerator)
+    rows = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
+    assert [step for step, _ in accelerator.told] == [1, 20, 40, 45]
+    for step, values in accelerator.told:
+        for row in (row for row in rows if row["step"] == step):
+            assert values[f"layer_{row['layer']:02d}/fvu"] == row["fvu"]
+
+
+def test_bfloat16_products_learn_as_float32_does() -> None:
+    config = SAETrainConfig(steps=200, decay_share=0.3, **SMALL)
+    [fresh] = sparse_world(1, 1)
+    single = fvu(train(sparse_world(0, 200), config).coders[3], fresh[3])
+    half = train(sparse_world(0, 200), SAETrainConfig(**{**vars(config), "dtype": "bfloat16"}))
+    assert half.coders[3].W_enc.dtype == torch.float32
+    assert fvu(half.coders[3], fresh[3]) < 1.1 * single
