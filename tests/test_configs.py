@@ -7,8 +7,8 @@ import pytest
 from remind.alignment.trainer import TrainConfig
 from remind.cli import parse
 from remind.demo import DemoConfig
-from remind.evaluation.harness import EvaluateConfig
 from remind.evaluation.faithfulness import FaithfulnessConfig
+from remind.evaluation.harness import EvaluateConfig
 from remind.sae_training import TrainSAEConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
