@@ -122,3 +122,23 @@ def test_other_architectures_of_theirs_are_refused(sae_lens: Any, tmp_path: Path
     sae_lens.StandardSAE(sae_lens.StandardSAEConfig(d_in=24, d_sae=96)).save_model(tmp_path)
     with pytest.raises(FormatError, match="architecture is 'standard'"):
         TopKSAE.load(tmp_path)
+
+
+def test_bfloat16_agrees_within_rounding(sae_lens: Any, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    exact = TopKSAE(24, 96, 7).requires_grad_(False)
+    for parameter in exact.parameters():
+        parameter.copy_(torch.randn_like(parameter).bfloat16())
+    coder = TopKSAE(24, 96, 7).requires_grad_(False).bfloat16()
+    coder.load_state_dict(exact.state_dict())
+    coder.save(tmp_path)
+    other = sae_lens.SAE.load_from_disk(tmp_path)
+    assert other.W_enc.dtype == TopKSAE.load(tmp_path).W_enc.dtype == torch.bfloat16
+    h = states(torch.bfloat16)
+    mine, their = coder.encode(h).dense(96).float(), other.encode(h).float()
+    # products of 24 terms, rounded once or twice to 8 bits
+    scale = float(exact.encode(h.float()).values.max())
+    assert float((mine - exact.encode(h.float()).dense(96)).abs().median()) <= 2**-7 * scale
+    both = (mine > 0) & (their > 0)
+    assert float(both.sum() / (mine > 0).sum()) > 0.98
+    torch.testing.assert_close(mine[both], their[both], rtol=2**-6, atol=2**-7 * scale)
