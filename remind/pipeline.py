@@ -210,7 +210,7 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     encoder = SentenceEncoder(device=cfg.device)
     llm = OfflineLLM(encoder)
     perception = Perception(cfg.perception, encoder, llm, Path(cfg.cache).expanduser() / "index")
-    grounder = Grounder(backbone, saes, idf, cfg.grounding)
+    grounder = Grounder(backbone, saes, idf, cfg.grounding, encoder)
 
     tally = Tally()
     with atomic_folder(out) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,7 @@ def joint_codes(encoder: SparseEncoder, state: FactualState) -> StateCodes:
     tokens = encoder.backbone.tokenize(rendered.text)
     turn, part = token_places(rendered, state.turns, tokens.offsets)
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
-    length = sum(start < rendered.strategy[1] for start, _ in tokens.offsets)
+    length = bisect_left(tokens.offsets, rendered.strategy[1], key=lambda span: span[0])
     turn, part = turn[:length], part[:length]
     codes = encoder.encode([tokens.ids[:length]] if length else [])
     inside = (turn >= 0).nonzero().squeeze(-1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from remind.errors import ConfigError
+from remind.grounding.fusion import FusionConfig
 from remind.grounding.resonance import kernel_radius
 from remind.grounding.salience import parse_aggregate
 
@@ -26,6 +27,15 @@ class GroundingConfig:
     """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
     sigma: float = 1.0
     """Width in tokens of the Gaussian that smooths resonance within a run of turns; 0: none. Not given in the paper."""
+    anchor_codes: Literal["strategy", "question"] = "strategy"
+    """Whose tokens count as T_anchor. strategy: the strategy's anchors, as in the paper. question: the question's own
+    content words, each seen in the whole question, which finds more evidence where no LLM writes the strategy."""
+    match: Literal["summed", "each"] = "summed"
+    """How anchors and turns are compared. summed: Eq. 3 to 5, all tokens added up into one guidance. each: every
+    anchor token looks for its best partner in the turn (`match_each`); alpha, beta, lam, sigma and agg then have no
+    part in the salience."""
+    layers: Literal["all", "last"] = "all"
+    """Which layers' SAEs are used. On real dialogues the last one alone finds more evidence than several together."""
     agg: str = "top5"
     """How token scores become one score (Agg of Eq. 5): mean, max, or top<m> for the mean of the m largest. The paper
     does not say which; on real dialogues the plain mean, which favours short turns, finds far less evidence."""
@@ -41,6 +51,9 @@ class GroundingConfig:
     smooth_turns: float = 0.0
     """Weight with which each neighbouring turn shares in a turn's salience before selection; 0: not at all, as in the
     paper. 0.5 with window 0 is a softer alternative to a window."""
+    fuse: FusionConfig | None = None
+    """Weights that join retrieval scores and facts of a turn to its resonance; None: resonance alone, as in the paper.
+    What is fused is the salience before neighbours share in it, so smooth_turns has no part."""
     context_codes: Literal["auto", "joint", "windowed"] = "auto"
     """Where codes come from. joint: one forward of the x0 prompt, so that dialogue tokens see all of the retrieved
     dialogue before them. windowed: the whole dialogue in windows, kept for its other questions, and the strategy apart.
@@ -49,10 +62,10 @@ class GroundingConfig:
     """Longest window of `windowed`, in tokens; never more than the model takes."""
     batch_size: int = 8
     """Windows encoded at once. Does not change results beyond rounding."""
-    idf: Literal["auto", "dialogue", "corpus"] = "auto"
+    idf: Literal["auto", "dialogue", "corpus", "none"] = "auto"
     """Documents that features' idf is counted over. dialogue: the turns at hand (all of the dialogue's in `windowed`,
     the retrieved ones in `joint`). corpus: what was saved with the SAE. auto: dialogue in `windowed`, corpus in `joint`
-    where the SAEs have one."""
+    where the SAEs have one. none: every feature weighs the same, for comparison."""
     anchor_idf: bool = True
     """Weigh anchor features by idf too. Eq. 3 does not; on real dialogues it finds more evidence."""
     sink_ratio: float = 10.0
@@ -60,6 +73,8 @@ class GroundingConfig:
     SAEs are not trained on: they get no codes."""
     cached_dialogues: int = 4
     """Dialogues whose codes stay in memory in `windowed`."""
+    codes_folder: str | None = None
+    """Folder that keeps the codes of `windowed` for later runs; None: they are kept in memory alone."""
 
     def __post_init__(self) -> None:
         parse_aggregate(self.agg)
@@ -82,6 +97,12 @@ class GroundingConfig:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"grounding: {name} must be at least {least}, not {getattr(self, name)}")
-        for name, known in (("context_codes", ("auto", "joint", "windowed")), ("idf", ("auto", "dialogue", "corpus"))):
+        for name, known in (
+            ("context_codes", ("auto", "joint", "windowed")),
+            ("idf", ("auto", "dialogue", "corpus", "none")),
+            ("anchor_codes", ("strategy", "question")),
+            ("match", ("summed", "each")),
+            ("layers", ("all", "last")),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"grounding: {name} is one of {', '.join(known)}, not {getattr(self, name)!r}")

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from remind.backbone import Backbone
 from remind.errors import ModelError
-from sae import DocumentFrequency, SAEError, SparseCodes, TopKSAE
+from sae import DocumentFrequency, SAEError, SparseCodes
+
+#: Numbers of [tokens, d_sae] that a coder computes at a time on a CPU: 16 MB in float32, which the allocator keeps.
+#: Larger blocks come fresh from the system each time, and filling those pages costs as much as the product itself.
+_CHUNK = 1 << 22
+#: Entries of [turns, d_sae] counted at a time.
+_SEEN = 1 << 25
+C = TypeVar("C", bound="Coder")
+
+
+class Coder(Protocol):
+    """What takes hidden states to sparse codes: an SAE, or a control in its place.
+
+    Modules, so that they move between devices and so that `state_dict` says all there is to know of their codes.
+    """
+
+    d_in: int
+    d_sae: int
+    k: int
+
+    def encode(self, h: Tensor) -> SparseCodes:
+        """[..., d_in] to codes [..., k]."""
+        ...
+
+    def to(self: C, device: Any) -> C: ...
+
+    def state_dict(self) -> Mapping[str, Any]: ...
 
 
 def split_codes(codes: SparseCodes, sizes: Sequence[int]) -> list[SparseCodes]:
@@ -18,10 +45,29 @@ def split_codes(codes: SparseCodes, sizes: Sequence[int]) -> list[SparseCodes]:
     return [SparseCodes(values, indices) for values, indices in pairs]
 
 
+def join_codes(parts: Sequence[SparseCodes]) -> SparseCodes:
+    """Several [·, k] one after another."""
+    return SparseCodes(torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts]))
+
+
 def turn_idf(codes: SparseCodes, turn: Tensor, d_sae: int) -> Tensor:
-    """w_idf of Eq. 3 with turns as documents; float32 [d_sae]."""
+    """w_idf of Eq. 3 with turns as documents; float32 [d_sae].
+
+    Args:
+        codes: [T, k]. turn: int64 [T], ascending.
+    """
     frequency = DocumentFrequency(d_sae)
-    frequency.add(codes, turn)
+    # the same counts as `add` gives, without its sort of all (turn, feature) pairs
+    present, document = turn.unique_consecutive(return_inverse=True)
+    step = max(1, _SEEN // d_sae)
+    for first in range(0, len(present), step):
+        low, high = torch.searchsorted(document, torch.tensor([first, first + step])).tolist()
+        part = codes[low:high]
+        pairs = (document[low:high, None] - first) * d_sae + part.indices
+        seen = torch.zeros(min(step, len(present) - first), d_sae, dtype=torch.bool)
+        seen.view(-1)[pairs[part.active()]] = True
+        frequency.df += seen.sum(0)
+    frequency.n_documents = len(present)
     return frequency.idf()
 
 
@@ -30,12 +76,12 @@ class SparseEncoder:
 
     Args:
         backbone: gives the hidden states.
-        saes: by layer number; moved to the backbone's device.
+        saes: by layer number, or a control in an SAE's place; moved to the backbone's device.
         sink_ratio: tokens with a hidden state longer than this many times the median of their sequence get no codes.
         batch_size: sequences in one forward.
     """
 
-    def __init__(self, backbone: Backbone, saes: dict[int, TopKSAE], sink_ratio: float, batch_size: int) -> None:
+    def __init__(self, backbone: Backbone, saes: Mapping[int, Coder], sink_ratio: float, batch_size: int) -> None:
         self.backbone = backbone
         self.saes = {layer: saes[layer].to(backbone.device) for layer in sorted(saes)}
         self.sink_ratio = sink_ratio
@@ -89,14 +135,21 @@ class SparseEncoder:
         mask = place < lengths + len(before) + len(after)
         inside = (place >= len(before)) & (place < lengths + len(before))
         hidden = self.backbone.hidden_states(ids, None if bool(mask.all()) else mask.long(), list(self.saes))
-        return {layer: self._sparse(layer, states[inside.to(states.device)], sizes) for layer, states in hidden.items()}
+        whole = bool(inside.all())
+        return {
+            layer: self._sparse(layer, states.flatten(0, 1) if whole else states[inside.to(states.device)], sizes)
+            for layer, states in hidden.items()
+        }
 
     def _sparse(self, layer: int, states: Tensor, sizes: list[int]) -> list[SparseCodes]:
         """Eq. 2 for the tokens [sum of sizes, d] of several sequences; sinks get no values."""
+        coder = self.saes[layer]
+        rows = max(1, _CHUNK // coder.d_sae) if states.device.type == "cpu" else len(states)
         try:
-            codes = self.saes[layer].encode(states)
+            parts = [coder.encode(part) for part in states.split(rows)]
         except SAEError as error:
             raise ModelError(f"{self.backbone.name}, layer {layer}: {error}") from None
+        codes = parts[0] if len(parts) == 1 else join_codes(parts)
         norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float32)
         limits = [self.sink_ratio * part.median() for part in norms.split(sizes)]
         kept = torch.cat([part <= limit for part, limit in zip(norms.split(sizes), limits, strict=True)])
@@ -107,4 +160,4 @@ class SparseEncoder:
             return SparseCodes(
                 torch.zeros(0, self.saes[layer].k), torch.zeros(0, self.saes[layer].k, dtype=torch.int64)
             )
-        return SparseCodes(torch.cat([p.values for p in parts]), torch.cat([p.indices for p in parts]))
+        return join_codes(parts)

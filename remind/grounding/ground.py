@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from remind.backbone import Backbone
-from remind.errors import ModelError
+from remind.errors import ConfigError, ModelError
+from remind.grounding.asked import question_codes
 from remind.grounding.codes import StateCodes, joint_codes
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import SparseEncoder
+from remind.grounding.encode import Coder, SparseEncoder
+from remind.grounding.fusion import fuse, standardise_turns
 from remind.grounding.guidance import guidance
+from remind.grounding.matching import best_partners, match_each
 from remind.grounding.places import Part
 from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
 from remind.grounding.salience import smooth_turns, turn_salience
 from remind.grounding.selection import select_blocks
+from remind.grounding.signals import TurnSignals
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
 from remind.pyramid import AttentionalState, FactualState
-from sae import SparseCodes, TopKSAE
+from sae import SparseCodes
+
+if TYPE_CHECKING:
+    from remind.perception.encode import SentenceEncoder
 
 
 class Grounder:
@@ -28,25 +38,39 @@ class Grounder:
 
     Args:
         backbone: the model whose hidden states the SAEs read.
-        saes: by layer number (as `hidden_states[L]`); they are moved to the backbone's device.
+        saes: by layer number (as `hidden_states[L]`), or controls in their place; moved to the backbone's device.
         idf: by layer, as saved with the SAEs; None or without a layer where there is none.
         config: settings.
+        sentences: gives the vectors that `config.fuse` asks for; None: needed only where it weighs retrieval scores.
 
     Raises:
+        ConfigError: `config.fuse` weighs retrieval scores, but there is no sentence encoder.
         ModelError: no SAE, a layer the backbone has not, widths that differ, or idf of a corpus asked for but missing.
     """
 
     def __init__(
-        self, backbone: Backbone, saes: dict[int, TopKSAE], idf: dict[int, Tensor] | None, config: GroundingConfig
+        self,
+        backbone: Backbone,
+        saes: Mapping[int, Coder],
+        idf: dict[int, Tensor] | None,
+        config: GroundingConfig,
+        sentences: SentenceEncoder | None = None,
     ) -> None:
         self.config = config
-        self.idf = dict(idf or {})
+        if config.layers == "last" and saes:
+            saes = {max(saes): saes[max(saes)]}
+        self.idf = {layer: value for layer, value in (idf or {}).items() if layer in saes}
         _check(backbone, saes, self.idf, config)
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
         complete = set(saes) <= set(self.idf)
         self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
-        self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.cached_dialogues)
+        self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.cached_dialogues, config.codes_folder)
+        if config.fuse is not None and config.fuse.reads_text and sentences is None:
+            raise ConfigError(
+                "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
+            )
+        self.signals = None if sentences is None else TurnSignals(sentences, config.cached_dialogues)
 
     def ground(self, state: FactualState) -> AttentionalState:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
@@ -63,6 +87,8 @@ class Grounder:
         """Everything on the way from x0 to x1, for inspection."""
         config = self.config
         codes = joint_codes(self.encoder, state) if self.joint else self.windowed.state_codes(state)
+        if config.anchor_codes == "question":
+            codes = self._with_question(codes, state)
         guides = {layer: self._guidance(codes, layer) for layer in codes.layers}
         runs = torch.tensor(state.runs, dtype=torch.int64)
         resonance = {
@@ -78,16 +104,16 @@ class Grounder:
         }
         combined = combine_layers(list(resonance.values()))
         smoothed = smooth_runs(combined, runs[codes.turn], config.sigma)
-        counted = (codes.part == Part.TEXT) | (codes.part == Part.CAPTION)
-        salience = turn_salience(
-            smoothed,
-            torch.where(counted, codes.turn, -1),
-            codes.part == Part.CAPTION,
-            len(state.turns),
-            config.lam,
-            config.agg,
-        )
-        salience = smooth_turns(salience, state.runs, config.smooth_turns)
+        counted = torch.where((codes.part == Part.TEXT) | (codes.part == Part.CAPTION), codes.turn, -1)
+        if config.match == "each":
+            salience = self._by_words(codes, counted)
+        else:
+            captions = codes.part == Part.CAPTION
+            salience = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
+        if config.fuse is None:
+            salience = smooth_turns(salience, state.runs, config.smooth_turns)
+        else:
+            salience = self._fused(state, salience, runs, codes.turn_tokens)
         budget = min(config.budget_tokens, math.floor(config.budget_share * int(codes.turn_tokens.sum())))
         blocks: list[tuple[int, int]] = []
         if any(bool(v.any()) for v in guides.values()):
@@ -109,6 +135,46 @@ class Grounder:
             budget=budget if config.threshold is None else None,
         )
 
+    def _with_question(self, codes: StateCodes, state: FactualState) -> StateCodes:
+        """The question's content tokens as anchors."""
+        asked, _ = question_codes(self.encoder, state.dialogue, [state.question.text])
+        layers = {layer: replace(found, anchors=asked[layer]) for layer, found in codes.layers.items()}
+        return replace(codes, layers=layers)
+
+    def _by_words(self, codes: StateCodes, turn: Tensor) -> Tensor:
+        """`match_each` of the anchors, [n_turns]; several layers standardised and averaged. Turns without tokens: -inf.
+
+        Args:
+            turn: int64 [T], turn of each token that counts; -1: does not count.
+        """
+        n = len(codes.turn_tokens)
+        there = torch.bincount(turn[turn >= 0], minlength=n) > 0
+        found = []
+        for layer, own in codes.layers.items():
+            partners = best_partners(own.dialogue, turn, n, own.anchors, self._idf(codes, layer))
+            owner = torch.zeros(partners.shape[1], dtype=torch.int64)
+            found.append(match_each(partners, owner, there[:, None]))
+        joined = found[0] if len(found) == 1 else sum(standardise_turns(s, there[:, None]) for s in found) / len(found)
+        return torch.where(there, torch.as_tensor(joined)[:, 0], -torch.inf)
+
+    def _fused(self, state: FactualState, resonance: Tensor, runs: Tensor, turn_tokens: Tensor) -> Tensor:
+        """`fuse` of resonance [n_turns] and what retrieval knows of the turns; a turn without tokens stays -inf."""
+        config = self.config.fuse
+        assert config is not None
+        signals = {"resonance": resonance[:, None], "length": turn_tokens.float().log1p()[:, None]}
+        if config.reads_text:
+            assert self.signals is not None
+            held = torch.tensor(state.positions, dtype=torch.int64)
+            scores = self.signals.index(state.dialogue).signals([state.question.text])
+            signals |= {name: values[held] for name, values in scores.items()}
+        fused = fuse(signals, runs[:, None], config)[:, 0]
+        return torch.where(resonance == -torch.inf, resonance, fused)
+
+    def _idf(self, codes: StateCodes, layer: int) -> Tensor:
+        if self.config.idf == "none":
+            return torch.ones_like(codes.layers[layer].idf)
+        return self.idf[layer].cpu().float() if self.corpus_idf else codes.layers[layer].idf
+
     def _beta(self, codes: SparseCodes) -> float:
         """β in the units of the codes."""
         active = codes.values[codes.active()]
@@ -118,11 +184,11 @@ class Grounder:
 
     def _guidance(self, codes: StateCodes, layer: int) -> Tensor:
         found = codes.layers[layer]
-        idf = self.idf[layer].cpu().float() if self.corpus_idf else found.idf
+        idf = self._idf(codes, layer)
         return guidance(found.reasoning, found.anchors, idf, self.config.alpha, anchor_idf=self.config.anchor_idf)
 
 
-def _check(backbone: Backbone, saes: dict[int, TopKSAE], idf: dict[int, Tensor], config: GroundingConfig) -> None:
+def _check(backbone: Backbone, saes: Mapping[int, Coder], idf: dict[int, Tensor], config: GroundingConfig) -> None:
     if not saes:
         raise ModelError("grounding needs at least one SAE; train some with train_sae.py")
     for layer, coder in saes.items():

@@ -27,9 +27,17 @@ def local_alignment(codes: SparseCodes, v: Tensor) -> Tensor:
 
 def speaker_weights(speaker_codes: Sequence[SparseCodes], v: Tensor) -> Tensor:
     """b_k = sum of v over F(P_k), the union of the features active on turn k's speaker-marker tokens; [n_turns]."""
-    dtype = working_dtype(v.dtype)
-    totals = [v[active_features(codes, v.shape[0]).unique()].to(dtype).sum() for codes in speaker_codes]
-    return torch.stack(totals) if totals else v.new_zeros(0, dtype=dtype)
+    dtype, d_sae = working_dtype(v.dtype), v.shape[0]
+    totals = v.new_zeros(len(speaker_codes), dtype=dtype)
+    if not len(speaker_codes):
+        return totals
+    values = torch.cat([codes.values.reshape(-1) for codes in speaker_codes])
+    indices = torch.cat([codes.indices.reshape(-1) for codes in speaker_codes])
+    features = active_features(SparseCodes(values[:, None], indices[:, None]), d_sae)
+    sizes = torch.tensor([codes.indices.numel() for codes in speaker_codes], device=values.device)
+    owner = torch.repeat_interleave(sizes)[values > 0]
+    pairs = torch.unique(owner * d_sae + features).to(v.device)
+    return totals.index_add_(0, pairs // d_sae, v[pairs % d_sae].to(dtype))
 
 
 def speaker_broadcast(b: Tensor, run: Sequence[int] | None = None) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from remind.dialogue import Dialogue, Question
 from remind.grounding.codes import LayerCodes, StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.places import token_places
-from remind.pyramid import FactualState, Segment, Span, Strategy, render
+from remind.grounding.store import CodeStore
+from remind.pyramid import FactualState, Rendered, Segment, Span, Strategy, render
 from sae import SparseCodes
 
 
@@ -43,23 +44,26 @@ class WindowedCodes:
     Args:
         window_tokens: longest window. A window holds turns of one session; a turn longer than that is split.
         cached_dialogues: how many dialogues stay in memory, the least recently used one leaves first.
+        folder: where codes are kept for other processes (see `CodeStore`); None: in memory only.
     """
 
-    def __init__(self, encoder: SparseEncoder, window_tokens: int, cached_dialogues: int) -> None:
+    def __init__(
+        self, encoder: SparseEncoder, window_tokens: int, cached_dialogues: int, folder: str | Path | None = None
+    ) -> None:
         self.encoder = encoder
         self.window_tokens = min(window_tokens, encoder.max_tokens)
         self.cached_dialogues = cached_dialogues
-        self._cache: OrderedDict[Dialogue, DialogueCodes] = OrderedDict()
+        self.store = None if folder is None else CodeStore(folder, encoder)
+        # few entries, looked through: a dict would hash every turn of a dialogue at every question
+        self._cache: list[tuple[Dialogue, DialogueCodes]] = []
 
     def dialogue_codes(self, dialogue: Dialogue) -> DialogueCodes:
-        """Codes of the dialogue, from memory where they are there."""
-        found = self._cache.pop(dialogue, None)
-        if found is None:
-            found = self._encode_dialogue(dialogue)
-        self._cache[dialogue] = found
-        while len(self._cache) > self.cached_dialogues:
-            self._cache.popitem(last=False)
-        return found
+        """Codes of the dialogue, from memory or disk where they are there."""
+        place = next((n for n, (known, _) in enumerate(self._cache) if known is dialogue or known == dialogue), None)
+        entry = (dialogue, self._encode_dialogue(dialogue)) if place is None else self._cache.pop(place)
+        self._cache.append(entry)
+        del self._cache[: max(0, len(self._cache) - self.cached_dialogues)]
+        return entry[1]
 
     def state_codes(self, state: FactualState) -> StateCodes:
         """Codes of a state; idf is counted over all turns of its dialogue."""
@@ -71,8 +75,7 @@ class WindowedCodes:
         turn = index_of[dialogue.turn[inside]]
         starts = torch.tensor([span.start for span in rendered.turns], dtype=torch.int64)
         spans = (dialogue.spans[inside] + starts[turn, None]).tolist()
-        reasoning = self._strategy_codes([rendered.text[slice(*span)] for span in rendered.reasoning])
-        anchors = self._strategy_codes([rendered.text[slice(*span)] for span in rendered.anchors])
+        reasoning, anchors = self._strategy_codes(rendered)
         layers = {
             layer: LayerCodes(
                 dialogue=codes[inside],
@@ -109,7 +112,8 @@ class WindowedCodes:
         offsets = [(start + a, start + b) for start, (a, b) in zip(starts, spans, strict=True)]
         _, part = token_places(rendered, dialogue.turns, offsets)
         turn = torch.tensor(turns, dtype=torch.int64)
-        codes = self.encoder.encode(list(self._windows(ids, [end for _, end in sessions])))
+        windows = list(self._windows(ids, [end for _, end in sessions]))
+        codes = (self.store or self.encoder).encode(windows)
         return DialogueCodes(
             turn=turn,
             part=part,
@@ -131,11 +135,13 @@ class WindowedCodes:
         if window:
             yield window
 
-    def _strategy_codes(self, texts: Sequence[str]) -> dict[int, SparseCodes]:
-        sequences = [self.encoder.backbone.tokenize(text).ids for text in texts]
-        pieces = [
-            ids[start : start + self.window_tokens]
-            for ids in sequences
-            for start in range(0, len(ids), self.window_tokens)
-        ]
-        return self.encoder.encode(pieces)
+    def _strategy_codes(self, rendered: Rendered) -> tuple[dict[int, SparseCodes], dict[int, SparseCodes]]:
+        """Codes of C_reason and E_anchor, each span on its own, all in the same forwards."""
+        kinds: list[list[list[int]]] = []
+        for spans in (rendered.reasoning, rendered.anchors):
+            ids = [self.encoder.backbone.tokenize(rendered.text[slice(*span)]).ids for span in spans]
+            step = self.window_tokens
+            kinds.append([one[start : start + step] for one in ids for start in range(0, len(one), step)])
+        found = self.encoder.encode([*kinds[0], *kinds[1]])
+        cut = sum(map(len, kinds[0]))
+        return ({n: codes[:cut] for n, codes in found.items()}, {n: codes[cut:] for n, codes in found.items()})

@@ -494,7 +494,7 @@ def test_what_does_not_fit_is_a_model_error(
         {"sink_ratio": 0.5},
         {"beta_unit": 0.0},
         {"context_codes": "both"},
-        {"idf": "none"},
+        {"idf": "some"},
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict) -> None:

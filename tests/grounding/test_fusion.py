@@ -1,0 +1,361 @@
+"""Fused salience against loops in float64, and what the grounder makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import date
+
+import pytest
+import torch
+from torch import Tensor
+
+from remind.backbone import Backbone, load_backbone
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.errors import ConfigError
+from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.asked import content_tokens, question_codes
+from remind.grounding.dates import AskedDate, asked_dates, closeness, turn_dates
+from remind.grounding.encode import SparseEncoder
+from remind.grounding.fusion import WEIGHTS, FusionConfig, around, design, fuse, gaussian_shares, standardise_turns
+from remind.grounding.matching import best_partners, match_each
+from remind.grounding.places import Part
+from remind.grounding.signals import TurnIndex, TurnSignals, name_words, without_names
+from remind.perception.encode import SentenceEncoder
+from remind.pyramid import FactualState, Segment, Strategy, render, strip_markers
+from sae import SparseCodes, TopKSAE
+
+NONE = dict.fromkeys(WEIGHTS, 0.0)
+
+
+def dialogue() -> Dialogue:
+    first = (
+        Turn("a0", "Ana", "Good morning! Did you sleep well?"),
+        Turn("a1", "Ben", "Not really, the dog barked all night."),
+        Turn("a2", "Ana", "", images=(Image(0, caption="a brown dog on a sofa"),)),
+        Turn("a3", "Ben", "My bicycle was stolen on Tuesday, by the way."),
+        Turn("a4", "Ben", ""),
+    )
+    second = (
+        Turn("b0", "Ben", "Did you find a red bicycle near the station?"),
+        Turn("b1", "Ana", "It is mine! Thank you."),
+        Turn("b2", "Ben", "Dinner is on you then.", time="2024-03-09T10:00:00"),
+    )
+    return Dialogue("d", (Session("a", "2024-03-01", first), Session("b", "2024-03-05", second)))
+
+
+def state_of(*segments: tuple[int, int]) -> FactualState:
+    strategy = Strategy(("Look for things that were lost.",), speakers=("Ben",), entities=("bicycle",))
+    parts = tuple(Segment(*ends) for ends in (segments or ((0, 4), (5, 7))))
+    return FactualState(dialogue(), Question("q", "d", "When was Ben's bicycle stolen?"), parts, strategy)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Backbone:
+    return load_backbone("minilm")
+
+
+@pytest.fixture(scope="module")
+def sentences() -> SentenceEncoder:
+    return SentenceEncoder()
+
+
+@pytest.fixture(scope="module")
+def saes(minilm: Backbone) -> dict[int, TopKSAE]:
+    return {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
+
+
+def z(values: list[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+    return [(v - mean) / deviation if deviation > 1e-6 else 0.0 for v in values]
+
+
+def gaussian_mean(values: list[float], runs: list[int], sigma: float) -> list[float]:
+    """Neighbours by distance, as the definition has it."""
+    out = []
+    for k in range(len(values)):
+        total = weight = 0.0
+        for other in range(len(values)):
+            if runs[other] == runs[k] and abs(other - k) <= math.ceil(3 * sigma):
+                w = math.exp(-((other - k) ** 2) / (2 * sigma**2))
+                total, weight = total + w * values[other], weight + w
+        out.append(total / weight)
+    return out
+
+
+def fused_by_hand(signals: dict[str, list[float]], runs: list[int], config: FusionConfig) -> list[float]:
+    total = [0.0] * len(runs)
+    for name in ("resonance", "dense", "bm25"):
+        if name in signals:
+            own = z(signals[name])
+            context = z(gaussian_mean(own, runs, config.sigma))
+            for k in range(len(runs)):
+                total[k] += getattr(config, name) * own[k] + getattr(config, f"{name}_context") * context[k]
+    for name in ("speaker", "date", "asks", "answers", "length"):
+        for k in range(len(runs)):
+            total[k] += getattr(config, name) * signals.get(name, [0.0] * len(runs))[k]
+    return total
+
+
+def random_config(seed: int, sigma: float) -> FusionConfig:
+    draws = torch.randn(len(WEIGHTS), generator=torch.Generator().manual_seed(seed)).tolist()
+    return FusionConfig(**dict(zip(WEIGHTS, draws, strict=True)), sigma=sigma)
+
+
+def scores_only(config: FusionConfig) -> FusionConfig:
+    return replace(config, speaker=0.0, date=0.0, asks=0.0, answers=0.0, length=0.0)
+
+
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 2.5])
+def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
+    draws = torch.Generator().manual_seed(3)
+    names = ("resonance", "dense", "bm25", "speaker", "date", "asks", "answers", "length")
+    signals = {name: torch.randn(9, 2, generator=draws) for name in names}
+    runs = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
+    config = random_config(1, sigma)
+    found = fuse(signals, runs[:, None], config)
+    for q in range(2):
+        by_name = {name: values[:, q].double().tolist() for name, values in signals.items()}
+        expected = fused_by_hand(by_name, runs.tolist(), config)
+        torch.testing.assert_close(found[:, q].double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
+
+
+def test_turns_that_are_not_at_hand_count_nowhere() -> None:
+    draws = torch.Generator().manual_seed(5)
+    signals = {name: torch.randn(8, 1, generator=draws) for name in ("resonance", "dense", "bm25")}
+    run = torch.tensor([0, 0, -1, -1, 1, 1, 1, -1])[:, None]
+    config = scores_only(random_config(2, 1.5))
+    whole = fuse(signals, run, config)
+    kept = (run[:, 0] >= 0).nonzero().squeeze(-1)
+    alone = fuse({name: values[kept] for name, values in signals.items()}, run[kept], config)
+    torch.testing.assert_close(whole[kept], alone)
+    disturbed = {name: torch.where(run < 0, values + 50, values) for name, values in signals.items()}
+    torch.testing.assert_close(fuse(disturbed, run, config)[kept], alone)
+
+
+def test_each_question_may_have_its_own_turns_at_hand() -> None:
+    draws = torch.Generator().manual_seed(6)
+    signals = {name: torch.randn(7, 2, generator=draws) for name in ("resonance", "dense", "bm25")}
+    runs = torch.tensor([[0, -1], [0, 0], [-1, 0], [1, 0], [1, -1], [1, 1], [-1, 1]])
+    config = scores_only(random_config(4, 1.0))
+    both = fuse(signals, runs, config)
+    for q in range(2):
+        one = {name: values[:, q : q + 1] for name, values in signals.items()}
+        inside = runs[:, q] >= 0
+        torch.testing.assert_close(both[inside, q], fuse(one, runs[:, q : q + 1], config)[inside, 0])
+
+
+def test_equal_scores_and_turns_without_tokens() -> None:
+    flat = torch.full((5, 1), 0.3)
+    assert torch.equal(standardise_turns(flat, torch.ones(5, 1, dtype=torch.bool)), torch.zeros(5, 1))
+    gone = torch.tensor([1.0, -torch.inf, 3.0, 2.0])[:, None]
+    low = torch.tensor([1.0, 1.0, 3.0, 2.0])[:, None]
+    run = torch.zeros(4, 1, dtype=torch.int64)
+    torch.testing.assert_close(design({"resonance": gone}, run, 1.0), design({"resonance": low}, run, 1.0))
+    silent = {"resonance": torch.full((3, 1), -torch.inf)}
+    assert torch.equal(design(silent, run[:3], 1.0), torch.zeros(3, 1, len(WEIGHTS)))
+
+
+def test_around_a_single_turn_and_beyond_the_ends() -> None:
+    lone = torch.tensor([[2.0]])
+    assert torch.equal(around(lone, torch.zeros(1, 1, dtype=torch.int64), gaussian_shares(2.0)), lone)
+    pair = around(torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1, dtype=torch.int64), [0.5])
+    torch.testing.assert_close(pair, torch.tensor([[1 / 3], [2 / 3]]))
+
+
+def test_config_and_missing_signals_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sigma"):
+        FusionConfig(sigma=0.0)
+    with pytest.raises(ConfigError, match="dense"):
+        FusionConfig(dense=math.nan)
+    run = torch.zeros(3, 1, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="bm25_context"):
+        fuse({"resonance": torch.zeros(3, 1)}, run, FusionConfig(**{**NONE, "bm25_context": 0.1}))
+
+
+def test_signals_of_turns(sentences: SentenceEncoder) -> None:
+    held = dialogue()
+    found = TurnIndex(held, sentences).signals(["Did Ben's bicycle get stolen in March?", "Was it Ana, on 07.03.2024?"])
+    assert found["speaker"].T.tolist() == [[0, 1, 0, 1, 1, 1, 0, 1], [1, 0, 1, 0, 0, 0, 1, 0]]
+    assert found["asks"][:, 0].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
+    # an answer follows a question in its own session
+    assert found["answers"][:, 0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
+    assert found["date"].T.tolist() == [[1.0] * 8, [0, 0, 0, 0, 0, 0.5, 0.5, 0.5]]
+    assert found["bm25"][:, 0].argmax() == 3
+    assert found["bm25"][[0, 1, 2, 4, 6, 7], 0].abs().max() == 0
+    lines = ["Ben: My bicycle was stolen on Tuesday, by the way.", "Ana: It is mine! Thank you."]
+    asked = sentences.encode(["Did bicycle get stolen in March?"])[0]
+    vectors = sentences.encode(lines)
+    torch.testing.assert_close(found["dense"][[3, 6], 0], vectors @ asked)
+
+
+def test_names_are_left_out_of_a_question() -> None:
+    names = name_words(dialogue())
+    assert without_names("What did Ben's dog do to Ana?", names) == "What did dog do to"
+    assert without_names("Ben?", names) == "Ben?"
+
+
+@pytest.mark.parametrize(
+    ("text", "dates"),
+    [
+        ("What happened on 31.12.2023?", [AskedDate(12, 2023, 31)]),
+        ("What happened on 7/1/24?", [AskedDate(1, 2024, 7)]),
+        ("Who called on 2023-05-08?", [AskedDate(5, 2023, 8)]),
+        ("the 3rd of June, 2023", [AskedDate(6, 2023, 3)]),
+        ("on July 14, 2022", [AskedDate(7, 2022, 14)]),
+        ("on 3 June or on August 9th", [AskedDate(6, None, 3), AskedDate(8, None, 9)]),
+        ("in May 2023", [AskedDate(5, 2023)]),
+        ("during October", [AskedDate(10)]),
+        ("may they march 40 miles?", []),
+        ("on 45.13.2020", []),
+    ],
+)
+def test_dates_that_questions_name(text: str, dates: list[AskedDate]) -> None:
+    assert list(asked_dates(text)) == dates
+
+
+def test_how_close_days_are() -> None:
+    days = [date(2023, 12, 31), date(2024, 1, 2), date(2024, 1, 3), None]
+    assert closeness(days, [AskedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
+    # without a year the nearest one counts, also over New Year
+    assert closeness(days, [AskedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
+    assert closeness(days, [AskedDate(1, 2023)]).tolist() == [0, 0, 0, 0]
+    assert closeness(days, [AskedDate(1)]).tolist() == [0, 1, 1, 0]
+    assert closeness(days, []).tolist() == [0, 0, 0, 0]
+    assert turn_dates(dialogue())[4:] == (date(2024, 3, 1), *[date(2024, 3, 5)] * 2, date(2024, 3, 9))
+
+
+def random_codes(n: int, d_sae: int, k: int, seed: int) -> SparseCodes:
+    draws = torch.Generator().manual_seed(seed)
+    indices = torch.stack([torch.randperm(d_sae, generator=draws)[:k] for _ in range(n)])
+    return SparseCodes((torch.rand(n, k, generator=draws) - 0.25).clamp(min=0), indices)
+
+
+def as_dense(codes: SparseCodes, d_sae: int) -> Tensor:
+    return torch.zeros(len(codes.values), d_sae).scatter_add(1, codes.indices, codes.values).double()
+
+
+def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    d_sae = 30
+    codes, query = random_codes(40, d_sae, 4, 1), random_codes(6, d_sae, 4, 2)
+    turn = torch.tensor([0] * 7 + [-1] * 3 + [2] * 12 + [3] * 1 + [4] * 17)
+    owner = torch.tensor([0, 0, 0, 1, 1, 1])
+    idf = torch.rand(d_sae, generator=torch.Generator().manual_seed(3)) + 0.1
+    idf[4] = -1e-8
+    features = (as_dense(codes, d_sae) * idf.clamp(min=0).double()).sqrt()
+    asked = (as_dense(query, d_sae) * idf.clamp(min=0).double()).sqrt()
+    cosine = torch.nan_to_num(features @ asked.T / features.norm(dim=1)[:, None] / asked.norm(dim=1)[None])
+    expected = torch.zeros(5, 6).double()
+    for k in (0, 2, 3, 4):
+        expected[k] = cosine[turn == k].amax(0)
+    found = best_partners(codes, turn, 5, query, idf)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    # cut into blocks of single turns
+    monkeypatch.setattr("remind.grounding.matching._BLOCK", 1)
+    torch.testing.assert_close(best_partners(codes, turn, 5, query, idf), found)
+
+    inside = torch.tensor([[True, True], [False, False], [True, False], [True, True], [True, True]])
+    by_question = match_each(found, owner, inside)
+    for q in range(2):
+        held = [k for k in range(5) if inside[k, q]]
+        for k in range(5):
+            total = 0.0
+            for token in (owner == q).nonzero().flatten().tolist():
+                mean = sum(float(expected[other, token]) for other in held) / len(held)
+                total += max(0.0, float(expected[k, token]) - mean) ** 2
+            assert float(by_question[k, q]) == pytest.approx(total if k in held else 0.0, abs=1e-5)
+
+
+def test_question_codes_are_those_of_its_content_words(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
+    text = "When was Ben's motorbike stolen?"
+    assert content_tokens("the of", [(0, 3), (4, 6)], frozenset({"the", "of"})) == [True, True]
+    encoder = SparseEncoder(minilm, saes, 10.0, 8)
+    found, owner = question_codes(encoder, dialogue(), [text, "Who?"])
+    tokens = minilm.tokenize(text)
+    wanted = [
+        n for n, (a, b) in enumerate(tokens.offsets) if text.find("motorbike") <= a < b <= text.find(" stolen") + 7
+    ]
+    whole = encoder.encode([tokens.ids])
+    assert owner.tolist() == [0] * len(wanted) + [1] * len(minilm.tokenize("Who?").ids)
+    for layer in (4, 5):
+        mine = found[layer][: len(wanted)]
+        expected = as_dense(whole[layer][torch.tensor(wanted)], 64)
+        torch.testing.assert_close(as_dense(mine, 64), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("context", ["joint", "windowed"])
+@pytest.mark.parametrize("match", ["summed", "each"])
+def test_the_grounder_fuses_what_it_grounds(
+    minilm: Backbone, saes: dict[int, TopKSAE], sentences: SentenceEncoder, context: str, match: str
+) -> None:
+    config = GroundingConfig(
+        context_codes=context, match=match, anchor_codes="question", layers="last", smooth_turns=0.0, window=0
+    )
+    state = state_of((0, 2), (4, 6))
+    alone = Grounder(minilm, saes, None, config).ground(state)
+    weights = random_config(8, 1.5)
+    fused = Grounder(minilm, saes, None, replace(config, fuse=weights), sentences)
+    trace = fused.trace(state)
+    assert list(trace.codes.layers) == [5]
+
+    resonance = [value for value in alone.salience if value != -math.inf]
+    silent = [k for k, value in enumerate(alone.salience) if value == -math.inf]
+    assert silent == [3]
+    signals = {
+        name: values[list(state.positions), 0].tolist()
+        for name, values in TurnIndex(state.dialogue, sentences).signals([state.question.text]).items()
+    }
+    signals["resonance"] = [value if value != -math.inf else min(resonance) for value in alone.salience]
+    signals["length"] = [math.log1p(count) for count in trace.codes.turn_tokens.tolist()]
+    expected = fused_by_hand(signals, list(state.runs), weights)
+    for k, value in enumerate(trace.state.salience):
+        assert value == (-math.inf if k in silent else pytest.approx(expected[k], abs=2e-3))
+
+    x0, x1 = render(state), render(trace.state)
+    assert strip_markers(x1) == x0.text[slice(*x0.dialogue)]
+    marked = [k for start, end in trace.state.blocks for k in range(start, end + 1)]
+    assert trace.budget is not None
+    assert marked
+    assert int(trace.codes.turn_tokens[marked].sum()) <= trace.budget
+
+
+def test_salience_by_words_in_the_grounder(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
+    config = GroundingConfig(match="each", anchor_codes="question", smooth_turns=0.0)
+    state = state_of((0, 2), (4, 6))
+    trace = Grounder(minilm, saes, None, config).trace(state)
+    spoken = [k for k, value in enumerate(trace.state.salience) if value != -math.inf]
+    assert spoken == [0, 1, 2, 4, 5]
+    counted = (trace.codes.part == Part.TEXT) | (trace.codes.part == Part.CAPTION)
+    per_layer = []
+    for own in trace.codes.layers.values():
+        weights = own.idf.clamp(min=0).double()
+        tokens = (as_dense(own.dialogue, 64) * weights).sqrt()
+        asked = (as_dense(own.anchors, 64) * weights).sqrt()
+        cosine = torch.nan_to_num(tokens @ asked.T / tokens.norm(dim=1)[:, None] / asked.norm(dim=1)[None])
+        best = torch.stack([cosine[counted & (trace.codes.turn == k)].amax(0) for k in spoken])
+        per_layer.append(z((best - best.mean(0)).clamp(min=0).square().sum(1).tolist()))
+    expected = [sum(values) / 2 for values in zip(*per_layer, strict=True)]
+    for value, wanted in zip((trace.state.salience[k] for k in spoken), expected, strict=True):
+        assert value == pytest.approx(wanted, abs=1e-4)
+
+
+def test_resonance_in_its_surroundings_needs_no_sentences(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
+    weights = FusionConfig(**{**NONE, "resonance": 1.0, "resonance_context": 1.0, "length": -0.5}, sigma=2.0)
+    config = GroundingConfig(fuse=weights, layers="last", smooth_turns=0.0)
+    assert len(Grounder(minilm, saes, None, config).ground(state_of()).salience) == 8
+    with pytest.raises(ConfigError, match="sentence encoder"):
+        Grounder(minilm, saes, None, GroundingConfig(fuse=replace(weights, bm25=0.1)))
+
+
+def test_a_dialogue_is_read_once(sentences: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = TurnSignals(sentences, cached_dialogues=2)
+    one, other = dialogue(), replace(dialogue(), id="e")
+    first = signals.index(one)
+    assert signals.index(dialogue()) is first
+    signals.index(other)
+    assert signals.index(one) is first
+    signals.index(replace(one, id="f"))
+    monkeypatch.setattr("remind.grounding.signals.TurnIndex", lambda dialogue, _: dialogue.id)
+    assert signals.index(one) is first
+    assert signals.index(other) == "e"

@@ -1,0 +1,271 @@
+"""Codes kept in memory and on disk: the same bits as without, keyed by all they depend on, safe against bad files."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from remind.backbone import Backbone, load_backbone
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.grounding import encode, store
+from remind.grounding.codes import StateCodes
+from remind.grounding.encode import SparseEncoder, turn_idf
+from remind.grounding.windowed import WindowedCodes
+from remind.pyramid import FactualState, Segment, Strategy
+from sae import SparseCodes, TopKSAE
+
+D_SAE, K = 80, 5
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+def dialogue(name: str = "d", word: str = "station") -> Dialogue:
+    lines = (
+        ("Ana", "My bicycle was stolen on Tuesday."),
+        ("Ben", f"Where, at the {word}?"),
+        ("Ana", "Yes, while I was buying a ticket to the sea, and nobody saw anything."),
+        ("Ben", "I am sorry."),
+    )
+    turns = [Turn(str(n), speaker, text) for n, (speaker, text) in enumerate(lines)]
+    turns[3] = replace(turns[3], images=(Image(0, caption="an empty bicycle rack"),))
+    return Dialogue(name, (Session("a", None, tuple(turns[:2])), Session("b", None, tuple(turns[2:]))))
+
+
+def state(target: Dialogue | None = None) -> FactualState:
+    strategy = Strategy(("Look for lost things.",), speakers=("Ana",), entities=("bicycle",))
+    return FactualState(
+        target or dialogue(), Question("q", "d", "What was lost?"), (Segment(0, 1), Segment(3, 3)), strategy
+    )
+
+
+def encoder(backbone: Backbone, batch_size: int = 4, sink_ratio: float = 10.0, k: int = K) -> SparseEncoder:
+    saes = {
+        layer: TopKSAE(backbone.hidden_size, D_SAE, k, generator=torch.Generator().manual_seed(layer)).requires_grad_(
+            False
+        )
+        for layer in (1, 3)
+    }
+    return SparseEncoder(backbone, saes, sink_ratio, batch_size)
+
+
+def assert_same(first: StateCodes, second: StateCodes, atol: float = 0.0) -> None:
+    assert (first.text, first.spans, list(first.layers)) == (second.text, second.spans, list(second.layers))
+    assert torch.equal(first.turn, second.turn)
+    assert torch.equal(first.part, second.part)
+    assert torch.equal(first.turn_tokens, second.turn_tokens)
+    for one, other in zip(first.layers.values(), second.layers.values(), strict=True):
+        assert torch.equal(one.idf, other.idf)
+        for name in ("dialogue", "reasoning", "anchors"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert a.values.dtype == b.values.dtype
+            assert a.indices.dtype == b.indices.dtype == torch.int64
+            torch.testing.assert_close(a.dense(D_SAE), b.dense(D_SAE), rtol=0, atol=atol)
+
+
+class Spy(SparseEncoder):
+    """Counts the tokens it encodes."""
+
+    tokens = 0
+
+    def encode(self, sequences):
+        self.tokens += sum(map(len, sequences))
+        return super().encode(sequences)
+
+
+def spy(backbone: Backbone) -> Spy:
+    plain = encoder(backbone)
+    return Spy(backbone, plain.saes, plain.sink_ratio, plain.batch_size)
+
+
+def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano: Backbone, tmp_path: Path) -> None:
+    without = WindowedCodes(encoder(nano), 24, 1).state_codes(state())
+    first, second = spy(nano), spy(load_backbone("nano"))
+    assert_same(without, WindowedCodes(first, 24, 1, tmp_path).state_codes(state()))
+    again = WindowedCodes(second, 24, 1, tmp_path)
+    assert_same(without, again.state_codes(state(dialogue("the same under another name"))))
+    strategy = sum(len(nano.tokenize(text).ids) for text in ("Look for lost things.", "Ana", "bicycle"))
+    assert second.tokens == strategy < first.tokens
+    assert len(list(tmp_path.iterdir())) == 1
+    # and from memory
+    assert_same(without, again.state_codes(state(dialogue("the same under another name"))))
+
+
+def test_codes_of_another_batch_size_agree_to_rounding(nano: Backbone, tmp_path: Path) -> None:
+    alone = WindowedCodes(encoder(nano, batch_size=1), 24, 1).state_codes(state())
+    WindowedCodes(encoder(nano, batch_size=8), 24, 1, tmp_path).state_codes(state())
+    assert_same(WindowedCodes(encoder(nano, batch_size=3), 24, 1, tmp_path).state_codes(state()), alone, atol=1e-4)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def _nudge(backbone: Backbone) -> Backbone:
+    model = copy.deepcopy(backbone.model)
+    with torch.no_grad():
+        last = list(model.parameters())[-1]
+        last.view(-1)[-1] += 1e-3
+    return replace(backbone, model=model)
+
+
+def _other_config(backbone: Backbone) -> Backbone:
+    model = copy.deepcopy(backbone.model)
+    model.config.get_text_config().rms_norm_eps = 0.1
+    return replace(backbone, model=model)
+
+
+def _nudged_coder(made: SparseEncoder) -> SparseEncoder:
+    made.saes[3].b_enc[7] += 1e-3  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda b: WindowedCodes(encoder(b), 24, 1).dialogue_codes(dialogue(word="harbour")),
+        lambda b: WindowedCodes(encoder(b), 9, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(encoder(b, sink_ratio=9.0), 24, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(encoder(b, k=4), 24, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(_nudged_coder(encoder(b)), 24, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(encoder(_nudge(b)), 24, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(encoder(_other_config(b)), 24, 1).dialogue_codes(dialogue()),
+        lambda b: WindowedCodes(encoder(load_backbone("nano", dtype="bfloat16")), 24, 1).dialogue_codes(dialogue()),
+    ],
+    ids=["text", "window", "sink_ratio", "k", "sae weight", "backbone weight", "backbone config", "dtype"],
+)
+def test_the_name_of_a_file_says_all_it_depends_on(
+    nano: Backbone, tmp_path: Path, other: Callable[[Backbone], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = WindowedCodes.__init__
+
+    def with_folder(self: WindowedCodes, *args) -> None:
+        original(self, *args, tmp_path)
+
+    monkeypatch.setattr(WindowedCodes, "__init__", with_folder)
+    WindowedCodes(encoder(nano), 24, 1).dialogue_codes(dialogue())
+    WindowedCodes(encoder(nano, batch_size=2), 24, 1).dialogue_codes(dialogue())
+    assert len(list(tmp_path.iterdir())) == 1
+    other(nano)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def _of_fewer_tokens(path: Path) -> None:
+    tensors = {name: tensor[:-1].contiguous() for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"sha256": store.hash_tensors(tensors)})
+
+
+def _of_one_layer(path: Path) -> None:
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name.startswith("1.")}
+    save_file(tensors, path, metadata={"sha256": store.hash_tensors(tensors)})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-10]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("not a safetensors file " * 20),
+        _flip,
+        _of_fewer_tokens,
+        _of_one_layer,
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+    ids=["cut off", "empty", "text", "one bit", "fewer tokens", "one layer", "a folder"],
+)
+def test_a_damaged_file_is_encoded_anew_and_replaced(
+    nano: Backbone, tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state())
+    (path,) = tmp_path.iterdir()
+    damage(path)
+    with caplog.at_level(logging.WARNING):
+        assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state()))
+    assert str(path) in caplog.text
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+    if path.is_dir():
+        return
+    caplog.clear()
+    last = spy(nano)
+    assert_same(sound, WindowedCodes(last, 24, 1, tmp_path).state_codes(state()))
+    assert not caplog.records
+    assert last.tokens < 20
+
+
+def test_what_cannot_be_written_is_done_without(
+    nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = WindowedCodes(encoder(nano), 24, 1).state_codes(state())
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path / "file").state_codes(state()))
+    assert "cannot be written" in caplog.text
+
+    def full(tensors, path, metadata) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "save_file", full)
+    assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path / "folder").state_codes(state()))
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_looking_a_dialogue_up_hashes_nothing(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Dialogue) -> int:
+        raise AssertionError("hashing a dialogue goes through all its turns")
+
+    monkeypatch.setattr(Dialogue, "__hash__", refuse)
+    counted = spy(nano)
+    codes = WindowedCodes(counted, 24, 2)
+    found = [codes.dialogue_codes(dialogue(name)) for name in ("d", "e", "d", "f", "d", "e")]
+    assert found[0] is found[2] is found[4]
+    assert found[1] is not found[5]
+    length = len(found[0].turn)
+    assert counted.tokens == 4 * length
+
+
+def test_tokens_are_coded_alike_however_many_at_a_time(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = [list(range(20, 20 + n)) for n in (50, 3, 17)]
+    whole = encoder(nano).encode(sequences)
+    monkeypatch.setattr(encode, "_CHUNK", 7 * D_SAE)
+    for layer, codes in encoder(nano).encode(sequences).items():
+        torch.testing.assert_close(codes.dense(D_SAE), whole[layer].dense(D_SAE), rtol=1e-4, atol=1e-4)
+
+
+@given(
+    st.lists(st.lists(st.sets(st.integers(0, 11), max_size=3), min_size=0, max_size=4), max_size=9),
+    st.sampled_from([12, 24, 1 << 20]),
+)
+def test_idf_counts_the_turns_a_feature_is_active_in(turns: list[list[set[int]]], at_once: int) -> None:
+    rows = [(n, features) for n, tokens in enumerate(turns) for features in tokens]
+    values, indices = torch.zeros(len(rows), 3), torch.zeros(len(rows), 3, dtype=torch.int64)
+    for t, (_, features) in enumerate(rows):
+        # unused entries carry indices too
+        padded = [*features, *(set(range(12)) - features)][:3]
+        indices[t] = torch.tensor(padded)
+        values[t, : len(features)] = 1.5
+    turn = torch.tensor([n for n, _ in rows], dtype=torch.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "_SEEN", at_once)
+        found = turn_idf(SparseCodes(values, indices), turn, 12)
+    documents = [tokens for tokens in turns if tokens]
+    expected = [
+        math.log((1 + len(documents)) / (1 + sum(any(feature in token for token in tokens) for tokens in documents)))
+        for feature in range(12)
+    ]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
