@@ -189,10 +189,10 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     """
     from remind.backbone import load_backbone
     from remind.grounding import Grounder
+    from remind.grounding.load import load_saes
     from remind.llm.offline import OfflineLLM
     from remind.perception import Perception
     from remind.perception.encode import SentenceEncoder
-    from sae import load_idf, load_layers
 
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
@@ -204,8 +204,7 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     check_overlap((q.id, q.dialogue_id, splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions)
 
     sae_folder = saes_for(cfg)
-    saes = load_layers(sae_folder)
-    idf = {layer: value for layer in saes if (value := load_idf(sae_folder / f"layer_{layer:02d}")) is not None}
+    saes, idf = load_saes(sae_folder)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
     encoder = SentenceEncoder(device=cfg.device)
     llm = OfflineLLM(encoder)

@@ -150,7 +150,7 @@ class SparseEncoder:
         except SAEError as error:
             raise ModelError(f"{self.backbone.name}, layer {layer}: {error}") from None
         codes = parts[0] if len(parts) == 1 else join_codes(parts)
-        norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.float32)
+        norms = torch.linalg.vector_norm(states, dim=-1, dtype=torch.promote_types(states.dtype, torch.float32))
         limits = [self.sink_ratio * part.median() for part in norms.split(sizes)]
         kept = torch.cat([part <= limit for part, limit in zip(norms.split(sizes), limits, strict=True)])
         return split_codes(SparseCodes(codes.values * kept[:, None], codes.indices).to("cpu"), sizes)

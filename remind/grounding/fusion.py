@@ -16,9 +16,11 @@ from torch import Tensor
 from remind.errors import ConfigError
 
 #: Scores that are standardised and weighted twice: as they stand, and over their surroundings.
-SCORES = ("resonance", "dense", "bm25")
+SCORES = ("summed", "each", "dense", "bm25")
 #: Facts of a turn, weighted as they are.
 FACTS = ("speaker", "date", "asks", "answers", "length")
+#: What the sparse codes and their places give by themselves.
+_OWN = ("summed", "each", "length")
 #: Names of the weights, in the order of `design`'s last dimension.
 WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")) + FACTS
 
@@ -27,32 +29,39 @@ WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")
 class FusionConfig:
     """Weights of the fused salience: a logit of "this turn is evidence", linear in the scores.
 
-    All are 0 until they are given; `remind.grounding.evidence.fit` fits them to dialogues with gold evidence.
+    The defaults were fitted (`remind.grounding.evidence.fit`) to 1,249 questions on LoCoMo and 428 on REALTALK, with
+    MiniLM, SAEs of layers 4 and 5 and the question's own words as anchors, and held for dialogues left out
+    (`bench_evidence_ratio.py` fits them to dialogues of one's own). Scores nearly repeat each other, so that a single
+    weight, or its sign, says little.
     """
 
-    resonance: float = 0.0
-    """Weight of the turn's resonance, in standard deviations over the turns at hand."""
-    resonance_context: float = 0.0
-    """Weight of the resonance around the turn, in standard deviations of it."""
-    dense: float = 0.0
+    summed: float = 0.15
+    """Weight of the turn's resonance (Eq. 3 to 5), in standard deviations over the turns at hand."""
+    summed_context: float = -0.09
+    """Weight of that resonance around the turn, in standard deviations of it."""
+    each: float = 0.08
+    """Weight of the resonance counted word by word (`match_each`)."""
+    each_context: float = 0.22
+    """Weight of it around the turn."""
+    dense: float = 0.6
     """Weight of the cosine of question and turn."""
-    dense_context: float = 0.0
+    dense_context: float = 0.32
     """Weight of that cosine around the turn."""
-    bm25: float = 0.0
+    bm25: float = -0.01
     """Weight of BM25 over stems."""
-    bm25_context: float = 0.0
+    bm25_context: float = 0.18
     """Weight of BM25 around the turn."""
-    speaker: float = 0.0
+    speaker: float = 1.84
     """Added where the question names the turn's speaker."""
-    date: float = 0.0
+    date: float = 3.54
     """Added where the turn's day is one the question names; half of it up to two days off."""
-    asks: float = 0.0
+    asks: float = -0.62
     """Added to a turn with a question mark."""
-    answers: float = 0.0
+    answers: float = 0.75
     """Added to the turn that follows one."""
-    length: float = 0.0
-    """Weight of ln(1 + tokens). Short turns rarely are evidence, but a budget in tokens pays for long ones: the fitted
-    logit less about ln(tokens) is evidence per token."""
+    length: float = -0.46
+    """Weight of ln(1 + tokens). Short turns rarely are evidence, but a budget in tokens pays for long ones: this is the
+    fitted weight, .54, less 1, so that what is ranked is about evidence per token."""
     sigma: float = 3.0
     """Width in turns of the Gaussian that "around" means; it does not leave a run of turns."""
 
@@ -66,7 +75,11 @@ class FusionConfig:
     @property
     def reads_text(self) -> bool:
         """Whether any weight needs what `TurnIndex` gives."""
-        return any(getattr(self, name) for name in WEIGHTS if name not in ("resonance", "resonance_context", "length"))
+        return any(getattr(self, name) for name in WEIGHTS if name.removesuffix("_context") not in _OWN)
+
+    def weighs(self, score: str) -> bool:
+        """Whether a score has any weight, by itself or around the turn."""
+        return bool(getattr(self, score) or getattr(self, f"{score}_context"))
 
 
 def gaussian_shares(sigma: float) -> list[float]:
@@ -118,7 +131,7 @@ def fill_lowest(scores: Tensor, inside: Tensor) -> Tensor:
 
 
 def design(signals: Mapping[str, Tensor], run: Tensor, sigma: float) -> Tensor:
-    """What the weights multiply, in the order of `WEIGHTS`; float32 [n, Q, 11].
+    """What the weights multiply, in the order of `WEIGHTS`; float32 [n, Q, len(WEIGHTS)].
 
     Args:
         signals: [n, Q] by name, of `SCORES` and `FACTS`; one that is missing counts as 0.

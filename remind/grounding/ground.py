@@ -32,6 +32,8 @@ from sae import SparseCodes
 if TYPE_CHECKING:
     from remind.perception.encode import SentenceEncoder
 
+_KINDS = ("summed", "each")
+
 
 class Grounder:
     """Marks the turns of a factual state that answer to its strategy.
@@ -93,27 +95,29 @@ class Grounder:
         runs = torch.tensor(state.runs, dtype=torch.int64)
         resonance = {
             layer: token_resonance(
-                found.dialogue,
+                own.dialogue,
                 guides[layer],
                 codes.turn,
                 codes.speakers(layer),
-                self._beta(found.dialogue),
+                self._beta(own.dialogue),
                 run=state.runs,
             )
-            for layer, found in codes.layers.items()
+            for layer, own in codes.layers.items()
         }
         combined = combine_layers(list(resonance.values()))
         smoothed = smooth_runs(combined, runs[codes.turn], config.sigma)
         counted = torch.where((codes.part == Part.TEXT) | (codes.part == Part.CAPTION), codes.turn, -1)
-        if config.match == "each":
-            salience = self._by_words(codes, counted)
-        else:
+        kinds = {config.match} if config.fuse is None else {kind for kind in _KINDS if config.fuse.weighs(kind)}
+        found: dict[str, Tensor] = {}
+        if "each" in kinds:
+            found["each"] = self._by_words(codes, counted)
+        if "summed" in kinds or not kinds:
             captions = codes.part == Part.CAPTION
-            salience = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
+            found["summed"] = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
         if config.fuse is None:
-            salience = smooth_turns(salience, state.runs, config.smooth_turns)
+            salience = smooth_turns(found[config.match], state.runs, config.smooth_turns)
         else:
-            salience = self._fused(state, salience, runs, codes.turn_tokens)
+            salience = self._fused(state, found, runs, codes.turn_tokens)
         budget = min(config.budget_tokens, math.floor(config.budget_share * int(codes.turn_tokens.sum())))
         blocks: list[tuple[int, int]] = []
         if any(bool(v.any()) for v in guides.values()):
@@ -157,18 +161,22 @@ class Grounder:
         joined = found[0] if len(found) == 1 else sum(standardise_turns(s, there[:, None]) for s in found) / len(found)
         return torch.where(there, torch.as_tensor(joined)[:, 0], -torch.inf)
 
-    def _fused(self, state: FactualState, resonance: Tensor, runs: Tensor, turn_tokens: Tensor) -> Tensor:
-        """`fuse` of resonance [n_turns] and what retrieval knows of the turns; a turn without tokens stays -inf."""
+    def _fused(
+        self, state: FactualState, resonances: Mapping[str, Tensor], runs: Tensor, turn_tokens: Tensor
+    ) -> Tensor:
+        """`fuse` of resonances [n_turns] and what retrieval knows of the turns; a turn without tokens stays -inf."""
         config = self.config.fuse
         assert config is not None
-        signals = {"resonance": resonance[:, None], "length": turn_tokens.float().log1p()[:, None]}
+        signals = {name: values[:, None] for name, values in resonances.items()}
+        signals["length"] = turn_tokens.float().log1p()[:, None]
         if config.reads_text:
             assert self.signals is not None
             held = torch.tensor(state.positions, dtype=torch.int64)
             scores = self.signals.index(state.dialogue).signals([state.question.text])
             signals |= {name: values[held] for name, values in scores.items()}
         fused = fuse(signals, runs[:, None], config)[:, 0]
-        return torch.where(resonance == -torch.inf, resonance, fused)
+        silent = next(iter(resonances.values())) == -torch.inf
+        return torch.where(silent, -torch.inf, fused)
 
     def _idf(self, codes: StateCodes, layer: int) -> Tensor:
         if self.config.idf == "none":

@@ -15,7 +15,7 @@ from remind.backbone import Backbone, load_backbone
 from remind.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.errors import ConfigError
 from remind.grounding import Grounder, GroundingConfig, select_blocks
-from remind.grounding.evidence.crossval import CrossValidation
+from remind.grounding.evidence.crossval import CrossValidation, best_settings, dataset_mean
 from remind.grounding.evidence.data import Asked, gold_turns, load
 from remind.grounding.evidence.fit import fit_weights, question_shares
 from remind.grounding.evidence.intervals import bootstrap_means, clustered_means, interval
@@ -127,11 +127,24 @@ def minilm() -> Backbone:
 
 
 CONFIGS = [
-    GroundingConfig(match="summed"),
-    GroundingConfig(match="summed", alpha=1.5, beta=8.0, lam=0.6, sigma=0.0, agg="mean"),
-    GroundingConfig(match="summed", alpha=0.2, beta_unit=None, sigma=2.0, agg="max", layers="last", anchor_idf=False),
-    GroundingConfig(match="each", layers="last"),
-    GroundingConfig(match="each"),
+    GroundingConfig(match="summed", anchor_codes="question"),
+    GroundingConfig(anchor_codes="question", match="summed", alpha=1.5, beta=8.0, lam=0.6, sigma=0.0, agg="mean"),
+    GroundingConfig(
+        anchor_codes="question",
+        match="summed",
+        alpha=0.2,
+        beta_unit=None,
+        sigma=2.0,
+        agg="max",
+        layers="last",
+        anchor_idf=False,
+    ),
+    GroundingConfig(anchor_codes="question", match="each", layers="last"),
+    GroundingConfig(anchor_codes="question", match="each"),
+    GroundingConfig(anchor_codes="question", match="each", idf="none"),
+    GroundingConfig(anchor_codes="question", match="summed", idf="none", layers="last"),
+    GroundingConfig(match="summed", anchor_codes="strategy"),
+    GroundingConfig(match="each", anchor_codes="strategy"),
 ]
 
 
@@ -139,18 +152,22 @@ CONFIGS = [
 def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, config: GroundingConfig) -> None:
     """Full history and a part of it, two questions at once against one state at a time."""
     saes = {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
-    config = replace(config, anchor_codes="question", smooth_turns=0.0, context_codes="windowed", idf="dialogue")
+    config = replace(config, smooth_turns=0.0, context_codes="windowed")
     grounder = Grounder(minilm, saes, None, config)
     dialogue = small_dialogue()
     asked = [
         Question("p", "d", "When was Ben's bicycle stolen?"),
         Question("q", "d", "Which animal kept the house awake at night?"),
     ]
-    strategies = [Strategy(("Look for things that were lost.", "Mind the dates.")), Strategy(("Mind the dates.",))]
+    strategies = [
+        Strategy(("Look for things that were lost.", "Mind the dates."), ("Ben",), ("bicycle", "the station")),
+        Strategy(("Mind the dates.",), focus=("dog barking",)),
+    ]
     parts = [[Segment(0, 4), Segment(5, 7)], [Segment(1, 2), Segment(4, 4), Segment(6, 7)]]
     windowed = WindowedCodes(grounder.encoder, config.window_tokens, 1)
     codes = windowed.dialogue_codes(dialogue)
-    held = encode_asked(grounder.encoder, codes, dialogue, [q.text for q in asked], strategies)
+    texts = [q.text for q in asked]
+    held = encode_asked(grounder.encoder, codes, dialogue, texts, strategies, config.anchor_codes)
     run = torch.full((8, 2), -1)
     states = [
         FactualState(dialogue, question, tuple(part), strategy)
@@ -183,14 +200,14 @@ def prepared(dataset: str, name: str, seed: int, telling: str) -> Prepared:
         tuple(Question(f"{name}/{q}", name, "?", category=q % 2 + 1) for q in range(questions)),
         gold,
     )
-    names = [*SCORES[1:], *FACTS, "dense_plain", "bm25_plain", "resonance/summed/last", "resonance/each/last"]
+    names = [*SCORES[2:], *FACTS, "dense_plain", "bm25_plain", "resonance/summed/last", "resonance/each/last"]
     names += [f"random/{draw}" for draw in range(DRAWS)]
     signals = {key: torch.randn(n, questions, generator=draws) for key in names}
     signals["length"] = torch.full((n, questions), 2.0)
     for q, found in enumerate(gold):
         signals[telling][found, q] += 12
     view = View(torch.zeros(n, 1, dtype=torch.int64), signals)
-    return Prepared(asked, torch.full((n,), 100), {"full": view, "retrieved": view}, None)  # type: ignore[arg-type]
+    return Prepared(asked, torch.full((n,), 100), {"full": view, "retrieved": view}, None, ())  # type: ignore[arg-type]
 
 
 def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:
@@ -205,17 +222,21 @@ def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:
     whole, choice = validation.all_dialogues()
     assert {method for method, _ in ratios} >= set(METHODS)
     # the weights follow the telling signal
-    assert max(choice.weights, key=lambda name: choice.weights[name]) == "resonance"
+    assert max(choice.weights, key=lambda name: choice.weights[name]) == "each"
     assert ratios["fused", "full"][0][:, 0].mean() > 0.9
     assert whole["resonance", "full"][0].shape == (6, 2)
 
 
 def test_every_dataset_weighs_the_same_in_a_choice() -> None:
     ready = [prepared("one", f"d{k}", k, "bm25") for k in range(3)] + [prepared("two", "e", 9, "bm25")]
-    validation = CrossValidation(ready, (200,), 200)
+    names = [one.asked.dataset for one in ready]
     values = [np.ones((6, 1)), np.zeros((6, 1)), np.zeros((6, 1)), np.ones((6, 1))]
-    assert float(validation._mean(values, [0, 1, 2, 3])[0]) == pytest.approx((1 / 3 + 1) / 2)
-    assert float(validation._mean(values[:3], [0, 1, 2])[0]) == pytest.approx(1 / 3)
+    assert float(dataset_mean(values, names)[0]) == pytest.approx((1 / 3 + 1) / 2)
+    assert float(dataset_mean(values[:3], names[:3])[0]) == pytest.approx(1 / 3)
+    # the setting that is better by dataset, though worse by question
+    table = {Setting(): values, Setting("window 1"): [np.ones((6, 1))] * 3 + [np.zeros((6, 1))]}
+    assert best_settings(table, names, [0, 1, 2, 3]) == [Setting()]
+    assert best_settings(table, names, [0, 1, 2]) == [Setting("window 1")]
 
 
 def test_settings_smooth_and_save_as_they_say() -> None:
@@ -257,7 +278,9 @@ def test_rows_and_differences() -> None:
     assert (first["low"], first["clustered_high"]) == (pytest.approx(0.1), pytest.approx(0.1))
     assert second["difference"] == pytest.approx(0.2)
     assert (second["clustered_low"], second["clustered_high"]) == (pytest.approx(0.1), pytest.approx(0.3))
-    assert table.hardest("fused", 3200)[0]["missed"]
+    worst = table.hardest("fused", 3200)[0]
+    assert worst["missed"][0]["ratio"] == pytest.approx(0.5)
+    assert worst["missed"][0]["question"] == "?"
 
 
 def test_data_without_evidence_is_refused(tmp_path: Path) -> None:

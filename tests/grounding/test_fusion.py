@@ -17,7 +17,16 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.asked import content_tokens, question_codes
 from remind.grounding.dates import AskedDate, asked_dates, closeness, turn_dates
 from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import WEIGHTS, FusionConfig, around, design, fuse, gaussian_shares, standardise_turns
+from remind.grounding.fusion import (
+    SCORES,
+    WEIGHTS,
+    FusionConfig,
+    around,
+    design,
+    fuse,
+    gaussian_shares,
+    standardise_turns,
+)
 from remind.grounding.matching import best_partners, match_each
 from remind.grounding.places import Part
 from remind.grounding.signals import TurnIndex, TurnSignals, name_words, without_names
@@ -86,7 +95,7 @@ def gaussian_mean(values: list[float], runs: list[int], sigma: float) -> list[fl
 
 def fused_by_hand(signals: dict[str, list[float]], runs: list[int], config: FusionConfig) -> list[float]:
     total = [0.0] * len(runs)
-    for name in ("resonance", "dense", "bm25"):
+    for name in SCORES:
         if name in signals:
             own = z(signals[name])
             context = z(gaussian_mean(own, runs, config.sigma))
@@ -110,7 +119,7 @@ def scores_only(config: FusionConfig) -> FusionConfig:
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 2.5])
 def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
     draws = torch.Generator().manual_seed(3)
-    names = ("resonance", "dense", "bm25", "speaker", "date", "asks", "answers", "length")
+    names = (*SCORES, "speaker", "date", "asks", "answers", "length")
     signals = {name: torch.randn(9, 2, generator=draws) for name in names}
     runs = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
     config = random_config(1, sigma)
@@ -123,7 +132,7 @@ def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
 
 def test_turns_that_are_not_at_hand_count_nowhere() -> None:
     draws = torch.Generator().manual_seed(5)
-    signals = {name: torch.randn(8, 1, generator=draws) for name in ("resonance", "dense", "bm25")}
+    signals = {name: torch.randn(8, 1, generator=draws) for name in SCORES}
     run = torch.tensor([0, 0, -1, -1, 1, 1, 1, -1])[:, None]
     config = scores_only(random_config(2, 1.5))
     whole = fuse(signals, run, config)
@@ -136,7 +145,7 @@ def test_turns_that_are_not_at_hand_count_nowhere() -> None:
 
 def test_each_question_may_have_its_own_turns_at_hand() -> None:
     draws = torch.Generator().manual_seed(6)
-    signals = {name: torch.randn(7, 2, generator=draws) for name in ("resonance", "dense", "bm25")}
+    signals = {name: torch.randn(7, 2, generator=draws) for name in SCORES}
     runs = torch.tensor([[0, -1], [0, 0], [-1, 0], [1, 0], [1, -1], [1, 1], [-1, 1]])
     config = scores_only(random_config(4, 1.0))
     both = fuse(signals, runs, config)
@@ -152,8 +161,8 @@ def test_equal_scores_and_turns_without_tokens() -> None:
     gone = torch.tensor([1.0, -torch.inf, 3.0, 2.0])[:, None]
     low = torch.tensor([1.0, 1.0, 3.0, 2.0])[:, None]
     run = torch.zeros(4, 1, dtype=torch.int64)
-    torch.testing.assert_close(design({"resonance": gone}, run, 1.0), design({"resonance": low}, run, 1.0))
-    silent = {"resonance": torch.full((3, 1), -torch.inf)}
+    torch.testing.assert_close(design({"each": gone}, run, 1.0), design({"each": low}, run, 1.0))
+    silent = {"summed": torch.full((3, 1), -torch.inf)}
     assert torch.equal(design(silent, run[:3], 1.0), torch.zeros(3, 1, len(WEIGHTS)))
 
 
@@ -171,7 +180,7 @@ def test_config_and_missing_signals_are_refused() -> None:
         FusionConfig(dense=math.nan)
     run = torch.zeros(3, 1, dtype=torch.int64)
     with pytest.raises(ConfigError, match="bm25_context"):
-        fuse({"resonance": torch.zeros(3, 1)}, run, FusionConfig(**{**NONE, "bm25_context": 0.1}))
+        fuse({"summed": torch.zeros(3, 1)}, run, FusionConfig(**{**NONE, "bm25_context": 0.1}))
 
 
 def test_signals_of_turns(sentences: SentenceEncoder) -> None:
@@ -293,20 +302,24 @@ def test_the_grounder_fuses_what_it_grounds(
         context_codes=context, match=match, anchor_codes="question", layers="last", smooth_turns=0.0, window=0
     )
     state = state_of((0, 2), (4, 6))
-    alone = Grounder(minilm, saes, None, config).ground(state)
+    alone = {
+        kind: Grounder(minilm, saes, None, replace(config, match=kind)).ground(state).salience
+        for kind in ("summed", "each")
+    }
     weights = random_config(8, 1.5)
     fused = Grounder(minilm, saes, None, replace(config, fuse=weights), sentences)
     trace = fused.trace(state)
     assert list(trace.codes.layers) == [5]
 
-    resonance = [value for value in alone.salience if value != -math.inf]
-    silent = [k for k, value in enumerate(alone.salience) if value == -math.inf]
+    silent = [k for k, value in enumerate(alone["each"]) if value == -math.inf]
     assert silent == [3]
     signals = {
         name: values[list(state.positions), 0].tolist()
         for name, values in TurnIndex(state.dialogue, sentences).signals([state.question.text]).items()
     }
-    signals["resonance"] = [value if value != -math.inf else min(resonance) for value in alone.salience]
+    for kind, values in alone.items():
+        lowest = min(value for value in values if value != -math.inf)
+        signals[kind] = [value if value != -math.inf else lowest for value in values]
     signals["length"] = [math.log1p(count) for count in trace.codes.turn_tokens.tolist()]
     expected = fused_by_hand(signals, list(state.runs), weights)
     for k, value in enumerate(trace.state.salience):
@@ -341,7 +354,7 @@ def test_salience_by_words_in_the_grounder(minilm: Backbone, saes: dict[int, Top
 
 
 def test_resonance_in_its_surroundings_needs_no_sentences(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    weights = FusionConfig(**{**NONE, "resonance": 1.0, "resonance_context": 1.0, "length": -0.5}, sigma=2.0)
+    weights = FusionConfig(**{**NONE, "summed": 1.0, "each_context": 1.0, "length": -0.5}, sigma=2.0)
     config = GroundingConfig(fuse=weights, layers="last", smooth_turns=0.0)
     assert len(Grounder(minilm, saes, None, config).ground(state_of()).salience) == 8
     with pytest.raises(ConfigError, match="sentence encoder"):

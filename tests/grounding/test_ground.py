@@ -168,7 +168,7 @@ def test_windowed_is_the_equations_on_each_session_alone(minilm: Backbone, ancho
 
 
 def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
-    config = GroundingConfig(sigma=1.5, beta_unit=None)
+    config = GroundingConfig(sigma=1.5, beta_unit=None, agg="top5")
     coders = saes_for(nano, (1, 3))
     state = state_of()
     trace = Grounder(nano, coders, None, config).trace(state)

@@ -146,17 +146,13 @@ def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, A
     """SAEs on the model's device, and the guidance's settings as the states were built with them."""
     from remind.backbone import load_backbone
     from remind.grounding.encode import SparseEncoder
-    from sae import SAEError, layer_folder, load_idf, load_layers
+    from remind.grounding.load import load_saes
+    from sae import SAEError
     from sae.probe.encoder import check_coders
 
     assert cfg.sae is not None
-    folder = Path(cfg.sae)
     guide = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device) if cfg.backbone else backbone
-    try:
-        saes = load_layers(folder, cfg.device)
-        idf = {layer: value for layer in saes if (value := load_idf(layer_folder(folder, layer))) is not None}
-    except SAEError as error:
-        raise ModelError(str(error)) from None
+    saes, idf = load_saes(cfg.sae, cfg.device)
     for model in (backbone, guide):
         try:
             check_coders(model.model, saes)

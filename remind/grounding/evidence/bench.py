@@ -17,10 +17,12 @@ from remind.grounding.encode import SparseEncoder
 from remind.grounding.evidence.crossval import CrossValidation
 from remind.grounding.evidence.data import load
 from remind.grounding.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA
+from remind.grounding.evidence.nulls import null_ratios
 from remind.grounding.evidence.plot import plot
 from remind.grounding.evidence.prepare import SCOPES, prepare
-from remind.grounding.evidence.report import Table, all_differences, difference_lines
+from remind.grounding.evidence.report import Table, all_differences, difference_lines, hardest_lines
 from remind.grounding.evidence.sweep import sweep
+from remind.grounding.load import load_saes
 from remind.grounding.windowed import WindowedCodes
 from remind.io import sha256_file, write_json
 from remind.llm.offline import OfflineLLM
@@ -55,8 +57,13 @@ class BenchEvidenceConfig:
     """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
     cv: bool = True
     """Choose settings on all dialogues but the one measured. Off: on the very dialogues measured, which flatters."""
+    controls: bool = False
+    """Also measure the resonance without idf, broadcast or smoothing, with the strategy's anchors, and with controls in
+    the SAEs' place: untrained, shuffled features, principal directions, raw neurons, cosine of hidden states."""
     sweep: bool = False
-    """Also move α, β, λ, σ, Agg and the layers one at a time, at 3200 tokens."""
+    """Also move α, β, λ, σ, Agg, idf and the layers one at a time."""
+    budget: int = 3200
+    """The budget in tokens at which the layers of fused are chosen, of the sweep and of the questions found least."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Resonance besides match and layers, both kinds of which are compared; anchors are the question's own words."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
@@ -70,6 +77,10 @@ class BenchEvidenceConfig:
     dtype: str = "float32"
     """Precision of the backbone."""
 
+    def __post_init__(self) -> None:
+        if self.budget not in BUDGETS:
+            raise ConfigError(f"budget is one of {', '.join(map(str, BUDGETS))}, not {self.budget}")
+
 
 def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     """Run, write result.json and plot, print the table; the result is also returned.
@@ -79,15 +90,13 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
         ConfigError: no gold evidence, or fewer than two dialogues to validate across.
         ModelError: backbone and SAEs do not fit.
     """
-    from sae import load_layers
-
     started = perf_counter()
     paths = [cfg.data] if isinstance(cfg.data, str) else list(cfg.data)
     asked, facts = load(paths, cfg.limit)
     if cfg.cv and len(asked) < 2:
         raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data, or set cv to false")
     folder = _sae_folder(cfg)
-    saes = load_layers(folder)
+    saes, _ = load_saes(folder)
     encoder = SparseEncoder(load_backbone(cfg.backbone, cfg.dtype, cfg.device), saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
     cache = Path(cfg.cache).expanduser()
@@ -95,17 +104,22 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     windowed = WindowedCodes(encoder, cfg.grounding.window_tokens, 1, cache / "codes")
     ready = [prepare(one, windowed, perception, cfg.grounding) for one in track(asked, "encode", len(asked))]
 
-    main = 3200
+    main = cfg.budget
     validation = CrossValidation(ready, BUDGETS, main)
     whole, chosen = validation.all_dialogues()
     ratios, folds = validation.run() if cfg.cv else (whole, [])
+    nulls = null_ratios(ready, encoder, saes, cfg.grounding, BUDGETS, cfg.cv) if cfg.controls else {}
+    ratios |= nulls
     table = Table(asked, ratios, BUDGETS)
     extra = [name for name in (*PARTS, *ABLATIONS) if name not in METHODS]
+    without = [name for name, _ in nulls]
     result: dict[str, Any] = {
         "rows": table.rows(),
         "differences": all_differences(table),
         "ablations": table.rows(extra),
         "ablation_differences": [row for name in extra for row in table.differences("fused", [name], "full")],
+        "controls": table.rows(without),
+        "control_differences": [row for name in without for row in table.differences("resonance", [name], "full")],
         "hardest": table.hardest("fused", main),
         "cross_validated": cfg.cv,
         "folds": [
@@ -129,7 +143,7 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     write_json(out, result)
     plot(result["rows"], out.with_suffix(".png"))
-    _print(result, table, extra, out)
+    _print(result, table, [*extra, *without], out)
     return result
 
 
@@ -164,6 +178,8 @@ def _print(result: dict[str, Any], table: Table, extra: Sequence[str], out: Path
         print(f"\n{table.text(scope, (*METHODS, *extra))}")
     print(f"\npaired differences, 95 % intervals over questions and over dialogues (baselines: {', '.join(BASELINES)})")
     print(difference_lines([row for row in result["differences"] if row["method"] == "fused"]))
+    print(f"\nwhere fused finds least at {result['config']['budget']} tokens, full history")
+    print(hardest_lines(result["hardest"]))
     for row in result["sweep"]:
         figures = "  ".join(f"{name} {value:.3f}" for name, value in row["ratio"].items())
         print(f"sweep {row['setting']:>7} = {row['value']!s:<6}{figures}{'  (default)' if row['default'] else ''}")

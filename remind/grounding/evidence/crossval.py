@@ -46,13 +46,33 @@ class Choice:
         }
 
 
+def dataset_mean(values: Sequence[np.ndarray], datasets: Sequence[str]) -> np.ndarray:
+    """Mean over questions of each dialogue's ratios [Q, budgets], every dataset weighing the same; [budgets]."""
+    shares = question_shares(datasets, [len(v) for v in values])
+    return np.asarray(sum(share * v.sum(0) for share, v in zip(shares, values, strict=True)))
+
+
+def best_settings(
+    table: Mapping[Setting, Sequence[np.ndarray]], datasets: Sequence[str], train: Sequence[int]
+) -> list[Setting]:
+    """For each budget the setting with the best mean on the dialogues `train`.
+
+    Args:
+        table: setting → for each dialogue its ratios [Q, budgets].
+        datasets: of each dialogue.
+    """
+    options, names = list(table), [datasets[n] for n in train]
+    means = np.stack([dataset_mean([table[s][n] for n in train], names) for s in options])
+    return [options[int(np.argmax(np.round(column, 12)))] for column in means.T]
+
+
 class CrossValidation:
     """Ratios of every method, each dialogue under settings chosen without it.
 
     Args:
         dialogues: all of them, all datasets.
         budgets: in tokens.
-        main: the budget by which the resonance that enters `fused` is chosen.
+        main: the budget by which the layers of the resonances that enter `fused` are chosen.
     """
 
     def __init__(self, dialogues: Sequence[Prepared], budgets: Sequence[int], main: int) -> None:
@@ -93,17 +113,17 @@ class CrossValidation:
             for scope in SCOPES:
                 table = {s: self._plain[method, scope, s] for s in grid(method, self.resonances)}
                 self._choose(method, scope, table, train, test, settings, ratios)
-        resonance = settings["resonance"]["full"][self.main].resonance
+        layers = settings["resonance"]["full"][self.main].resonance.split("/")[-1]
         weights = {}
         for method in self.fused:
-            w = self._fit(resonance, train, ABLATIONS.get(method, ()))
+            w = self._fit(layers, train, ABLATIONS.get(method, ()))
             if method == "fused":
                 weights = dict(zip(WEIGHTS, w.tolist(), strict=True))
             for scope in SCOPES if method == "fused" else SCOPES[:1]:
-                table = {s: self._fused(resonance, scope, w, s) for s in grid(method, self.resonances)}
+                table = {s: self._fused(layers, scope, w, s) for s in grid(method, self.resonances)}
                 self._choose(method, scope, table, train, test, settings, ratios)
         for chosen in settings["fused"].values():
-            chosen.update({budget: replace(setting, resonance=resonance) for budget, setting in chosen.items()})
+            chosen.update({budget: replace(setting, resonance=layers) for budget, setting in chosen.items()})
         return ratios, Choice(settings, weights)
 
     def _choose(
@@ -117,32 +137,25 @@ class CrossValidation:
         ratios: dict[tuple[str, str], list[np.ndarray]],
     ) -> None:
         """The best setting at each budget on `train`, and what it gives on `test`."""
-        options = list(table)
-        means = np.stack([self._mean([table[s][n] for n in train], train) for s in options])
-        best = [options[int(np.argmax(np.round(column, 12)))] for column in means.T]
+        best = best_settings(table, [one.asked.dataset for one in self.dialogues], train)
         settings.setdefault(method, {})[scope] = dict(zip(self.budgets, best, strict=True))
         ratios[method, scope] = [np.stack([table[setting][n][:, b] for b, setting in enumerate(best)], 1) for n in test]
 
-    def _mean(self, values: Sequence[np.ndarray], numbers: Sequence[int]) -> np.ndarray:
-        """Mean over questions, every dataset weighing the same; [budgets]."""
-        shares = question_shares([self.dialogues[n].asked.dataset for n in numbers], [len(v) for v in values])
-        return np.asarray(sum(share * v.sum(0) for share, v in zip(shares, values, strict=True)))
+    def _design(self, layers: str, scope: str) -> list[Tensor]:
+        if (layers, scope) not in self._designs:
+            self._designs[layers, scope] = [design_of(one.views[scope], layers) for one in self.dialogues]
+        return self._designs[layers, scope]
 
-    def _design(self, resonance: str, scope: str) -> list[Tensor]:
-        if (resonance, scope) not in self._designs:
-            self._designs[resonance, scope] = [design_of(one.views[scope], resonance) for one in self.dialogues]
-        return self._designs[resonance, scope]
-
-    def _fit(self, resonance: str, train: Sequence[int], without: Sequence[str]) -> Tensor:
-        designs = self._design(resonance, "full")
+    def _fit(self, layers: str, train: Sequence[int], without: Sequence[str]) -> Tensor:
+        designs = self._design(layers, "full")
         asked = [self.dialogues[n].asked for n in train]
         shares = question_shares([one.dataset for one in asked], [len(one.questions) for one in asked])
         columns = [place for place, name in enumerate(WEIGHTS) if name not in without]
         return fit_weights([designs[n] for n in train], [one.gold for one in asked], shares, columns=columns)
 
-    def _fused(self, resonance: str, scope: str, weights: Tensor, setting: Setting) -> list[np.ndarray]:
+    def _fused(self, layers: str, scope: str, weights: Tensor, setting: Setting) -> list[np.ndarray]:
         found = []
-        for one, x in zip(self.dialogues, self._design(resonance, scope), strict=True):
+        for one, x in zip(self.dialogues, self._design(layers, scope), strict=True):
             scores = fused_scores(x, weights, setting)
             run = one.views[scope].run
             found.append(evidence_ratio(scores, run, one.cost, one.asked.gold, self.budgets, setting.window))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remind.grounding.evidence.marking import evidence_ratio
-from remind.grounding.evidence.prepare import DRAWS, Prepared, View
+from remind.grounding.evidence.prepare import DRAWS, Prepared, View, resonance_name
 from remind.grounding.fusion import WEIGHTS, around, design, fill_lowest, gaussian_shares, standardise_turns
 
 BASELINES = ("random", "bm25", "dense", "bm25+dense")
@@ -24,7 +24,7 @@ PARTS = {
 }
 #: Columns of the design that fused loses in each ablation.
 ABLATIONS = {
-    "fused without resonance": ("resonance", "resonance_context"),
+    "fused without resonance": ("summed", "summed_context", "each", "each_context"),
     "fused without dense and bm25": ("dense", "dense_context", "bm25", "bm25_context"),
     "fused without facts of the turn": ("speaker", "date", "asks", "answers"),
 }
@@ -41,7 +41,7 @@ class Setting:
         smoothing: window w of the selection; `neighbours`, each turn lending half its score to those beside it; or
             `context`, the score plus the Gaussian mean around it, each standardised.
         thrift: taken off for each unit of ln(1 + tokens).
-        resonance: which resonance, where there is one.
+        resonance: which resonance; for `fused` its layers.
     """
 
     smoothing: str = "window 0"
@@ -83,9 +83,10 @@ def fused_scores(x: Tensor, weights: Tensor, setting: Setting) -> Tensor:
     return x @ lengthless
 
 
-def design_of(view: View, resonance: str) -> Tensor:
-    """The fused design of a view with one of its resonances, [n, Q, d]."""
-    return design({**view.signals, "resonance": view.signals[resonance]}, view.run, SIGMA)
+def design_of(view: View, layers: str) -> Tensor:
+    """The fused design of a view with both resonances of the layers (`all` or `last`), [n, Q, d]."""
+    both = {match: view.signals[resonance_name(match, layers)] for match in ("summed", "each")}
+    return design({**view.signals, **both}, view.run, SIGMA)
 
 
 def plain_ratio(one: Prepared, scope: str, method: str, setting: Setting, budgets: Sequence[int]) -> np.ndarray:

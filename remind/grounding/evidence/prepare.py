@@ -15,6 +15,7 @@ from remind.grounding.signals import TurnIndex
 from remind.grounding.windowed import WindowedCodes
 from remind.perception import Perception
 from remind.perception.lexical import stems
+from remind.pyramid import Strategy
 
 SCOPES = ("full", "retrieved")
 #: Draws that the ratio of `random` is averaged over.
@@ -37,12 +38,19 @@ class View:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One dialogue with its questions, ready to be ranked. cost: tokens of every turn's lines, int64 [n]."""
+    """One dialogue with its questions, ready to be ranked.
+
+    Attributes:
+        cost: tokens of every turn's lines, int64 [n].
+        views: by scope.
+        strategies: of every question.
+    """
 
     asked: Asked
     cost: Tensor
     views: dict[str, View]
     codes: AskedCodes
+    strategies: tuple[Strategy, ...]
 
 
 def resonance_name(match: str, layers: str) -> str:
@@ -61,7 +69,8 @@ def prepare(
     perception.encoder.encode(texts)  # together, so that perceive finds them encoded
     states = [perception.perceive(asked.dialogue, question) for question in asked.questions]
     codes = windowed.dialogue_codes(asked.dialogue)
-    held = encode_asked(windowed.encoder, codes, asked.dialogue, texts, [state.strategy for state in states])
+    strategies = tuple(state.strategy for state in states)
+    held = encode_asked(windowed.encoder, codes, asked.dialogue, texts, strategies)
     n = len(asked.dialogue.turns)
     retrieved = torch.full((n, len(texts)), -1)
     for column, state in enumerate(states):
@@ -71,8 +80,8 @@ def prepare(
     common = {**_text_signals(asked, perception, texts), "length": cost.float().log1p()[:, None].expand(n, len(texts))}
     draws = torch.Generator().manual_seed(seed)
     common |= {f"random/{draw}": torch.rand(n, len(texts), generator=draws) for draw in range(DRAWS)}
-    views = {scope: View(run, {**common, **_resonances(held, config, run)}) for scope, run in runs.items()}
-    return Prepared(asked, cost, views, held)
+    views = {scope: View(run, {**common, **resonances(held, config, run)}) for scope, run in runs.items()}
+    return Prepared(asked, cost, views, held, strategies)
 
 
 def _text_signals(asked: Asked, perception: Perception, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -86,7 +95,8 @@ def _text_signals(asked: Asked, perception: Perception, texts: Sequence[str]) ->
     }
 
 
-def _resonances(held: AskedCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
+def resonances(held: AskedCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
+    """Both kinds of match, over all layers and the last alone, by `resonance_name`; [n, Q] each."""
     every = sorted(held.dialogue.layers)
     kinds = {"all": every, "last": every[-1:]} if len(every) > 1 else {"last": every}
     return {

@@ -29,7 +29,7 @@ class Table:
         self.dataset = np.repeat([one.dataset for one in asked], sizes)
         self.dialogue = np.repeat(np.arange(len(asked)), sizes)
         self.category = np.array([name for one in asked for name in one.categories])
-        self.question = np.array([question.id for one in asked for question in one.questions])
+        self.questions = [question for one in asked for question in one.questions]
         self.names = [one.dialogue.id for one in asked]
         self.datasets = list(dict.fromkeys(one.dataset for one in asked))
 
@@ -117,7 +117,16 @@ class Table:
                     "category": category,
                     "ratio": float(values[chosen].mean()),
                     "n": len(chosen),
-                    "missed": [str(self.question[n]) for n in order[:most] if values[n] < 1],
+                    "missed": [
+                        {
+                            "id": self.questions[n].id,
+                            "question": self.questions[n].text,
+                            "evidence": list(self.questions[n].evidence),
+                            "ratio": float(values[n]),
+                        }
+                        for n in order[:most]
+                        if values[n] < 1
+                    ],
                 }
             )
         return sorted(found, key=lambda entry: entry["ratio"])
@@ -146,6 +155,18 @@ def difference_lines(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], "
         f"by dialogue [{row['clustered_low']:+.3f}, {row['clustered_high']:+.3f}]"
         for row in rows
+    )
+
+
+def hardest_lines(entries: Sequence[Mapping[str, Any]], most: int = 3, examples: int = 2) -> str:
+    """The categories found least, with questions of theirs that miss most."""
+    return "\n".join(
+        f"  {entry['dataset']} {entry['category']}: {entry['ratio']:.3f} of {entry['n']} questions"
+        + "".join(
+            f"\n      {missed['ratio']:.2f}  {missed['question']} ({missed['id']}, {len(missed['evidence'])} turns)"
+            for missed in entry["missed"][:examples]
+        )
+        for entry in entries[:most]
     )
 
 

@@ -52,25 +52,39 @@ def encode_asked(
     dialogue: Dialogue,
     texts: Sequence[str],
     strategies: Sequence[Strategy],
+    anchor_codes: str = "question",
 ) -> AskedCodes:
-    """Codes of the questions' own words and of their reasoning cues, each cue on its own and only once."""
-    anchors, owner = question_codes(encoder, dialogue, texts)
+    """Codes of the questions' anchors and of their reasoning cues, each cue on its own and only once.
+
+    Args:
+        anchor_codes: as in `GroundingConfig`: the questions' own words, or the strategies' anchors.
+    """
+    anchors, owner = (
+        question_codes(encoder, dialogue, texts) if anchor_codes == "question" else _strategy_codes(encoder, strategies)
+    )
     cues = list(dict.fromkeys(cue for strategy in strategies for cue in strategy.reasoning))
     ids = [encoder.backbone.tokenize(cue).ids for cue in cues]
     found = encoder.encode([one for one in ids if one])
     place = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(one) for one in ids], dtype=torch.int64))
-    uses = torch.tensor([[float(s.reasoning.count(cue)) for s in strategies] for cue in cues]).reshape(len(cues), -1)
-    if not len(cues):
-        uses = torch.zeros(0, len(strategies))
+    uses = torch.tensor([float(s.reasoning.count(cue)) for cue in cues for s in strategies])
+    uses = uses.reshape(len(cues), len(strategies))
     reasons = {layer: _counts(found[layer], place, len(cues), len(codes.idf[layer])) @ uses for layer in codes.layers}
     return AskedCodes(codes, len(dialogue.turns), anchors, owner, reasons)
+
+
+def _strategy_codes(encoder: SparseEncoder, strategies: Sequence[Strategy]) -> tuple[dict[int, SparseCodes], Tensor]:
+    """Codes of the strategies' anchors, each anchor on its own, and the question of each token."""
+    ids = [(n, encoder.backbone.tokenize(anchor).ids) for n, s in enumerate(strategies) for anchor in s.anchors]
+    kept = [(n, one) for n, one in ids if one]
+    owner = [n for n, one in kept for _ in one]
+    return encoder.encode([one for _, one in kept]), torch.tensor(owner, dtype=torch.int64)
 
 
 def salience(asked: AskedCodes, config: GroundingConfig, run: Tensor, layers: Sequence[int]) -> Tensor:
     """s_turn (Eq. 5, or `match_each`) of every turn for every question, before turns share with neighbours.
 
     Args:
-        config: `match`, α, β, λ, σ and Agg are used; anchors are the questions' own words, idf the dialogue's.
+        config: `match`, α, β, λ, σ, Agg and idf none are used; otherwise idf is the dialogue's.
         run: int64 [n, Q] or [n, 1]; -1: not at hand.
         layers: which layers' codes count.
 
@@ -88,20 +102,36 @@ def salience(asked: AskedCodes, config: GroundingConfig, run: Tensor, layers: Se
         found = []
         for layer in layers:
             partners = best_partners(
-                codes.layers[layer], counted, asked.n_turns, asked.anchors[layer], codes.idf[layer]
+                codes.layers[layer], counted, asked.n_turns, asked.anchors[layer], _idf(codes, layer, config)
             )
             found.append(match_each(partners, asked.owner, at_hand))
         joined = found[0] if len(found) == 1 else torch.stack([standardise_turns(s, at_hand) for s in found]).mean(0)
         return torch.where(there[:, None], joined, -torch.inf)
     tokens_inside = inside[codes.turn]
     parts = [_token_resonance(asked, layer, config, whole, tokens_inside) for layer in layers]
+    return turn_scores(asked, config, whole, parts)
+
+
+def turn_scores(asked: AskedCodes, config: GroundingConfig, run: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """From scores of tokens [T, Q], one a layer, to one per turn (Eq. 5); float32 [n, Q].
+
+    Args:
+        run: int64 [n, Q].
+    """
+    codes = asked.dialogue
+    tokens_inside = (run >= 0)[codes.turn]
+    spoken = (codes.part == Part.TEXT) | (codes.part == Part.CAPTION)
     if len(parts) > 1:
         parts = [torch.stack([standardise_turns(r, tokens_inside) for r in parts]).mean(0)]
-    smoothed = _smooth(parts[0], whole[codes.turn], config.sigma)
+    smoothed = _smooth(parts[0], run[codes.turn], config.sigma)
     group = torch.where(spoken, 2 * codes.turn + (codes.part == Part.CAPTION), -1)
     text, caption = _aggregate(smoothed, group, 2 * asked.n_turns, config.agg).unflatten(0, (-1, 2)).unbind(1)
     both = (1 - config.lam) * text + config.lam * caption
     return torch.where(caption == -torch.inf, text, torch.where(text == -torch.inf, caption, both))
+
+
+def _idf(codes: DialogueCodes, layer: int, config: GroundingConfig) -> Tensor:
+    return torch.ones_like(codes.idf[layer]) if config.idf == "none" else codes.idf[layer]
 
 
 def _counts(codes: SparseCodes, owner: Tensor, n: int, d_sae: int) -> Tensor:
@@ -115,7 +145,7 @@ def _token_resonance(
     asked: AskedCodes, layer: int, config: GroundingConfig, run: Tensor, tokens_inside: Tensor
 ) -> Tensor:
     """Eq. 3 and 4, [T, Q]."""
-    codes, idf = asked.dialogue.layers[layer], asked.dialogue.idf[layer][:, None]
+    codes, idf = asked.dialogue.layers[layer], _idf(asked.dialogue, layer, config)[:, None]
     anchors = config.alpha * _counts(asked.anchors[layer], asked.owner, asked.questions, len(idf))
     v = torch.maximum(idf * asked.reasons[layer], anchors * idf if config.anchor_idf else anchors)
     active = codes.values > 0

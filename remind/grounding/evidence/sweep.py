@@ -20,6 +20,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "lam": (0.0, 0.15, 0.3, 0.5, 1.0),
     "sigma": (0.0, 0.5, 1.0, 2.0, 4.0),
     "agg": ("mean", "top3", "top5", "top10", "max"),
+    "anchor_idf": (True, False),
+    "idf": ("auto", "none"),
 }
 
 
