@@ -21,12 +21,14 @@ $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 demo: $(VENV)/.ready
 	$(BIN)/python scripts/demo.py --config configs/demo.yaml
 
+# One thread for each of the two workers: more of them wait for each other instead of working.
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The same tests of killed runs, with more kills than CI has time for.
 soak: $(VENV)/.ready
-	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py -k killed
+	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py -k killed
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,11 +1,10 @@
-"""A trained checkpoint as a plain Hugging Face folder that anything can open."""
+"""A trained checkpoint as a folder that anything can open: a whole model, one in 4 bits, or adapters alone."""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +12,21 @@ import torch
 from torch import Tensor
 
 from remind.alignment import checkpoint as checkpoints
-from remind.alignment.config import TrainConfig, as_dict, read_config
-from remind.alignment.metrics import read_metrics
-from remind.alignment.model import fingerprint, load, trainable
-from remind.alignment.trainer import BEST, DATA
+from remind.alignment import nf4
+from remind.alignment.config import TrainConfig, read_config
+from remind.alignment.model import fingerprint, load, prepare
+from remind.alignment.run_folder import BEST
 from remind.backbone import Backbone, load_backbone
 from remind.chat import prompt_ids
 from remind.errors import ConfigError, ModelError
 from remind.io import atomic_folder, read_json, write_json, write_text
+from remind.model_card import about_run, card
 from remind.progress import without_loading_bars
+from remind.pyramid import MARKER
 
-_PROBE = "Conversation\nAna: I moved the lamp to the garden.\n\nQuestion: Where is the lamp?\n"
+#: With a marker, so that its rows are compared as well where it is a token.
+_PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
+_TRAINING = "training.json"
 
 
 @dataclass
@@ -40,6 +43,10 @@ class ExportConfig:
     """The base model, if it is no longer where the run found it. It must be the same one."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the written weights; None: that of training."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: write the linear layers of the language model in 4 bits (needs bitsandbytes, to open it as well)."""
+    adapter_only: bool = False
+    """Write the adapters alone, as a PEFT folder that goes on the base model."""
     overwrite: bool = False
     """Replace an existing folder."""
 
@@ -48,20 +55,22 @@ def export(cfg: ExportConfig) -> Path:
     """Merge, check, write and open again.
 
     Logits on a probe are compared before and after merging adapters, and between the model in memory and the folder
-    as it opens from disk; the folder only appears if they agree.
+    as it opens from disk; the folder only appears if they agree. Adapters that were trained on a base in 4 bits are
+    merged with the values those bits stand for. What 4 bits change is measured and written down, not judged.
 
     Returns:
         The folder: safetensors, config, tokenizer, processor, chat template, generation config, README.md (model card)
-        and training.json.
+        and training.json; or, with `adapter_only`, the adapters with tokenizer, README.md and training.json.
 
     Raises:
-        ConfigError: the folder exists, or there is no best checkpoint.
-        ModelError: a damaged checkpoint, another base model, or logits that do not agree.
+        ConfigError: the folder exists, there is no best checkpoint, or what was trained does not fit in adapters.
+        ModelError: a damaged checkpoint, another base model, no bitsandbytes, or logits that do not agree.
     """
     out, run = Path(cfg.out), Path(cfg.run)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     trained = read_config(run)
+    _check(cfg, trained)
     folder = _checkpoint(run, cfg.checkpoint)
     state = checkpoints.read_state(folder)
     if cfg.base is not None:
@@ -69,36 +78,34 @@ def export(cfg: ExportConfig) -> Path:
     backbone = load(trained)
     if fingerprint(backbone.model) != state["base_fingerprint"]:
         raise ModelError(f"{trained.model} is not the model that {run} was trained from; give it as base")
-
-    model = trainable(backbone.model, trained.lora)
+    model = prepare(backbone, trained)
     checkpoints.restore_model(folder, model)
     probe = torch.tensor([prompt_ids(backbone.tokenizer, _PROBE)])
     before = _logits(model, probe)
-    plain = _merged(model)
-    merged = _logits(plain, probe)
-    merging = _difference(before, merged)
-    if merging > (0.05 if trained.dtype == "bfloat16" else 1e-4):
-        raise ModelError(f"merging the adapters changes the logits by {merging:.2g} of their range")
-    if cfg.dtype is not None:
-        # parameters alone: rotary frequencies are not stored, and stay float32 in whatever opens the folder
-        for parameter in plain.parameters():
-            parameter.data = parameter.data.to(getattr(torch, cfg.dtype))
-    written = _logits(plain, probe)
 
     with atomic_folder(out) as temporary:
-        _write(plain, backbone, temporary)
-        about = _about(cfg, trained, run, state)
-        about["checks"] = {"merging": merging, "precision": _difference(merged, written)}
-        again = load_backbone(temporary, dtype="auto")
-        about["checks"]["opening_again"] = _difference(written, _logits(again.model, probe))
-        if about["checks"]["opening_again"] > 1e-6:
-            raise ModelError("the written folder does not give the logits of the model in memory")
-        if prompt_ids(again.tokenizer, _PROBE) != probe[0].tolist():
-            raise ModelError("the written tokenizer does not give the tokens that were trained on")
-        write_json(temporary / "training.json", about)
-        write_text(temporary / "README.md", _card(about, trained))
+        if cfg.adapter_only:
+            checks = _write_adapters(model, backbone, trained, before, probe, temporary)
+        else:
+            plain = _merged(model, trained, folder)
+            checks = _write_whole(plain, backbone, cfg, trained, before, probe, temporary)
+        about = about_run(run, trained, state, cfg.checkpoint) | {"checks": checks}
+        write_json(temporary / _TRAINING, about)
+        write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
+        _open_to_others(temporary)
     print(f"{folder.name} of {run} is exported to {out}")
     return out
+
+
+def _check(cfg: ExportConfig, trained: TrainConfig) -> None:
+    if cfg.quantise is not None:
+        nf4.bitsandbytes()
+    if not cfg.adapter_only:
+        return
+    if trained.lora is None or trained.train_vision:
+        raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
+    if cfg.quantise is not None or cfg.dtype is not None:
+        raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
 
 
 def _checkpoint(run: Path, which: str) -> Path:
@@ -125,8 +132,47 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
 
 
-def _merged(model: Any) -> Any:
+def _merged(model: Any, trained: TrainConfig, folder: Path) -> Any:
+    """Without adapters, and without 4 bits: PEFT would round what it merges into them."""
+    if trained.quantise is not None:
+        backbone = load(trained)
+        nf4.dequantise(backbone.model)
+        model = prepare(backbone, trained)
+        checkpoints.restore_model(folder, model)
     return model.merge_and_unload(safe_merge=True) if hasattr(model, "merge_and_unload") else model
+
+
+def _write_whole(
+    plain: Any,
+    backbone: Backbone,
+    cfg: ExportConfig,
+    trained: TrainConfig,
+    before: Tensor,
+    probe: Tensor,
+    folder: Path,
+) -> dict[str, float]:
+    merged = _logits(plain, probe)
+    checks = {"merging": _difference(before, merged)}
+    if checks["merging"] > (0.05 if trained.dtype == "bfloat16" else 1e-4):
+        raise ModelError(f"merging the adapters changes the logits by {checks['merging']:.2g} of their range")
+    if cfg.dtype is not None:
+        # parameters alone: rotary frequencies are not stored, and stay float32 in whatever opens the folder
+        for parameter in plain.parameters():
+            parameter.data = parameter.data.to(getattr(torch, cfg.dtype))
+    written = _logits(plain, probe)
+    checks["precision"] = _difference(merged, written)
+    _write(plain, backbone, folder)
+    if cfg.quantise is not None:
+        small = _in_four_bits(folder, cfg.dtype or trained.dtype)
+        full, written = written, _logits(small, probe)
+        checks["quantising"] = _difference(full, written)
+    again = load_backbone(folder, dtype="auto")
+    checks["opening_again"] = _difference(written, _logits(again.model, probe))
+    if checks["opening_again"] > 1e-6:
+        raise ModelError("the written folder does not give the logits of the model in memory")
+    if prompt_ids(again.tokenizer, _PROBE) != probe[0].tolist():
+        raise ModelError("the written tokenizer does not give the tokens that were trained on")
+    return checks
 
 
 def _write(model: Any, backbone: Backbone, folder: Path) -> None:
@@ -137,66 +183,58 @@ def _write(model: Any, backbone: Backbone, folder: Path) -> None:
     with without_loading_bars():
         model.save_pretrained(folder)
     (backbone.processor or backbone.tokenizer).save_pretrained(folder)
+
+
+def _in_four_bits(folder: Path, dtype: str) -> Any:
+    """The model of a folder in NF4, which then takes the place of the one in the folder."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+
+    loaded = load_backbone(folder, dtype=dtype)
+    kind = AutoModelForImageTextToText if loaded.kind == "vlm" else AutoModelForCausalLM
+    precision = getattr(torch, dtype)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=precision,
+        llm_int8_skip_modules=nf4.left_alone(loaded.model),
+    )
+    with without_loading_bars():
+        model = kind.from_pretrained(folder, quantization_config=config, dtype=precision, device_map={"": "cpu"})
+        aside = folder / ".whole"
+        aside.mkdir()
+        for file in folder.glob("model*.safetensors*"):
+            file.rename(aside / file.name)
+        model.save_pretrained(folder)
+    shutil.rmtree(aside)
+    return model
+
+
+def _write_adapters(
+    model: Any, backbone: Backbone, trained: TrainConfig, before: Tensor, probe: Tensor, folder: Path
+) -> dict[str, float]:
+    from peft import PeftModel
+
+    fresh = load_backbone(trained.model, dtype=trained.dtype)
+    rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
+    if rows[0] != rows[1]:
+        raise ConfigError("adapter_only: the marker's token made the embedding grow beyond the base's; export it whole")
+    model.peft_config["default"].base_model_name_or_path = trained.model
+    # what is trained of embeddings is in the adapters; the base has the rest
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    backbone.tokenizer.save_pretrained(folder)
+    if trained.quantise is not None:
+        nf4.quantise(fresh.model, "cpu")
+    again = PeftModel.from_pretrained(fresh.model, folder)
+    checks = {"opening_again": _difference(before, _logits(again, probe))}
+    if checks["opening_again"] > 1e-6:
+        raise ModelError("the written adapters do not give the logits of the model in memory")
+    return checks
+
+
+def _open_to_others(folder: Path) -> None:
+    """safetensors makes its files private."""
     mask = os.umask(0)
     os.umask(mask)
     for file in folder.iterdir():
-        file.chmod(0o666 & ~mask)  # safetensors makes its files private
-
-
-def _about(cfg: ExportConfig, trained: TrainConfig, run: Path, state: dict[str, Any]) -> dict[str, Any]:
-    rows = [row for row in read_metrics(run) if row["step"] <= state["step"]]
-    return {
-        "step": state["step"],
-        "checkpoint": cfg.checkpoint,
-        "data": read_json(run / DATA),
-        "config": as_dict(trained),
-        "train": next((row for row in reversed(rows) if row["kind"] == "train"), None),
-        "held_out": next((row for row in reversed(rows) if row["kind"] == "eval"), None),
-        "versions": {name: version(name) for name in ("torch", "transformers", "remind-toolkit")},
-    }
-
-
-def _card(about: dict[str, Any], trained: TrainConfig) -> str:
-    data = about["data"]
-    base = Path(trained.model).name if Path(trained.model).is_dir() else trained.model
-    front = [f"base_model: {json.dumps(base)}", "library_name: transformers"]
-    front += ["tags:", "- remind", "- reflective-memory"]
-    rows = (("training batch", about["train"]), ("held out", about["held_out"]))
-    inputs = "\n".join(f"| {name} | `{sha}` |" for name, sha in data["inputs"].items())
-    lines = [
-        "---",
-        *front,
-        "---",
-        "",
-        "# A model aligned with Progressive Reflective Alignment",
-        "",
-        f"{base}, trained for {about['step']} steps to answer questions about a long dialogue from retrieved "
-        "evidence alone (the factual state). Give it the rendered state as the one user message of a chat; it answers "
-        "`<answer>…</answer><explanation>…</explanation>`.",
-        "",
-        "## Data",
-        "",
-        f"{data['train']['examples']} questions. States manifest `{data['manifest_sha256']}`, "
-        f"training tokens `{data['tokens_sha256']}`.",
-        "",
-        "| input | SHA-256 |",
-        "|---|---|",
-        inputs,
-        "",
-        "## Metrics",
-        "",
-        "| | step | total | CE x0 | CE x1 | CE x2 | JSD x0-x1 | JSD x1-x2 |",
-        "|---|---|---|---|---|---|---|---|",
-        *[_row(what, row) for what, row in rows if row],
-        "",
-        "Cross-entropies and divergences in nats per answer token. Settings, versions and the checks made on export "
-        "are in `training.json`.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _row(name: str, row: dict[str, Any]) -> str:
-    name = f"{name} ({row['split']})" if "split" in row else name
-    cells = [f"{row[key]:.4f}" if key in row else "–" for key in ("total", "ce0", "ce1", "ce2", "jsd01", "jsd12")]
-    return f"| {name} | {row['step']} | {' | '.join(cells)} |"
+        file.chmod(0o666 & ~mask)

@@ -169,20 +169,32 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[StateRecord]:
     """The records of all parts in order, one part in memory at a time; only those of `split` if given."""
+    for path in state_parts(folder):
+        for record in read_part(path):
+            if split is None or record.split == split:
+                yield record
+
+
+def state_parts(folder: str | Path) -> list[Path]:
+    """The files of a states folder in order. Raises FormatError as `read_manifest`."""
     read_manifest(folder)
-    for path in sorted(Path(folder).glob("part-*.parquet")):
-        try:
-            table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot be read as Parquet: {error}", path) from None
-        if table.schema.names != SCHEMA.names:
-            raise FormatError("its columns are not those of states", path)
-        for row in table.to_pylist():
-            if split is not None and row["split"] != split:
-                continue
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-            values.update({name: _rendered(row[name]) for name in LEVELS})
-            yield StateRecord(**values)
+    return sorted(Path(folder).glob("part-*.parquet"))
+
+
+def read_part(path: Path) -> list[StateRecord]:
+    """The records of one file. Raises DataError if it cannot be read, FormatError if it is not of states."""
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot be read as Parquet: {error}", path) from None
+    if table.schema.names != SCHEMA.names:
+        raise FormatError("its columns are not those of states", path)
+    records = []
+    for row in table.to_pylist():
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        values.update({name: _rendered(row[name]) for name in LEVELS})
+        records.append(StateRecord(**values))
+    return records
 
 
 def read_states(folder: str | Path, split: str | None = None) -> list[StateRecord]:

@@ -1,7 +1,8 @@
 """Training checkpoints: safetensors and JSON, written whole or not at all, checked before they are read.
 
 A folder `step-00000123` holds `model.safetensors` (the trained parameters alone), `optimizer.safetensors`,
-`random.safetensors`, `state.json` and `checksums.json`. Weights that are not trained are the base model's.
+`random.safetensors`, `state.json` and `checksums.json`; and `ema.safetensors` where teachers are running averages.
+Weights that are not trained are the base model's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from remind.alignment.failures import saving
 from remind.errors import ModelError, RemindError
 from remind.io import atomic_folder, read_json, sha256_file, write_json
 
 FOLDER = "checkpoints"
 CHECKSUMS = "checksums.json"
 _MODEL, _OPTIMIZER, _RANDOM, _STATE = "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+_EMA = "ema.safetensors"
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -65,6 +68,7 @@ def save(
     states: Tensor,
     extra: Mapping[str, Any],
     writes: bool = True,
+    ema: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the checkpoint of `step` finished optimiser steps.
 
@@ -73,6 +77,10 @@ def save(
     Args:
         states: [processes, n] bytes of `random_state`.
         extra: plain values for `state.json`.
+        ema: running averages of the trained parameters by name, where there are any.
+
+    Raises:
+        ModelError: it cannot be written (no disk space); then there is nothing of it.
     """
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
@@ -86,16 +94,23 @@ def save(
             value = _whole(moment)
             if writes:
                 moments[f"{key}/{name}"] = value
+    averages = {name: _whole(value) for name, value in (ema or {}).items()}
     if not writes:
         return
-    with atomic_folder(folder) as temporary:
+    with (
+        saving(folder, "the checkpoints before it are as they were; set resume to go on"),
+        atomic_folder(folder) as temporary,
+    ):
         save_file(weights, temporary / _MODEL)
         save_file(moments, temporary / _OPTIMIZER)
         version, internal, gauss = random.getstate()
         save_file({"torch": states.cpu()}, temporary / _RANDOM)
         python = {"version": version, "internal": list(internal), "gauss": gauss}
         write_json(temporary / _STATE, {"step": step, "python_random": python, **extra})
-        names = (_MODEL, _OPTIMIZER, _RANDOM, _STATE)
+        names = [_MODEL, _OPTIMIZER, _RANDOM, _STATE]
+        if ema is not None:
+            save_file(averages, temporary / _EMA)
+            names.append(_EMA)
         write_json(temporary / CHECKSUMS, {name: sha256_file(temporary / name) for name in names})
 
 
@@ -105,7 +120,7 @@ def verify(folder: Path) -> None:
         sums = read_json(folder / CHECKSUMS)
     except RemindError as error:
         raise ModelError(f"checkpoint is incomplete: {error}") from None
-    for name in (_MODEL, _OPTIMIZER, _RANDOM, _STATE):
+    for name in {_MODEL, _OPTIMIZER, _RANDOM, _STATE} | set(sums if isinstance(sums, dict) else ()):
         path = folder / name
         if not path.is_file():
             raise ModelError(f"{path}: missing from the checkpoint")
@@ -198,9 +213,20 @@ def restore_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Opt
             optimizer.state[parameter][key] = value if value.ndim == 0 else _like(value, parameter)
 
 
+@torch.no_grad()
+def restore_ema(folder: Path, shadow: Mapping[str, Tensor]) -> None:
+    """Put the running averages of a checkpoint back. Raises ModelError if it has none or others."""
+    with _tensors(folder / _EMA) as file:
+        if set(file.keys()) != shadow.keys():
+            raise ModelError(f"{folder}: its averages are not those of the model")
+        for name, value in shadow.items():
+            value.copy_(_like(file.get_tensor(name), value))
+
+
 def restore_random(folder: Path, rank: int, device: torch.device) -> None:
     with _tensors(folder / _RANDOM) as file:
-        states = file.get_tensor("torch")
+        # torch crashes on a state that begins in the middle of a mapped file
+        states = [row.clone() for row in file.get_tensor("torch")]
     if rank < len(states):
         set_random_state(states[rank], device)
     python = read_state(folder)["python_random"]

@@ -9,9 +9,11 @@ from typing import Any, Literal
 import yaml
 
 from remind.alignment.data import DataConfig
+from remind.alignment.guard import GuardConfig
 from remind.alignment.losses import Edge, Objective
-from remind.alignment.optim import Schedule
+from remind.alignment.optim import OptimizerKind, Schedule
 from remind.alignment.step import StepKind, plan
+from remind.alignment.teachers import TeacherConfig
 from remind.errors import ConfigError
 from remind.io import write_text
 
@@ -44,6 +46,9 @@ class TrainerConfig:
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""
+    optimizer: OptimizerKind = "adamw"
+    """adamw: moments as precise as the weights. adamw8bit: moments of 8 bits (two bytes a weight in all); weights in
+    bfloat16 are then rounded stochastically, so that they move at small learning rates too."""
     epochs: int = 1
     """Passes over the training examples."""
     max_steps: int | None = None
@@ -62,6 +67,9 @@ class TrainerConfig:
     """AdamW's decay of matrices; norms, biases and embeddings have none."""
     step: StepKind = "sequential"
     """sequential: one level's graph lives at a time. joint: all at once (needed for target_grad flow)."""
+    prefix_sharing: bool = True
+    """Compute what x1 and x2 have in common once, where x2 only teaches. Changes time, not the result beyond rounding;
+    needs eager-free attention (sdpa or flash) without sliding windows."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     eval_every: int = 50
@@ -76,7 +84,10 @@ class TrainerConfig:
     keep_last: int = 2
     """Newest checkpoints that are kept, besides the best one."""
     trackers: tuple[str, ...] = ()
-    """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written."""
+    """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written. One that fails is
+    left out with a warning."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """What counts as a collapse at a measurement of the held-out loss, and what then happens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trackers", tuple(self.trackers))
@@ -103,7 +114,16 @@ class TrainConfig:
     model: str = "nano"
     """Model to train: nano, or a Hugging Face folder or id of a causal or vision-language model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the weights are loaded. With bfloat16, LoRA adapters are still float32."""
+    """Precision in which the weights are loaded. With bfloat16, LoRA adapters are still float32; to train all weights
+    in bfloat16 takes trainer.optimizer adamw8bit."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: the linear layers of the language model in 4 bits (needs bitsandbytes, and lora). dtype is then what the
+    rest is kept in, and what is computed in."""
+    train_vision: bool = False
+    """Train the vision tower too; otherwise it is frozen. Only states with images as pixels reach it."""
+    marker_token: bool = False
+    """Give the marker round salient blocks a token of its own, which is trained (under lora too) and exported;
+    otherwise it is plain text."""
     seed: int = 0
     """Fixes the order of the examples and the adapters' first values."""
     resume: bool = False
@@ -114,23 +134,29 @@ class TrainConfig:
     """Examples and their limits."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """Teachers with other weights than the present ones."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights of the language model."""
 
     def __post_init__(self) -> None:
-        if self.lora is None and self.dtype == "bfloat16":
+        plain = self.dtype == "bfloat16" and self.trainer.optimizer == "adamw"
+        if plain and (self.lora is None or self.train_vision):
             raise ConfigError(
-                "all weights in bfloat16 do not move at small learning rates: set dtype float32 (with "
-                "mixed_precision bf16 in accelerate), or lora"
+                "weights in bfloat16 do not move at small learning rates: set trainer.optimizer adamw8bit, or dtype "
+                "float32 (with mixed_precision bf16 in accelerate), or lora alone"
             )
-        plan(self.objective, self.trainer.step)
+        if self.quantise is not None and self.lora is None:
+            raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
+        plan(self.objective, self.trainer.step, self.trainer.prefix_sharing)
 
 
 #: Settings that may differ between a run and its resumption: they do not touch the weights' trajectory.
 FREE = frozenset(
-    {"out", "resume"}
-    | {f"trainer.{name}" for name in ("gradient_accumulation", "gradient_checkpointing", "trackers")}
+    {"out", "resume", "objective.chunk", "data.cache"}
+    | {f"trainer.{name}" for name in ("gradient_accumulation", "gradient_checkpointing", "prefix_sharing", "trackers")}
     | {f"trainer.{name}" for name in ("eval_every", "eval_limit", "eval_split", "save_every", "keep_last")}
+    | {f"trainer.guard.{name}" for name in ("mode", "ce_rise", "entropy_share")}
 )
 
 
@@ -176,9 +202,14 @@ def read_config(folder: str | Path) -> TrainConfig:
         values |= {
             "objective": Objective(**objective),
             "data": DataConfig(**values["data"]),
-            "trainer": TrainerConfig(**values["trainer"]),
+            "trainer": _trainer(values["trainer"]),
+            "teacher": TeacherConfig(**values.get("teacher", {})),
             "lora": None if values["lora"] is None else LoraConfig(**values["lora"]),
         }
         return TrainConfig(**values)
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not the config of a training run: {error}") from None
+
+
+def _trainer(values: dict[str, Any]) -> TrainerConfig:
+    return TrainerConfig(**{**values, "guard": GuardConfig(**values.get("guard", {}))})

@@ -1,23 +1,25 @@
-"""Training examples: states rendered to tokens, their order, and each process's share of a batch."""
+"""Training examples: states as tokens, those that can be used, and where their answers come from."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from remind.chat import end_token_id, prompt_ids, tokenize
+from remind.alignment.cache import Cache, Crew
+from remind.alignment.tokens import Row, answer_ids, read_rows, row_of
 from remind.errors import ConfigError, DataError
 from remind.io import sha256_file
 from remind.progress import track
-from remind.pyramid import LEVELS
-from remind.states import MANIFEST, StateRecord, check_split, iterate_states, read_manifest
+from remind.split import check_overlap
+from remind.states import MANIFEST, StateRecord, read_manifest, read_part, state_parts
+
+#: Answers for questions that have none, by question id; None where none could be decoded.
+Answers = Callable[[Sequence[StateRecord]], Mapping[str, str | None]]
 
 
 @dataclass(frozen=True)
@@ -28,51 +30,81 @@ class DataConfig:
     """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
     max_answer: int = 1024
     """Most tokens of an answer, its end token included."""
-    on_long: Literal["error", "skip"] = "error"
-    """What to do with a question that is longer: stop, or leave it out and count it. Nothing is ever cut."""
+    on_long: Literal["error", "skip", "cut"] = "error"
+    """What to do with a question that is longer: stop, leave it out and count it, or cut: leave out its oldest turns,
+    the same ones in every state, and count it. An answer is never cut."""
+    unlabelled: Literal["x2", "x1", "skip"] = "x2"
+    """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
+    greedily. Such an answer carries no hard loss. skip: leave them out."""
+    max_decoded: int = 256
+    """Most tokens of such an answer."""
+    group_by_length: bool = False
+    """Form batches of examples of similar length. The order is still a function of seed and epoch."""
     limit: int | None = None
     """At most this many training questions, the first ones; for a quick look."""
+    cache: str | None = None
+    """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
+    folder."""
 
     def __post_init__(self) -> None:
         if self.max_answer < 1 or (self.max_length is not None and self.max_length < 2):
             raise ConfigError("max_answer must be 1 or more and max_length 2 or more")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}; it must be 1 or more")
+        for name in ("limit", "max_decoded"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One question: the prompt under x0, x1 and x2, and the one answer y* that follows each (end token included)."""
+    """One question: the prompt under x0, x1 and x2, and the one answer that follows each (end token included).
+
+    Attributes:
+        labelled: whether the answer is gold; one that was decoded carries no hard loss.
+    """
 
     id: str
     prompts: tuple[Tensor, ...]
     answer: Tensor
+    labelled: bool = True
 
     @property
     def tokens(self) -> int:
         """Tokens the model reads over the three levels."""
-        return sum(len(prompt) + len(self.answer) - 1 for prompt in self.prompts)
+        return self.tokens_under(range(len(self.prompts)))
+
+    def tokens_under(self, levels: Iterable[int]) -> int:
+        """Tokens the model reads if it runs these levels."""
+        return sum(len(self.prompts[level]) + len(self.answer) - 1 for level in levels)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the answer."""
+        return max(len(prompt) for prompt in self.prompts) + len(self.answer)
 
 
 @dataclass
 class Examples:
-    """Examples of one split, and the ids of the questions that were left out, by reason."""
+    """Examples of one split, and the ids of questions that were left out, by reason, or cut to fit."""
 
     items: list[Example] = field(default_factory=list)
     without_target: list[str] = field(default_factory=list)
+    empty_answer: list[str] = field(default_factory=list)
     long_context: list[str] = field(default_factory=list)
     long_answer: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def left_out(self) -> dict[str, list[str]]:
         """Ids by reason, reasons that occur alone."""
-        return {name: ids for name, ids in vars(self).items() if name != "items" and ids}
+        return {name: ids for name, ids in vars(self).items() if name not in ("items", "cut") and ids}
 
     def counts(self) -> dict[str, int]:
         return {
             "examples": len(self.items),
+            "labelled": sum(item.labelled for item in self.items),
             **{name: len(ids) for name, ids in vars(self).items() if name != "items"},
             "longest_prompt": max((len(p) for item in self.items for p in item.prompts), default=0),
             "longest_answer": max((len(item.answer) for item in self.items), default=0),
@@ -82,7 +114,7 @@ class Examples:
         """Hash of every id and token in order."""
         digest = hashlib.sha256()
         for item in self.items:
-            digest.update(repr(item.id).encode())
+            digest.update(repr(item.id if item.labelled else (item.id, "decoded")).encode())
             for ids in (*item.prompts, item.answer):
                 digest.update(len(ids).to_bytes(8, "little") + ids.numpy().tobytes())
         return digest.hexdigest()
@@ -90,21 +122,25 @@ class Examples:
 
 def example_of(tokenizer: Any, record: StateRecord) -> Example:
     """Tokens of one question that has a target. Strings in the text that look like special tokens stay text."""
-    assert record.target is not None
-    # one answer for all levels: Eq. 6 compares the three distributions at the same tokens
-    answer = [*tokenize(tokenizer, record.target).ids, end_token_id(tokenizer)]
-    prompts = tuple(_int32(prompt_ids(tokenizer, record.level(level).text)) for level in LEVELS)
-    return Example(record.question_id, prompts, _int32(answer))
+    row = row_of(tokenizer, record)
+    assert row.answer is not None
+    return Example(row.id, row.prompts, row.answer)
 
 
-def _int32(ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int32)
+def build_examples(tokenizer: Any, records: Sequence[StateRecord], config: DataConfig, model_length: int) -> Examples:
+    """Examples in the order of the records, those without a target left out. Arguments and errors: `select`."""
+    fit = fit_of(config, model_length)
+    return select([row_of(tokenizer, r, fit) for r in track(records, "tokenise", len(records))], config, model_length)
 
 
-def build_examples(
-    tokenizer: Any, records: Sequence[StateRecord], config: DataConfig, model_length: int, what: str = "tokenise"
-) -> Examples:
-    """Examples in the order of the records.
+def fit_of(config: DataConfig, model_length: int) -> tuple[int, int] | None:
+    """What `row_of` is to cut to; None: nothing is cut."""
+    most = min(model_length, config.max_length or model_length)
+    return (most, config.max_decoded + 1) if config.on_long == "cut" else None
+
+
+def select(rows: Iterable[Row], config: DataConfig, model_length: int) -> Examples:
+    """The questions that can be used, in order.
 
     Args:
         model_length: most tokens the model takes.
@@ -114,64 +150,29 @@ def build_examples(
     """
     limit = min(model_length, config.max_length or model_length)
     examples = Examples()
-    for record in track(records, what, len(records)):
-        if record.target is None:
-            examples.without_target.append(record.question_id)
+    for row in rows:
+        if row.answer is None:
+            (examples.empty_answer if row.empty else examples.without_target).append(row.id)
             continue
-        example = example_of(tokenizer, record)
-        length = max(len(prompt) for prompt in example.prompts) + len(example.answer)
+        example = Example(row.id, row.prompts, row.answer, row.labelled)
         if len(example.answer) > config.max_answer:
-            _too_long(examples.long_answer, record, "answer", len(example.answer), config.max_answer, config)
-        elif length > limit:
-            _too_long(examples.long_context, record, "prompt and answer", length, limit, config)
+            _too_long(examples.long_answer, row.id, "answer", len(example.answer), config.max_answer, config)
+        elif example.longest > limit:
+            _too_long(examples.long_context, row.id, "prompt and answer", example.longest, limit, config)
         else:
             examples.items.append(example)
+            if row.cut:
+                examples.cut.append(row.id)
     return examples
 
 
-def _too_long(skipped: list[str], record: StateRecord, what: str, length: int, most: int, config: DataConfig) -> None:
+def _too_long(skipped: list[str], name: str, what: str, length: int, most: int, config: DataConfig) -> None:
     if config.on_long == "error":
         raise DataError(
-            f"{what} of {length} tokens, at most {most} fit; build shorter states or set data.on_long skip",
-            record=record.question_id,
+            f"{what} of {length} tokens, at most {most} fit; build shorter states, or set data.on_long skip or cut",
+            record=name,
         )
-    skipped.append(record.question_id)
-
-
-@dataclass(frozen=True)
-class Order:
-    """Which examples form the batch of a step: a function of seed and step alone, so that a resume needs no more."""
-
-    n_examples: int
-    batch_size: int
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The last batch of an epoch may be smaller; it is not dropped."""
-        return ceil(self.n_examples / self.batch_size)
-
-    def batch(self, step: int) -> list[int]:
-        """Indices of the examples of optimiser step `step` (0-based)."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        return self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-
-    def _permutation(self, epoch: int) -> list[int]:
-        digest = hashlib.sha256(f"{self.seed}:{epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        order: list[int] = torch.randperm(self.n_examples, generator=generator).tolist()
-        return order
-
-
-def share(n: int, rank: int, processes: int, size: int) -> list[list[int]]:
-    """Places in a batch of `n` that process `rank` computes, cut into microbatches of at most `size`.
-
-    Every process gets as many microbatches, because their collective operations must match; one that runs out of
-    places gets an empty microbatch.
-    """
-    own = list(range(rank, n, processes))
-    pieces = ceil(ceil(n / processes) / size)
-    return [own[start * size : (start + 1) * size] for start in range(pieces)]
+    skipped.append(name)
 
 
 @dataclass
@@ -196,38 +197,60 @@ def load_data(
     model_length: int,
     eval_split: str = "dev",
     eval_limit: int | None = None,
+    cache: Cache | None = None,
+    crew: Crew | None = None,
+    answers: Answers | None = None,
 ) -> Data:
     """Read a states folder and tokenise what is needed of it.
 
-    Held-out questions that are too long are left out and counted whatever `config` says.
+    Held-out questions that are too long are left out and counted whatever `config` says. Of them those with a gold
+    answer are watched; only where there are none, decoded answers.
+
+    Args:
+        cache: where tokenised states are kept; None: nowhere.
+        answers: decodes answers for questions without one; None: they are left out.
 
     Raises:
         DataError: states that cannot be used, splits that share evidence, or no example to train on.
     """
-    records = list(iterate_states(states))
-    check_split(records)
-    splits = {record.split for record in records}
-    train = [record for record in records if record.split == "train"][: config.limit]
-    examples = build_examples(tokenizer, train, config, model_length, "tokenise train")
+    parts = state_parts(states)
+    rows = read_rows(parts, tokenizer, fit_of(config, model_length), cache, crew)
+    check_overlap((row.id, row.dialogue_id, row.split, row.evidence) for row in rows)
+    splits = {row.split for row in rows}
+    watched = next((split for split in (eval_split, "test") if split in splits), None)
+    train = [row for row in rows if row.split == "train"][: config.limit]
+    held_out = [row for row in rows if row.split == watched]
+    labelled = [row for row in held_out if row.answer is not None]
+    held_out = (labelled or held_out)[:eval_limit]
+    if config.unlabelled != "skip" and answers is not None:
+        train, held_out = _answered(parts, tokenizer, [train, held_out], answers)
+    examples = select(train, config, model_length)
     if not examples.items:
         there = ", ".join(sorted(splits)) or "none"
         raise DataError(f"nothing to train on: {examples.counts()}; splits there are: {there}", states)
-    watched = next((split for split in (eval_split, "test") if split in splits), None)
-    held_out = build_examples(
-        tokenizer,
-        [record for record in records if record.split == watched][:eval_limit],
-        replace(config, on_long="skip"),
-        model_length,
-        "tokenise held out",
-    )
-    manifest = Path(states) / MANIFEST
+    watch = select(held_out, replace(config, on_long="skip"), model_length)
     about = {
         "states": str(states),
-        "manifest_sha256": sha256_file(manifest),
+        "manifest_sha256": sha256_file(Path(states) / MANIFEST),
         "inputs": read_manifest(states).get("inputs", {}),
         "tokens_sha256": examples.fingerprint(),
         "train": examples.counts(),
         "left_out": examples.left_out(),
-        "held_out": {"split": watched, **held_out.counts()},
+        "cut": examples.cut,
+        "held_out": {"split": watched, **watch.counts()},
     }
-    return Data(examples, held_out, watched, about)
+    return Data(examples, watch, watched, about)
+
+
+def _answered(parts: Sequence[Path], tokenizer: Any, groups: Sequence[list[Row]], answers: Answers) -> list[list[Row]]:
+    """The rows, those without a gold answer with one that is decoded."""
+    wanted = {row.id for rows in groups for row in rows if row.answer is None and not row.empty}
+    if not wanted:
+        return list(groups)
+    decoded = answers([record for path in parts for record in read_part(path) if record.question_id in wanted])
+
+    def fill(row: Row) -> Row:
+        text = decoded.get(row.id)
+        return row if text is None else replace(row, answer=answer_ids(tokenizer, text), labelled=False)
+
+    return [[fill(row) if row.id in wanted else row for row in rows] for rows in groups]

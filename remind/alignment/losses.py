@@ -14,104 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remind.errors import ConfigError, DataError
-
-N_LEVELS = 3
-
-
-@dataclass(frozen=True)
-class Edge:
-    """One transition of Eq. 6: the student's distribution is drawn towards the teacher's."""
-
-    student: int
-    """Level that learns: 0, 1 or 2."""
-    teacher: int
-    """Level it learns from."""
-    gamma: float = 3.0
-    """Weight γ of this transition in Eq. 7; 0: only watched."""
-    alpha: float = 0.5
-    """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.student < N_LEVELS and 0 <= self.teacher < N_LEVELS) or self.student == self.teacher:
-            raise ConfigError(
-                f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
-            )
-        if not (math.isfinite(self.gamma) and self.gamma >= 0):
-            raise ConfigError(f"gamma of edge {self.name} is {self.gamma}; it must be 0 or more")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha of edge {self.name} is {self.alpha}; it must lie in [0, 1]")
-
-    @property
-    def name(self) -> str:
-        """Student and teacher as they stand in metrics: "01"."""
-        return f"{self.student}{self.teacher}"
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions."""
-
-    lambda_hard: float = 0.2
-    """Share λ_hard of the hard loss."""
-    tau: float = 2.0
-    """Temperature of the distillation terms; the hard loss has temperature 1."""
-    edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
-    """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
-    target_grad: Literal["detach", "flow"] = "detach"
-    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse)."""
-    hard_levels: tuple[int, ...] = (0,)
-    """Levels with a hard loss, each with weight λ_hard."""
-    chunk: int = 128
-    """Answer positions whose logits are held at once."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "edges", tuple(self.edges))
-        object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
-        if not 0 <= self.lambda_hard <= 1:
-            raise ConfigError(f"lambda_hard is {self.lambda_hard}; it must lie in [0, 1]")
-        if not (math.isfinite(self.tau) and self.tau > 0):
-            raise ConfigError(f"tau is {self.tau}; it must be above 0")
-        if self.target_grad not in ("detach", "flow"):
-            raise ConfigError(f"target_grad is {self.target_grad!r}; it is detach or flow")
-        if self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more")
-        names = [edge.name for edge in self.edges]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"an edge occurs twice: {', '.join(names)}")
-        if len(set(self.hard_levels)) < len(self.hard_levels) or not set(self.hard_levels) <= set(range(N_LEVELS)):
-            raise ConfigError(f"hard_levels {list(self.hard_levels)} are not distinct levels of 0, 1, 2")
-
-    @property
-    def active(self) -> tuple[Edge, ...]:
-        """Edges that contribute to the total."""
-        return tuple(edge for edge in self.edges if edge.gamma > 0 and self.lambda_hard < 1)
-
-    @property
-    def trained(self) -> frozenset[int]:
-        """Levels whose forward pass needs a graph."""
-        levels = {edge.student for edge in self.active}
-        if self.lambda_hard > 0:
-            levels |= set(self.hard_levels)
-        if self.target_grad == "flow":
-            levels |= {edge.teacher for edge in self.active}
-        return frozenset(levels)
-
-    @property
-    def levels(self) -> frozenset[int]:
-        """Levels that any term reads."""
-        ends = {level for edge in self.edges for level in (edge.student, edge.teacher)}
-        return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
-
-    def parts(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The summands of the total by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
-        parts: dict[str, float] = {}
-        if self.lambda_hard > 0 and self.hard_levels:
-            parts["hard"] = self.lambda_hard * sum(values[f"hard{level}"] for level in self.hard_levels)
-        for edge in self.active:
-            name = f"dist{edge.name}"
-            parts[name] = (1 - self.lambda_hard) * self.tau**2 * edge.gamma * values[name]
-        return parts
+from remind.alignment.objective import N_LEVELS, Edge, Objective
+from remind.errors import DataError
 
 
 class PRALoss(NamedTuple):
@@ -131,6 +35,39 @@ class Terms:
 
     total: Tensor
     values: dict[str, Tensor]
+
+
+class Target(NamedTuple):
+    """A teacher's distribution at τ, not to be learnt from through: all tokens, or a few and the rest in one bucket.
+
+    Attributes:
+        log_probs: [L, V]; or [L, k + 1], of the tokens `indices` [L, k] and, last, of all others together.
+        indices: None where `log_probs` are of all tokens.
+    """
+
+    log_probs: Tensor
+    indices: Tensor | None = None
+
+
+def bucketed(scaled: Tensor, log_p: Tensor, indices: Tensor | None) -> Tensor:
+    """Log-probabilities of some tokens and, last, of all others together.
+
+    Args:
+        scaled: [L, V] logits over τ; log_p: their log-softmax.
+        indices: [L, k] tokens; None: all of them, with no bucket.
+
+    Returns:
+        [L, k + 1]; [L, V] where `indices` is None. With k = V the last bucket is empty (-inf).
+    """
+    if indices is None:
+        return log_p
+    kept = log_p.gather(-1, indices)
+    if indices.shape[-1] >= log_p.shape[-1]:
+        return torch.cat([kept, torch.full_like(kept[:, :1], -torch.inf)], -1)
+    # not log(1 - sum): that loses every digit of a small rest
+    others = scaled.scatter(-1, indices, -torch.inf)
+    rest = others.logsumexp(-1, keepdim=True) - scaled.logsumexp(-1, keepdim=True)
+    return torch.cat([kept, rest], -1)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -157,6 +94,13 @@ def _jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
 
 
+def cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with the targets and entropy at temperature 1, nats, [L] each, of logits [L, V]."""
+    log_p = F.log_softmax(logits, dim=-1)
+    entropy = -torch.where(log_p.isinf(), 0, log_p * log_p.exp()).sum(-1)
+    return -log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
 def edge_distance(student_logits: Tensor, teacher_logits: Tensor, tau: float = 2.0, alpha: float = 0.5) -> Tensor:
     """The bracket of Eq. 6 at each position, in nats: α KL(teacher || student) + (1 − α) KL(student || teacher) at τ.
 
@@ -177,6 +121,8 @@ def position_terms(
     objective: Objective,
     students: Collection[int] = range(N_LEVELS),
     watch: bool = False,
+    fixed: Mapping[int, Target] | None = None,
+    labelled: Tensor | None = None,
 ) -> Terms:
     """The objective at each answer position, before any mean (Eq. 6-7).
 
@@ -184,38 +130,53 @@ def position_terms(
         logits: level to [L, V]; logits[l] predicts targets[l].
         targets: [L] token ids.
         students: only terms of these levels count: their hard losses, and the edges in which they learn. An edge whose
-            teacher is not in `logits` is left out.
-        watch: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level
-            and the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ).
+            teacher is neither in `logits` nor in `fixed` is left out.
+        watch: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level,
+            the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ) and, where the objective clips, `clipped01`:
+            1 at positions at the cap.
+        fixed: level to the distribution that stands for its own in edges where it teaches; it gets no gradient.
+        labelled: [L] bool, positions whose targets are gold; hard losses are 0 elsewhere. None: all.
     """
+    fixed = fixed or {}
     dtype = accumulation_dtype(next(iter(logits.values())).dtype)
     wide = {level: z.to(dtype) for level, z in logits.items()}
-    edges = [e for e in objective.edges if e.student in students and e.student in wide and e.teacher in wide]
-    soft = {
-        level: F.log_softmax(wide[level] / objective.tau, dim=-1)
-        for level in sorted({end for edge in edges for end in (edge.student, edge.teacher)})
-    }
+    known = wide.keys() | fixed.keys()
+    edges = [e for e in objective.edges if e.student in students and e.student in wide and e.teacher in known]
+    read = {edge.student for edge in edges} | {edge.teacher for edge in edges} - fixed.keys()
+    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in sorted(read)}
+    pairs = {}
+    for edge in edges:
+        if edge.teacher in fixed:
+            target = fixed[edge.teacher]
+            student = bucketed(wide[edge.student] / objective.tau, soft[edge.student], target.indices)
+            pairs[edge] = (student, target.log_probs.detach())
+        else:
+            teacher = soft[edge.teacher].detach() if objective.target_grad == "detach" else soft[edge.teacher]
+            pairs[edge] = (soft[edge.student], teacher)
     hard_levels = [level for level in objective.hard_levels if level in students and level in wide]
 
     values: dict[str, Tensor] = {}
     total = torch.zeros(targets.shape, dtype=dtype, device=targets.device)
     for level in hard_levels:
-        values[f"hard{level}"] = loss = F.cross_entropy(wide[level], targets, reduction="none")
+        loss = F.cross_entropy(wide[level], targets, reduction="none")
+        values[f"hard{level}"] = loss = loss if labelled is None else torch.where(labelled, loss, 0)
         if objective.lambda_hard > 0:
             total = total + objective.lambda_hard * loss
     for edge in edges:
-        teacher = soft[edge.teacher].detach() if objective.target_grad == "detach" else soft[edge.teacher]
-        values[f"dist{edge.name}"] = distance = _distance(soft[edge.student], teacher, edge.alpha)
+        distance = _distance(*pairs[edge], edge.alpha)
+        if objective.clip_kl is not None:
+            if watch:
+                values[f"clipped{edge.name}"] = (distance.detach() > objective.clip_kl).to(dtype)
+            distance = distance.clamp(max=objective.clip_kl)
+        values[f"dist{edge.name}"] = distance
         if edge in objective.active:
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
     if watch:
         with torch.no_grad():
             for level in sorted(set(students) & set(wide)):
-                log_p = F.log_softmax(wide[level], dim=-1)
-                values[f"ce{level}"] = -log_p.gather(-1, targets[:, None]).squeeze(-1)
-                values[f"entropy{level}"] = -torch.where(log_p.isinf(), 0, log_p * log_p.exp()).sum(-1)
+                values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level], targets)
             for edge in edges:
-                values[f"jsd{edge.name}"] = _jsd(soft[edge.student], soft[edge.teacher])
+                values[f"jsd{edge.name}"] = _jsd(*pairs[edge])
     return Terms(total, values)
 
 

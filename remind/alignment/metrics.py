@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from remind.alignment.data import Example
+from remind.alignment.failures import append_line, saving
 from remind.alignment.losses import Objective
 from remind.errors import DataError
 from remind.io import write_text
@@ -31,6 +37,29 @@ def summary(objective: Objective, values: dict[str, Tensor]) -> dict[str, float]
     return {"total": total, "hard": hard, **means, **shares}
 
 
+def load(examples: Sequence[Example], levels: Sequence[int], seconds: float) -> dict[str, float]:
+    """How much a step had to do: samples, tokens under the levels that ran, answer tokens, and how fast."""
+    tokens = sum(example.tokens_under(levels) for example in examples)
+    return {
+        "samples": len(examples),
+        "tokens": tokens,
+        "answer_tokens": sum(len(example.answer) for example in examples),
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+    }
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB this process has needed at most: on a GPU of its memory since the last call, else of main memory."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
+    # kilobytes on Linux, bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
 class MetricsLog:
     """Appends to metrics.jsonl; only the first process may write."""
 
@@ -38,14 +67,17 @@ class MetricsLog:
         self.path = folder / METRICS
 
     def append(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Raises ModelError, and leaves the file as it was, where the line cannot be written."""
+        with saving(self.path, "set resume to go on from the newest checkpoint"):
+            append_line(self.path, json.dumps(row))
 
-    def cut(self, step: int) -> None:
-        """Forget what was measured after `step`: those steps are run again."""
+    def cut(self, step: int, evaluated: int) -> None:
+        """Forget the training steps after `step` and what was held out after `evaluated`: that is done again."""
         if self.path.exists():
-            kept = [json.dumps(row) for row in read_metrics(self.path.parent) if row["step"] <= step]
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
+            rows = read_metrics(self.path.parent)
+            kept = [row for row in rows if row["step"] <= (step if row["kind"] == "train" else evaluated)]
+            with saving(self.path):
+                write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:

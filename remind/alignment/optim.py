@@ -1,4 +1,4 @@
-"""AdamW's parameter groups and the learning rate of each step."""
+"""The optimiser, its parameter groups and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from remind.alignment.quantised import AdamW8bit
+
 Schedule = Literal["cosine", "constant"]
+OptimizerKind = Literal["adamw", "adamw8bit"]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters with decay (matrices) and without (norms, biases, embeddings and a head tied to them)."""
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    # single rows of an embedding, as PEFT keeps them
+    embeddings |= {id(p) for name, p in model.named_parameters() if "trainable_tokens" in name}
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -26,6 +31,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def adamw(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW with betas (0.9, 0.999) and eps 1e-8."""
     return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=(0.9, 0.999), eps=1e-8)
+
+
+def make_optimizer(
+    model: nn.Module, kind: OptimizerKind, lr: float, weight_decay: float, seed: int = 0
+) -> torch.optim.Optimizer:
+    """AdamW as `adamw` has it, or with moments of 8 bits and stochastic rounding of bfloat16 weights (`seed`)."""
+    if kind == "adamw":
+        return adamw(model, lr, weight_decay)
+    return AdamW8bit(parameter_groups(model, weight_decay), lr=lr, betas=(0.9, 0.999), eps=1e-8, seed=seed)
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: float, schedule: Schedule) -> float:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from remind.alignment.data import Example
+from remind.alignment import checkpoint
+from remind.alignment.config import TrainConfig, TrainerConfig, as_dict
+from remind.alignment.data import DataConfig, Example
+from remind.alignment.metrics import read_metrics
 from remind.pyramid import Rendered
 from remind.states import StateRecord, write_manifest, write_part
 
@@ -97,3 +107,58 @@ def make_examples() -> Callable[..., list[Example]]:
         return [Example(f"q{k}", (ids(a), ids(b), ids(c)), ids(n)) for k, (a, b, c, n) in enumerate(lengths)]
 
     return make
+
+
+class Runs:
+    """Whole runs on nano: how they are told, started as processes, and compared."""
+
+    ROOT = Path(__file__).parents[2]
+    LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
+    FRONT = "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.cli import main\n"
+    # torch's own threads now and then abort a process that tears down as usual, after all is done
+    END = """
+status = 0
+try:
+    main(TrainConfig, train, "")
+except SystemExit as end:
+    status = end.code or 0
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
+"""
+
+    def config(self, states: Path, out: Path, **changes: Any) -> TrainConfig:
+        loop = {name: changes.pop(name) for name in list(changes) if name in vars(self.LOOP)}
+        changes.setdefault("data", DataConfig(unlabelled="skip"))
+        return TrainConfig(states=str(states), out=str(out), trainer=replace(self.LOOP, **loop), **changes)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        # sums depend on the number of threads in their last digits
+        return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
+
+    def start(self, cfg: TrainConfig, front: str = "", processes: int = 1, **more: str) -> subprocess.Popen[bytes]:
+        """Train in other processes, after the lines `front`."""
+        file, script = Path(f"{cfg.out}.yaml"), Path(f"{cfg.out}.py")
+        file.write_text(yaml.safe_dump(as_dict(cfg)))
+        script.write_text(f"{self.FRONT}{front}{self.END}")
+        launch = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu_2.yaml"]
+        command = [sys.executable, *(launch if processes == 2 else []), str(script), "--config", str(file)]
+        return subprocess.Popen(
+            command, cwd=self.ROOT, env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
+        return load_file(checkpoint.folder_of(run, step) / f"{name}.safetensors")
+
+    def assert_identical(self, a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+        assert a.keys() == b.keys()
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+    def timeless(self, run: Path) -> list[dict[str, Any]]:
+        machine = {"seconds", "tokens_per_second", "memory_gib"}
+        return [{k: v for k, v in row.items() if k not in machine} for row in read_metrics(run)]
+
+
+@pytest.fixture(scope="session")
+def runs() -> Runs:
+    return Runs()

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.alignment.data import DataConfig, Order, build_examples, example_of, load_data, share
+from remind.alignment.data import DataConfig, build_examples, example_of, load_data
+from remind.alignment.order import Order, share
 from remind.backbone import end_token_id, prompt_ids
 from remind.errors import DataError
 from remind.states import StateRecord

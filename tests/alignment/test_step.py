@@ -94,6 +94,27 @@ def test_flow_needs_the_joint_step_and_differs(model: Any, make_examples: Callab
         plan(flow, "sequential")
 
 
+@pytest.mark.parametrize("kind", ["sequential", "joint"])
+def test_p2_changes_the_gradient_of_p1_and_gets_none(
+    model: Any, make_examples: Callable[..., list[Example]], kind: StepKind
+) -> None:
+    """Tokens that stand in x2 alone show it: they matter to p1's gradient, and their embeddings have none."""
+    marked = []
+    for example in make_examples(LENGTHS):
+        prompt = example.prompts[2].clone()
+        prompt[0] = 85
+        marked.append(Example(example.id, (*example.prompts[:2], prompt), example.answer))
+    edge = Objective(lambda_hard=0.0, edges=(Edge(1, 2),))
+    values, found = step(model, marked, edge, kind)
+    assert float(found["model.language_model.embed_tokens.weight"][85].abs().max()) == 0.0
+    other, changed = step(model, make_examples(LENGTHS), edge, kind)
+    assert not torch.allclose(values["dist12"], other["dist12"])
+    for name in ("lm_head.weight", "model.language_model.layers.0.mlp.up_proj.weight"):
+        assert not torch.allclose(found[name], changed[name])
+    _, flow = step(model, marked, Objective(lambda_hard=0.0, edges=(Edge(1, 2),), target_grad="flow"), "joint")
+    assert float(flow["model.language_model.embed_tokens.weight"][85].abs().max()) > 0
+
+
 @pytest.mark.parametrize(
     "objective",
     [

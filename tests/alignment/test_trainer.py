@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from remind.alignment.trainer import (
     read_metrics,
     train,
 )
+from remind.alignment.workers import Workers
 from remind.cli import parse
 from remind.errors import ConfigError, FormatError, ModelError
 from remind.io import read_json
@@ -41,6 +42,7 @@ LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2
 
 def config(states: Path, out: Path, **changes: Any) -> TrainConfig:
     loop = {name: changes.pop(name) for name in list(changes) if name in vars(LOOP)}
+    changes.setdefault("data", DataConfig(unlabelled="skip"))
     return TrainConfig(states=str(states), out=str(out), trainer=replace(LOOP, **loop), **changes)
 
 
@@ -54,7 +56,8 @@ def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def timeless(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(run)]
+    machine = {"seconds", "tokens_per_second", "memory_gib"}
+    return [{k: v for k, v in row.items() if k not in machine} for row in read_metrics(run)]
 
 
 def first_step(run: Path) -> dict[str, Any]:
@@ -92,6 +95,8 @@ def test_metrics_of_every_step(run: Path) -> None:
         assert row["ce0"] == row["hard"]
         assert {"ce1", "ce2", "entropy0", "entropy1", "entropy2", "jsd01", "jsd12", "lr", "grad_norm"} <= row.keys()
         assert row["seconds"] > 0
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert 0.05 < row["memory_gib"] < 64
         assert row["tokens"] > row["answer_tokens"] > 0
     held_out = [row for row in rows if row["kind"] == "eval"]
     assert [(row["step"], row["split"], row["samples"]) for row in held_out] == [(n, "dev", 3) for n in (0, 2, 4, 6)]
@@ -100,7 +105,7 @@ def test_metrics_of_every_step(run: Path) -> None:
 
 def test_the_run_folder(run: Path, states: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "data.json", "metrics.jsonl", "checkpoints", "best.json",
+        "config.yaml", "data.json", "metrics.jsonl", "checkpoints", "best.json", "cache",
     }  # fmt: skip
     values = yaml.safe_load((run / "config.yaml").read_text())
     assert values["trainer"]["lr"] == 1e-3
@@ -127,6 +132,14 @@ def test_microbatches_change_memory_not_the_result(run: Path, states: Path, tmp_
         assert _relative(weights(other)[name], value) < 1e-4, name
 
 
+@pytest.mark.parametrize("teacher", ["live", "ema"])
+def test_a_shared_prefix_gives_the_same_run(states: Path, tmp_path: Path, teacher: Literal["live", "ema"]) -> None:
+    objective = Objective(teacher_weights=teacher)
+    plain = train(config(states, tmp_path / "a", objective=objective, max_steps=3))
+    shared = train(config(states, tmp_path / "b", objective=objective, max_steps=3, prefix_sharing=True))
+    assert_close_metrics(plain, shared, 1e-3)
+
+
 def test_joint_gives_the_same_run(run: Path, states: Path, tmp_path: Path) -> None:
     other = train(config(states, tmp_path / "r", step="joint"))
     assert_close_metrics(run, other, 1e-4)
@@ -141,17 +154,17 @@ def test_a_seed_fixes_the_run(run: Path, states: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_with_names_and_state(
     run: Path, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through = Trainer._go_through
+    through = Workers.go_through
 
-    def poisoned(self: Trainer, *args: Any) -> dict[str, Tensor]:
+    def poisoned(self: Workers, *args: Any) -> dict[str, Tensor]:
         values = through(self, *args)
-        if self.step == 4 and args[3] is not None:
+        if trainer.step == 4 and args[3] is not None:
             values["dist01"][2] = float("nan")
         return values
 
     cfg = config(states, tmp_path / "r", save_every=100)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_go_through", poisoned)
+        patch.setattr(Workers, "go_through", poisoned)
         trainer = Trainer(cfg)
         guilty = trainer.data.train.items[trainer.order.batch(4)[2]].id
         with pytest.raises(ModelError, match=rf"not finite in step 5, questions {guilty};"):
@@ -308,7 +321,8 @@ def test_a_killed_run_resumes_to_identical_weights(
 
 TWO = """
 import json, sys
-from remind.alignment.trainer import read_config, train
+from remind.alignment.config import read_config
+from remind.alignment.trainer import train
 for folder in sys.argv[1:]:
     train(read_config(folder))
 """

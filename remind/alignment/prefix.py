@@ -1,0 +1,143 @@
+"""Prefix sharing: what the prompts under x1 and x2 have in common goes through the model once, as part of x1.
+
+x2 is x1 with a summary between its dialogue and its question, and a causal model computes the tokens before the summary
+alike in both. While x1 goes forward (with its graph, checkpointed or not), each attention layer's keys and values of
+those tokens are kept, detached; then only the rest of x2 goes forward, without gradient, and attends to them. That is
+x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only teaches and teachers are
+detached. Keys and values are let go layer by layer, before the backward pass begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remind.errors import ModelError
+
+NAME = "remind_shared_prefix"
+
+
+@dataclass
+class SharedPrefix:
+    """Keys and values of the common tokens, by attention layer.
+
+    Attributes:
+        lengths: [B], common tokens of each sample.
+        inner: the model's own attention implementation.
+        kept: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
+        mask: [B, 1, S, longest + S], which of the kept and of its own tokens each of the S tokens may attend to; None
+            while keys and values are still being kept.
+    """
+
+    lengths: Tensor
+    inner: str
+    kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.longest = int(self.lengths.max())
+
+    def expect(self, tokens: int) -> None:
+        """From here on attention is that of `tokens` tokens that follow each sample's prefix.
+
+        Raises:
+            ModelError: no attention layer has passed by here, so that there is nothing to attend to.
+        """
+        if not self.kept:
+            raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
+        device = self.lengths.device
+        before = torch.arange(self.longest, device=device) < self.lengths[:, None]
+        own = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+        n = len(self.lengths)
+        self.mask = torch.cat(
+            [before[:, None, None].expand(n, 1, tokens, -1), own.expand(n, 1, tokens, tokens)], dim=-1
+        )
+
+
+_active: ContextVar[SharedPrefix | None] = ContextVar("remind_shared_prefix", default=None)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    state = _active.get()
+    assert state is not None
+    for name in ("sliding_window", "s_aux", "softcap"):
+        if kwargs.get(name) is not None:
+            raise ModelError(f"attention with {name} cannot be shared between states: set prefix_sharing false")
+    result: tuple[Tensor, Tensor | None]
+    if state.mask is None:
+        state.kept[module] = (key[:, :, : state.longest].detach(), value[:, :, : state.longest].detach())
+        result = ALL_ATTENTION_FUNCTIONS[state.inner](module, query, key, value, attention_mask, **kwargs)
+        return result
+    before = state.kept.pop(module)
+    key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+    # flash kernels take no mask, and this one is small
+    result = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, state.mask, **kwargs)
+    return result
+
+
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    state = _active.get()
+    assert state is not None
+    return ALL_MASK_ATTENTION_FUNCTIONS[state.inner](*args, **kwargs)
+
+
+@contextmanager
+def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
+    """Inside, the attention layers of `decoder` first keep, then (`SharedPrefix.expect`) read the common tokens.
+
+    The decoder's attention implementation is exchanged for the time being through transformers' registry and put back
+    on leaving, so that checkpointed layers are computed again in the backward pass by the model's own attention.
+
+    Args:
+        decoder: the text model, with its `config`.
+        lengths: [B], common tokens of each sample, on the decoder's device.
+
+    Raises:
+        ModelError: an attention that cannot be shared.
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    config = decoder.config
+    inner = config._attn_implementation
+    if inner not in ALL_ATTENTION_FUNCTIONS:
+        raise ModelError(f"attention {inner!r} cannot be shared between states: load the model with sdpa attention")
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    state = SharedPrefix(lengths, inner)
+    token = _active.set(state)
+    config._attn_implementation = NAME
+    try:
+        yield state
+    finally:
+        config._attn_implementation = inner
+        _active.reset(token)
+        state.kept.clear()
+
+
+def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What follows each sample's prefix, padded on the right.
+
+    Args:
+        ids: [B, T], padded on the right; lengths, common: [B], whole and common tokens.
+        positions: [..., B, T] position ids.
+
+    Returns:
+        ids [B, S] and position ids [..., B, S]; what stands in padding is arbitrary.
+    """
+    size = int((lengths - common).max())
+    places = common[:, None] + torch.arange(size, device=ids.device)
+    places = places.clamp(max=ids.shape[1] - 1)
+    return ids.gather(1, places), positions.gather(-1, places.expand(*positions.shape[:-1], size))

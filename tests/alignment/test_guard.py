@@ -1,0 +1,113 @@
+"""The collapse guard: what it takes for a collapse, and what a run then does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remind.alignment import checkpoint
+from remind.alignment.guard import Guard, GuardConfig
+from remind.alignment.metrics import read_metrics
+from remind.alignment.trainer import train
+from remind.alignment.workers import Workers
+from remind.errors import ConfigError, ModelError
+
+
+def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> dict[str, float]:
+    return {f"ce{k}": v for k, v in enumerate(ce)} | {f"entropy{k}": v for k, v in enumerate(entropy)}
+
+
+def test_a_measured_collapse_is_seen_and_learning_is_not() -> None:
+    guard = Guard(GuardConfig())
+    assert guard.look(row((0.6, 0.4, 0.31))) == []
+    assert guard.look(row((0.5, 0.4, 0.6))) == []
+    (found,) = guard.look(row((0.4, 0.4, 1.97)))
+    assert "under x2" in found
+    assert "0.310" in found
+    assert "1.970" in found
+
+
+def test_a_rise_counts_from_the_lowest_not_from_an_untrained_start() -> None:
+    guard = Guard(GuardConfig())
+    for ce in (7.0, 3.0, 0.5):
+        assert guard.look(row((ce, ce, ce), (ce, ce, ce))) == []
+    assert len(guard.look(row((0.5, 0.5, 1.31), (0.5, 0.5, 0.5)))) == 1
+    assert len(guard.look(row((0.5, 0.5, 1.29), (0.5, 0.5, 0.5)))) == 0
+
+
+def test_sharper_without_being_righter_is_a_collapse() -> None:
+    guard = Guard(GuardConfig())
+    guard.look(row((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)))
+    assert guard.look(row((1.9, 1.9, 1.9), (0.1, 0.1, 0.1))) == []
+    (found,) = guard.look(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
+    assert "entropy under x1" in found
+
+
+def test_not_a_number_is_a_collapse() -> None:
+    guard = Guard(GuardConfig())
+    guard.look(row((1.0, 1.0, 1.0)))
+    assert guard.look(row((1.0, float("nan"), 1.0)))
+
+
+def test_off_says_nothing() -> None:
+    guard = Guard(GuardConfig(mode="off"))
+    guard.look(row((0.1, 0.1, 0.1)))
+    assert guard.look(row((9.0, 9.0, 9.0))) == []
+
+
+def test_thresholds_out_of_range() -> None:
+    for wrong in ({"mode": "loud"}, {"ce_rise": 0.0}, {"ce_rise": float("nan")}, {"entropy_share": 1.0}):
+        with pytest.raises(ConfigError):
+            GuardConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out cross-entropy under x1 rises by 0.5 nats with each training step."""
+    through = Workers.go_through
+    steps = 0
+
+    def worse(self: Workers, *args: Any) -> dict[str, Tensor]:
+        nonlocal steps
+        values = through(self, *args)
+        if args[3] is not None:
+            steps += 1
+        else:
+            values["ce1"] = torch.full_like(values["ce1"], 0.31 + 0.5 * steps)
+        return values
+
+    monkeypatch.setattr(Workers, "go_through", worse)
+
+
+@pytest.mark.usefixtures("drifting")
+def test_warn_says_it_once_per_measurement_and_goes_on(
+    runs: Any, states: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = train(runs.config(states, tmp_path / "r", max_steps=4))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: collapse")]
+    assert len(lines) == 2
+    assert "at step 2: cross-entropy under x1 has risen from 0.310 to 1.310" in lines[0]
+    assert "hard_levels" in lines[0]
+    records = [row for row in read_metrics(out) if row["kind"] == "guard"]
+    assert [record["step"] for record in records] == [2, 4]
+
+
+@pytest.mark.usefixtures("drifting")
+def test_stop_saves_and_can_be_overruled(runs: Any, states: Path, tmp_path: Path) -> None:
+    cfg = runs.config(states, tmp_path / "r", max_steps=4, guard=GuardConfig(mode="stop"), save_every=100)
+    with pytest.raises(ModelError, match=r"collapse .* step 2: .*teacher_weights ema or base.*guard\.mode warn"):
+        train(cfg)
+    newest = checkpoint.newest(tmp_path / "r")
+    assert newest is not None
+    state = checkpoint.read_state(newest)
+    assert state["step"] == 2
+    assert state["guard"]["lowest"]["ce1"] == pytest.approx(0.31)
+    # what it compares with comes back: against its own first measurement step 4 would look harmless
+    with pytest.raises(ModelError, match="step 4"):
+        train(replace(cfg, resume=True))
+    train(replace(cfg, resume=True, trainer=replace(cfg.trainer, guard=GuardConfig(mode="warn"))))

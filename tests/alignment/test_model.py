@@ -1,0 +1,282 @@
+"""The model that is trained: the marker's token, 4 bits, the vision tower, and how they go with adapters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remind.alignment import nf4
+from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
+from remind.alignment.marker import add_marker, marker_id
+from remind.alignment.model import check_head, fingerprint, load, prepare, trainable
+from remind.alignment.optim import parameter_groups
+from remind.alignment.setup import set_up
+from remind.alignment.step import AlignmentModel, Objective, body_of, collate, head_weight, plan, run
+from remind.backbone import Backbone
+from remind.chat import prompt_ids, tokenize
+from remind.errors import ConfigError, ModelError
+from remind.pyramid import MARKER
+from remind.testbed.nano import nano_config, nano_tokenizer
+
+LORA = LoraConfig(r=4, alpha=8)
+TEXT = f"Conversation\n{MARKER}\nAna: the lamp, <|im_end|> {MARKER}!\n{MARKER}\n"
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig(states="s", out="o", **settings)
+
+
+def backbone(tie: bool = True, rows: int | None = None, width: int = 32) -> Backbone:
+    """A small Qwen3-VL with nano's tokenizer; `rows` of its embedding."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    shape = nano_config(hidden_size=width, layers=2, vision_size=16)
+    shape.tie_word_embeddings = tie
+    shape.text_config.vocab_size = rows or shape.text_config.vocab_size
+    torch.manual_seed(0)
+    model = Qwen3VLForConditionalGeneration(shape).eval()
+    return Backbone("small", model, nano_tokenizer(), None, "vlm")
+
+
+@torch.no_grad()
+def logits(model: Any, ids: Tensor) -> Tensor:
+    found: Tensor = model(input_ids=ids).logits
+    return found
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("spare", [True, False], ids=["spare row", "grown"])
+def test_the_marker_gets_one_token_once(tie: bool, spare: bool) -> None:
+    size = len(nano_tokenizer())
+    own = backbone(tie, None if spare else size)
+    pieces = tokenize(own.tokenizer, MARKER).ids
+    before = [own.model.get_input_embeddings().weight.detach().clone(), head_weight(own.model).detach().clone()]
+    assert len(pieces) > 1
+    assert marker_id(own.tokenizer) is None
+    token = add_marker(own)
+    assert token == size
+    after = [own.model.get_input_embeddings().weight, head_weight(own.model)]
+    assert (after[0] is after[1]) == tie
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new[token], old[pieces].mean(0))
+        assert torch.equal(new[:size], old[:size])
+        assert len(new) == (len(old) if spare else size + 1)
+    with torch.no_grad():
+        after[0][token] += 1
+    kept = after[0].detach().clone()
+    assert add_marker(own) == token
+    assert torch.equal(own.model.get_input_embeddings().weight, kept)
+    check_head(own.model)
+
+
+def test_prompts_use_it_and_special_tokens_in_them_stay_text() -> None:
+    tokenizer = nano_tokenizer()
+    assert marker_id(tokenizer) not in prompt_ids(tokenizer, TEXT)
+    own = backbone()
+    token = add_marker(own)
+    ids = prompt_ids(own.tokenizer, TEXT)
+    assert ids.count(token) == 3
+    end = own.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    # the template's own; not the one that was said
+    assert ids.count(end) == prompt_ids(tokenizer, "x").count(end)
+    assert own.tokenizer.decode(ids) == tokenizer.decode(prompt_ids(tokenizer, TEXT))
+
+
+def test_a_model_with_the_marker_is_always_the_same_one() -> None:
+    plain, one, two = (load(config(marker_token=marked)) for marked in (False, True, True))
+    assert fingerprint(one.model) == fingerprint(two.model)
+    assert torch.equal(*(own.model.get_input_embeddings().weight for own in (one, two)))
+    assert marker_id(plain.tokenizer) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> None:
+    own = backbone(tie)
+    own.model.to(dtype)
+    token = add_marker(own)
+    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
+    start = logits(own.model, ids)
+    rows = own.model.get_input_embeddings().weight.detach().clone()
+    model: Any = trainable(own.model, LORA, marker=token).eval()
+    assert torch.equal(logits(model, ids), start)
+    added = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    assert [p.shape for p in added] == [(1, 32)]
+    assert added[0].dtype == torch.float32
+    assert any(p is added[0] for p in parameter_groups(model, 0.1)[-1]["params"]), "an embedding does not decay"
+
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.0), lr=1e-2)
+    for _ in range(3):
+        model(input_ids=ids).logits.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = logits(model, ids)
+    # what the step computes its loss from
+    hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close((hidden @ head_weight(model).T).detach(), trained, rtol=1e-2, atol=1e-2)
+    merged = model.merge_and_unload(safe_merge=True)
+    weight = merged.get_input_embeddings().weight
+    moved = (weight != rows).any(-1).nonzero().flatten().tolist()
+    assert moved == [token]
+    assert (merged.lm_head.weight is weight) == tie
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(logits(merged, ids), trained, rtol=tolerance, atol=tolerance)
+
+
+def test_the_marker_learns_in_a_step_with_a_tied_head(make_examples: Callable[..., Any]) -> None:
+    own = backbone()
+    token = add_marker(own)
+    examples = make_examples([(5, 7, 9, 3), (6, 8, 9, 2)])
+    for example in examples:
+        example.prompts[1][2] = token
+    objective = Objective(chunk=2)
+    module = AlignmentModel(trainable(own.model, LORA, marker=token), objective)
+    run(module, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
+    row = next(p for name, p in module.named_parameters() if "trainable_tokens" in name)
+    found = row.grad
+    assert found is not None
+
+    # the same without PEFT, where every row of the embedding is trained
+    plain = backbone()
+    add_marker(plain)
+    whole = AlignmentModel(trainable(plain.model, None), objective)
+    run(whole, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
+    torch.testing.assert_close(found[0], plain.model.get_input_embeddings().weight.grad[token], rtol=1e-4, atol=1e-7)
+
+
+def test_the_vision_tower_is_trained_by_option_alone() -> None:
+    def towers(model: Any) -> set[bool]:
+        return {p.requires_grad for name, p in model.named_parameters() if "visual" in name}
+
+    for lora in (None, LORA):
+        assert towers(trainable(backbone().model, lora)) == {False}
+        model = trainable(backbone().model, lora, vision=True)
+        assert towers(model) == {True}
+        others = {p.requires_grad for name, p in model.named_parameters() if "visual" not in name}
+        assert others == ({True} if lora is None else {True, False})
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    text = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                    num_key_value_heads=1, head_dim=8)
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="no vision tower"):
+        trainable(text, None, vision=True)
+
+
+def test_pixels_give_the_vision_tower_a_gradient(
+    make_model: Callable[..., Any], make_examples: Callable[..., Any]
+) -> None:
+    examples = make_examples([(12, 14, 16, 3)])
+    for prompt in examples[0].prompts:
+        prompt[1:7] = torch.tensor([92, 90, 90, 90, 90, 93], dtype=prompt.dtype)
+    pixels = {"pixel_values": torch.randn(16, 96, dtype=torch.float64), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    object.__setattr__(examples[0], "pixels", pixels)
+    objective = Objective(chunk=2)
+    for vision in (False, True):
+        module = AlignmentModel(trainable(make_model(), None, vision=vision), objective)
+        run(module, collate(examples, [1.0]), plan(objective), lambda loss: loss.backward())
+        towers = [p.grad for name, p in module.named_parameters() if "visual" in name]
+        assert any(grad is not None and bool(grad.any()) for grad in towers) == vision
+
+
+def test_captions_leave_a_vision_tower_nothing_to_learn(states: Path, tmp_path: Path, runs: Any) -> None:
+    with pytest.raises(ConfigError, match="no training example has images as pixels"):
+        set_up(runs.config(states, tmp_path / "run", train_vision=True))
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="adamw8bit"):
+        config(dtype="bfloat16")
+    with pytest.raises(ConfigError, match="adamw8bit"):
+        config(dtype="bfloat16", lora=LORA, train_vision=True)
+    with pytest.raises(ConfigError, match="set lora"):
+        config(quantise="nf4")
+    loop = TrainerConfig(optimizer="adamw8bit")
+    for settings in ({"trainer": loop}, {"trainer": loop, "train_vision": True}, {"lora": LORA}):
+        config(dtype="bfloat16", **settings)
+    config(quantise="nf4", lora=LORA)
+
+
+def test_without_bitsandbytes_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ModelError, match="pip install bitsandbytes"):
+        load(config(quantise="nf4", lora=LORA))
+
+
+def needs_bitsandbytes() -> Any:
+    return pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
+
+
+#: The sixteen values of NF4: quantiles of a normal distribution, scaled to [-1, 1] (QLoRA, Appendix E).
+NF4 = (
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+)  # fmt: skip
+
+
+def test_four_bits_are_those_of_nf4() -> None:
+    library = needs_bitsandbytes()
+    own = backbone(width=64)
+    layer = own.model.get_decoder().layers[0].mlp.up_proj
+    weight = layer.weight.detach().clone()
+    nf4.quantise(own.model, "cpu")
+    layers = [m for m in own.model.modules() if isinstance(m, library.nn.Linear4bit)]
+    assert len(layers) == 2 * 7
+    assert not any(isinstance(m, library.nn.Linear4bit) for m in own.model.model.visual.modules())
+    assert type(own.model.lm_head) is torch.nn.Linear
+    assert layers[0].weight.numel() * layers[0].weight.element_size() == 64 * 64 / 2
+
+    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
+    small = logits(own.model, ids)
+    nf4.dequantise(own.model)
+    torch.testing.assert_close(logits(own.model, ids), small, rtol=1e-5, atol=1e-5)
+    found = own.model.get_decoder().layers[0].mlp.up_proj.weight
+    blocks, exact = found.view(-1, 64), weight.view(-1, 64)
+    largest = exact.abs().amax(1, keepdim=True)
+    values = torch.tensor(NF4)
+    nearest = values[((exact / largest)[..., None] - values).abs().argmin(-1)] * largest
+    # the scale of a block is itself rounded to 8 bits
+    torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=0)
+
+
+def test_layers_that_four_bits_would_garble_stay() -> None:
+    needs_bitsandbytes()
+    own = backbone(width=32)
+    nf4.quantise(own.model, "cpu")
+    block = own.model.get_decoder().layers[0]
+    # 32 and 96 wide inputs
+    assert type(block.mlp.up_proj) is type(block.mlp.down_proj) is torch.nn.Linear
+
+
+def test_adapters_learn_on_four_bits(make_examples: Callable[..., Any]) -> None:
+    needs_bitsandbytes()
+    cfg = config(quantise="nf4", lora=LORA, marker_token=True)
+    own = load(cfg)
+    plain = load(replace(cfg, quantise=None))
+    assert fingerprint(own.model) == f"{fingerprint(plain.model)}/nf4"
+    check_head(own.model)
+    objective = Objective(chunk=2)
+
+    def gradients(of: Backbone) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = prepare(of, cfg)
+        module = AlignmentModel(model, objective)
+        run(module, collate(make_examples([(5, 7, 9, 3)]), [1.0]), plan(objective), lambda loss: loss.backward())
+        return {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+
+    found = gradients(own)
+    again = load(cfg)
+    nf4.dequantise(again.model)
+    expected = gradients(again)
+    assert found.keys() == expected.keys()
+    assert len(found) == 2 * 7 * 4 + 1
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-6)

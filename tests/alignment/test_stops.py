@@ -1,0 +1,328 @@
+"""Runs that are told to stop, that run out of memory or disk, or whose trackers fail: nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from torch import Tensor
+
+from remind.alignment import checkpoint
+from remind.alignment.metrics import METRICS, read_metrics
+from remind.alignment.step import AlignmentModel
+from remind.alignment.termination import Termination
+from remind.alignment.trainer import Trainer, train
+from remind.alignment.workers import Workers
+from remind.errors import ConfigError, ModelError
+from remind.io import read_json
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps, held-out loss after every second."""
+    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
+
+
+# a signal from within, at a given line of the metrics: the same as one from outside, but always at the same place
+ARRIVES = """
+import os, signal
+from remind.alignment.run_folder import RunFolder
+record = RunFolder.record
+def recorded(self, metrics):
+    record(self, metrics)
+    if (metrics["kind"], metrics["step"]) == {at} and os.environ.get("RANK", "0") == {rank}:
+        os.kill(os.getpid(), signal.SIGTERM)
+RunFolder.record = recorded
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_from_outside_ends_the_step_saves_and_goes_on_to_the_same_bits(
+    runs: Any, whole: Path, states: Path, tmp_path: Path
+) -> None:
+    cfg = runs.config(states, tmp_path / "r", save_every=100)
+    # slow enough that the signal comes in the middle
+    slow = "import time\nfrom remind.alignment.trainer import Trainer\nstep = Trainer.train_step\n"
+    slow += "def slowly(self):\n    time.sleep(0.3)\n    return step(self)\nTrainer.train_step = slowly"
+    process = runs.start(cfg, slow)
+    log = tmp_path / "r" / METRICS
+    while process.poll() is None and not (log.exists() and b'"step": 3' in log.read_bytes()):
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 143, errors.decode()
+    newest = checkpoint.newest(tmp_path / "r")
+    assert newest is not None
+    done = checkpoint.read_state(newest)["step"]
+    assert 3 <= done < 6
+    assert f"stopped by SIGTERM after step {done} of 6" in errors.decode()
+    train(replace(cfg, resume=True))
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(whole))
+    runs.assert_identical(runs.weights(tmp_path / "r", name="optimizer"), runs.weights(whole, name="optimizer"))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(whole)
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_a_measurement_that_was_owed_is_made_up_for(
+    runs: Any, whole: Path, states: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM between a step and its held-out loss, or in the middle of that."""
+    cfg = runs.config(states, tmp_path / "r", batch_size=2, max_steps=6, save_every=100)
+    through = Workers.go_through
+
+    def signalled(self: Workers, *args: Any) -> dict[str, Tensor]:
+        if trainer.step == 4 - (kind == "train") and (args[3] is None) == (kind == "eval"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return through(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "go_through", signalled)
+        trainer = Trainer(cfg)
+        trainer.fit()
+    assert trainer.stopped
+    assert trainer.step == 4
+    assert max(row["step"] for row in read_metrics(tmp_path / "r") if row["kind"] == "eval") == 2
+    train(replace(cfg, resume=True))
+    other = train(replace(cfg, out=str(tmp_path / "whole")))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(other)
+    assert read_json(tmp_path / "r" / "best.json") == read_json(other / "best.json")
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(other))
+
+
+@pytest.mark.slow
+def test_one_process_with_sigterm_stops_both(runs: Any, states: Path, tmp_path: Path) -> None:
+    signals = ARRIVES.format(at=("train", 3), rank="'1'")
+    cfg = runs.config(states, tmp_path / "r", save_every=100, eval_every=4)
+    process = runs.start(cfg, signals, processes=2)
+    process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert [path.name for path in checkpoint.checkpoints(tmp_path / "r")] == ["step-00000004"]
+    again = runs.start(replace(cfg, resume=True), processes=2)
+    other = runs.start(replace(cfg, out=str(tmp_path / "whole")), processes=2)
+    for process in (again, other):
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors.decode()[-2000:]
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(tmp_path / "whole"))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(tmp_path / "whole")
+
+
+def test_sigterm_has_its_former_effect_afterwards() -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    with Termination() as termination:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert termination.wanted
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")],
+)
+def test_out_of_memory_names_sizes_and_remedies(
+    runs: Any, whole: Path, states: Path, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = AlignmentModel.forward
+
+    def full(self: AlignmentModel, batch: Any, *args: Any) -> Any:
+        # with two of the three passes of a microbatch gone, some gradients are there already
+        if trainer.step == 3 and torch.is_grad_enabled() and 0 in args[0]:
+            raise error
+        return forward(self, batch, *args)
+
+    cfg = runs.config(states, tmp_path / "r", save_every=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(AlignmentModel, "forward", full)
+        trainer = Trainer(cfg)
+        items = [trainer.data.train.items[index] for index in trainer.order.batch(3)]
+        with pytest.raises(ModelError, match="out of memory in step 4") as raised:
+            trainer.fit()
+    message = str(raised.value)
+    for item in items:
+        lengths = "/".join(str(len(prompt) + len(item.answer)) for prompt in item.prompts)
+        assert f"{item.id} ({lengths})" in message
+    for remedy in ("gradient_accumulation", "gradient_checkpointing", "objective.chunk", "data.max_length"):
+        assert remedy in message
+    assert read_json(tmp_path / "r" / "failure.json")["questions"] == [item.id for item in items]
+    # with what it names lowered, the run ends where it would have
+    lower = replace(
+        cfg, resume=True, trainer=replace(cfg.trainer, gradient_accumulation=2, gradient_checkpointing=True)
+    )
+    train(lower)
+    for name, value in runs.weights(whole).items():
+        torch.testing.assert_close(runs.weights(tmp_path / "r")[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_other_errors_are_not_taken_for_want_of_memory(
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(AlignmentModel, "forward", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        train(runs.config(states, tmp_path / "r"))
+
+
+LIMITED = """
+import resource
+from remind.alignment.trainer import Trainer
+step = Trainer.train_step
+def limited(self):
+    if self.step == {step}:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+    return step(self)
+Trainer.train_step = limited
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["checkpoint", "metrics"])
+def test_no_space_leaves_what_was_there(runs: Any, whole: Path, states: Path, tmp_path: Path, what: str) -> None:
+    """The kernel refuses to let a file grow past a size: of a checkpoint's weights, or of the metrics."""
+    cfg = runs.config(states, tmp_path / "r")
+    size = 1_000_000 if what == "checkpoint" else 2_000
+    process = runs.start(cfg, LIMITED.format(step=2, size=size))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 2, errors.decode()
+    message = errors.decode().splitlines()[-1]
+    assert "cannot be written" in message
+    assert "make room" in message
+    assert ("step-00000004" if what == "checkpoint" else "metrics.jsonl") in message
+    folder = tmp_path / "r" / checkpoint.FOLDER
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    checkpoint.verify(folder / "step-00000002")
+    assert (tmp_path / "r" / METRICS).read_text().endswith("}\n")
+    train(replace(cfg, resume=True))
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(whole))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(whole)
+
+
+def test_a_full_disk_under_any_file_is_one_typed_line(
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cfg = runs.config(states, tmp_path / "r", max_steps=2)
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(ModelError, match=r"step-00000002: cannot be written: No space left on device; make room"):
+        train(cfg)
+    assert list((tmp_path / "r" / checkpoint.FOLDER).iterdir()) == []
+
+
+class Tracker:
+    """Works, cannot be reached, ends the process when started, or fails from the second line on."""
+
+    name = "wandb"
+    requires_logging_directory = False
+
+    def __init__(self, project: str) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.open = True
+        type(self).last = self  # type: ignore[attr-defined]
+
+    def start(self) -> None:
+        pass
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        assert values["trainer.lr"] == "0.001"
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.lines.append(values)
+
+    def finish(self) -> None:
+        self.open = False
+
+
+class Unreachable(Tracker):
+    def start(self) -> None:
+        raise ConnectionError("no route to host\nmore")
+
+
+class Exits(Tracker):
+    def start(self) -> None:
+        raise SystemExit("please log in")
+
+
+class Falters(Tracker):
+    def log(self, values: dict[str, Any], step: int) -> None:
+        super().log(values, step)
+        if len(self.lines) > 1:
+            raise TimeoutError("the server is gone")
+
+
+@pytest.mark.parametrize("kind", [Tracker, Unreachable, Exits, Falters])
+def test_a_tracker_cannot_end_a_run(
+    runs: Any, whole: Path, states: Path, tmp_path: Path, kind: type[Tracker],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: ["wandb"])
+    out = train(runs.config(states, tmp_path / "r", max_steps=2, trackers=("wandb", "mlflow")))
+    assert runs.timeless(out)[1]["total"] == runs.timeless(whole)[1]["total"]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert sum("tracker mlflow is not installed; going on without it" in line for line in warnings) == 1
+    assert len(warnings) == (1 if kind is Tracker else 2)
+    lines = kind.last.lines  # type: ignore[attr-defined]
+    assert len(lines) == {Tracker: 4, Falters: 2}.get(kind, 0)
+    if kind is Tracker:
+        assert not kind.last.open  # type: ignore[attr-defined]
+        assert lines[0]["eval/ce0"] == read_metrics(out)[0]["ce0"]
+
+
+def test_an_unknown_tracker_is_refused(runs: Any, states: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tracker 'tensorbord'"):
+        train(runs.config(states, tmp_path / "r", trackers=("tensorbord",)))
+
+
+def test_metrics_lines_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from remind.alignment.failures import append_line
+
+    path = tmp_path / "log"
+    append_line(path, "one")
+    real = Path.open
+
+    def short(self: Path, *args: Any, **kwargs: Any) -> Any:
+        file = real(self, *args, **kwargs)
+        return _Full(file)
+
+    monkeypatch.setattr(Path, "open", short)
+    with pytest.raises(OSError, match="No space"):
+        append_line(path, "a longer line")
+    monkeypatch.undo()
+    assert path.read_text() == "one\n"
+
+
+class _Full:
+    """A file on a disk with room for three more bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.room = file, 3
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(self.file, name)  # type: ignore[no-any-return]
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written: int = self.file.write(data[: self.room])
+        self.room = 0
+        return written

@@ -1,0 +1,447 @@
+"""States as tokens on disk, questions without an answer, and contexts cut to fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remind.alignment import tokens
+from remind.alignment.batch import collate
+from remind.alignment.cache import Cache, Crew
+from remind.alignment.data import DataConfig, Example, build_examples, load_data
+from remind.alignment.decoded import decode
+from remind.alignment.losses import position_terms
+from remind.alignment.metrics import read_metrics
+from remind.alignment.model import trainable
+from remind.alignment.objective import Edge, Objective
+from remind.alignment.order import Order, padding, share
+from remind.alignment.shorten import shortened
+from remind.alignment.step import AlignmentModel, plan, run
+from remind.alignment.trainer import Trainer, train
+from remind.backbone import Backbone, load_backbone
+from remind.chat import end_token_id, prompt_ids
+from remind.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
+from remind.errors import ConfigError, DataError, ModelError
+from remind.io import read_json
+from remind.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    render,
+    render_target,
+)
+from remind.states import StateRecord, state_parts
+from remind.testbed.nano import nano_tokenizer
+
+MakeRecord = Callable[..., StateRecord]
+MakeStates = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return nano_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+# tokens on disk
+
+
+def test_tokens_from_disk_are_those_of_the_text(
+    states: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_data(states, tokenizer, DataConfig(), 4096)
+    first = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
+    monkeypatch.setattr(tokens, "row_of", lambda *_: pytest.fail("tokenised again"))
+    again = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
+    assert plain.about == first.about == again.about
+    for one, other in zip(plain.held_out.items, again.held_out.items, strict=True):
+        assert (one.id, one.answer.tolist()) == (other.id, other.answer.tolist())
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".safetensors"}
+
+
+def test_other_text_other_tokenizer_or_another_limit_is_another_file(
+    tmp_path: Path, tokenizer: Any, make_record: MakeRecord, make_states: MakeStates
+) -> None:
+    def files() -> int:
+        return len(list((tmp_path / "cache").rglob("*.safetensors")))
+
+    cache = Cache(tmp_path / "cache")
+    folder = make_states(tmp_path / "s", [make_record(1)])
+    load_data(folder, tokenizer, DataConfig(), 4096, cache=cache)
+    assert files() == 1
+    load_data(folder, tokenizer, DataConfig(max_answer=2000, on_long="skip"), 4096, cache=cache)
+    assert files() == 1
+    load_data(folder, tokenizer, DataConfig(on_long="cut"), 4096, cache=cache)
+    assert files() == 2
+    other = nano_tokenizer()
+    other.chat_template += "\n"
+    load_data(folder, other, DataConfig(), 4096, cache=cache)
+    assert files() == 3
+    make_states(folder, [make_record(2)])
+    assert [item.id for item in load_data(folder, tokenizer, DataConfig(), 4096, cache=cache).train.items] == ["q002"]
+    assert files() == 4
+
+
+def test_a_damaged_file_is_computed_again_and_said(
+    states: Path, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
+    victim = sorted(tmp_path.rglob("*.safetensors"))[3]
+    victim.write_bytes(victim.read_bytes()[:-20])
+    assert load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path)).about == whole.about
+    assert f"{victim} is damaged" in capsys.readouterr().err
+
+
+def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: Any, tmp_path: Path) -> None:
+    cache, parts = Cache(tmp_path), state_parts(states)
+
+    def files() -> int:
+        return len(list(tmp_path.rglob("*.safetensors")))
+
+    counts: list[int] = []
+    second = Crew(1, 2, lambda: counts.append(files()))
+
+    def wait() -> None:
+        counts.append(files())
+        tokens.read_rows(parts, tokenizer, None, cache, second)
+
+    rows = tokens.read_rows(parts, tokenizer, None, cache, Crew(0, 2, wait))
+    assert counts == [(len(parts) + 1) // 2, len(parts)]
+    assert [row.id for row in rows] == [row.id for row in tokens.read_rows(parts, tokenizer)]
+
+
+# questions without an answer
+
+
+def greedy(model: Any, ids: list[int], end: int, most: int) -> list[int]:
+    """One token after the other by whole forwards."""
+    new: list[int] = []
+    while len(new) < most:
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([ids + new]), use_cache=False).logits[0, -1].argmax())
+        if token == end:
+            break
+        new.append(token)
+    return new
+
+
+def test_answers_are_the_models_greedy_ones(nano: Backbone, tmp_path: Path, make_record: MakeRecord) -> None:
+    records = [make_record(n, target=None) for n in range(5)]
+    for level in ("x2", "x1"):
+        found = decode(nano, records, level, 6, Cache(tmp_path), Crew(), "base")
+        for record in records:
+            ids = prompt_ids(nano.tokenizer, record.level(level).text)
+            new = greedy(nano.model, ids, end_token_id(nano.tokenizer), 6)
+            assert found[record.question_id] == nano.tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_answers_are_decoded_once(
+    nano: Backbone, tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run killed between two files decodes only what is missing; other weights decode anew."""
+    monkeypatch.setattr("remind.alignment.decoded._BLOCK", 2)
+    records = [make_record(n, target=None) for n in range(5)]
+    whole = decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "base")
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    assert len(files) == 3
+    files[1].unlink()
+    asked: list[int] = []
+    from remind.alignment import decoded
+
+    real = decoded.generate
+
+    def counted(backbone: Any, prompts: list[str], *args: Any) -> Any:
+        asked.append(len(prompts))
+        return real(backbone, prompts, *args)
+
+    monkeypatch.setattr(decoded, "generate", counted)
+    assert decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "base") == whole
+    assert len(asked) == 1
+    decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "other")
+    assert sum(asked[1:]) == 5
+
+
+def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:
+    """Six questions have gold answers, q006 has none; its answer is decoded before the first step."""
+    data = DataConfig(max_decoded=8)
+    cfg = runs.config(states, tmp_path / "r", data=data, max_steps=3, batch_size=7)
+    trainer = Trainer(cfg)
+    assert [item.labelled for item in trainer.data.train.items] == [True] * 6 + [False]
+    trainer.fit()
+    about = read_json(tmp_path / "r" / "data.json")
+    assert (about["train"]["examples"], about["train"]["labelled"]) == (7, 6)
+    assert about["held_out"]["labelled"] == about["held_out"]["examples"] == 3
+    for row in read_metrics(tmp_path / "r"):
+        if row["kind"] == "train":
+            # the mean over all seven of a loss that six have
+            assert 0 < row["hard"] < row["ce0"]
+            assert row["share_hard"] + row["share_dist01"] + row["share_dist12"] == pytest.approx(1)
+    # what was decoded is part of what a resume must find as it was
+    train(replace(cfg, resume=True))
+    (tmp_path / "r" / "cache").rename(tmp_path / "gone")
+    train(replace(cfg, resume=True))
+    assert len(list((tmp_path / "r" / "cache" / "decoded").iterdir())) == 1
+
+
+def test_a_run_without_any_label(runs: Any, tmp_path: Path, make_record: MakeRecord, make_states: MakeStates) -> None:
+    records = [make_record(n, target=None) for n in range(4)] + [make_record(10, "dev", target=None)]
+    folder = make_states(tmp_path / "s", records)
+    data = DataConfig(max_decoded=6, unlabelled="x1")
+    out = train(runs.config(folder, tmp_path / "r", data=data, max_steps=2))
+    rows = read_metrics(out)
+    assert all(row["hard"] == 0 for row in rows)
+    assert all(row["total"] > 0 and row["ce0"] > 0 for row in rows)
+    with pytest.raises(ConfigError, match="no question has a gold answer"):
+        sft = Objective(lambda_hard=1.0)
+        train(runs.config(folder, tmp_path / "sft", data=data, max_steps=2, objective=sft))
+    with pytest.raises(DataError, match="nothing to train on"):
+        train(runs.config(folder, tmp_path / "none", data=DataConfig(unlabelled="skip")))
+
+
+def test_an_unlabelled_sample_has_the_gradient_of_its_divergences_alone(
+    make_model: Callable[..., Any], make_examples: Callable[..., list[Example]]
+) -> None:
+    """Two samples, the second without a label, against a reference that leaves its cross-entropy out by hand."""
+    one, two = make_examples([(5, 7, 9, 4), (8, 6, 12, 3)])
+    objective = Objective(chunk=2, edges=(Edge(0, 1), Edge(1, 2)))
+    module = AlignmentModel(trainable(make_model(), None), objective)
+
+    def gradient(example: Example, objective: Objective, scale: float) -> dict[str, torch.Tensor]:
+        module.objective = objective
+        module.zero_grad()
+        run(module, collate([example], [scale]), plan(objective), lambda loss: loss.backward())
+        return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+    labelled = gradient(one, objective, 0.5)
+    # (1 - λ) of the distillation alone, with λ = 0 and γ scaled to match
+    soft = replace(objective, lambda_hard=0.0, edges=(Edge(0, 1, 2.4), Edge(1, 2, 2.4)))
+    alone = gradient(two, soft, 0.5)
+    module.objective = objective
+    module.zero_grad()
+    batch = collate([one, replace(two, labelled=False)], [0.5, 0.5])
+    values = run(module, batch, plan(objective), lambda loss: loss.backward())
+    for name, parameter in module.named_parameters():
+        if name in alone:
+            torch.testing.assert_close(parameter.grad, labelled[name] + alone[name], rtol=1e-9, atol=1e-12)
+    assert values["hard0"][1] == 0
+    assert values["ce0"][1] > 0
+
+
+def test_labels_by_position() -> None:
+    logits = {0: torch.randn(3, 5, generator=torch.Generator().manual_seed(0))}
+    targets, gold = torch.tensor([1, 2, 3]), torch.tensor([True, False, True])
+    objective = Objective(edges=(), lambda_hard=1.0)
+    masked = position_terms(logits, targets, objective, labelled=gold).total
+    assert torch.equal(masked, position_terms(logits, targets, objective).total * gold)
+
+
+@pytest.mark.parametrize("target", ["", "  \n", "<answer></answer><explanation>Ana: tea</explanation>"])
+def test_an_empty_answer_is_counted(tokenizer: Any, make_record: MakeRecord, target: str) -> None:
+    record = replace(make_record(1), target=target)
+    found = build_examples(tokenizer, [record, make_record(2)], DataConfig(), 4096)
+    assert [item.id for item in found.items] == ["q002"]
+    assert found.left_out() == {"empty_answer": ["q001"]}
+
+
+# contexts cut to fit
+
+
+def dialogue_states(blocks: tuple[tuple[int, int], ...] = ((1, 3),), visual: bool = False) -> StateRecord:
+    """Eight turns in two sessions, every other with an image."""
+    turns = [
+        Turn(f"t{n}", "Ana" if n % 2 else "Ben", f"I said number {n} about tea", None,
+             (Image(n // 2, f"{n}.png", f"a cup {n}"),) if n % 2 else ())
+        for n in range(8)
+    ]  # fmt: skip
+    sessions = (Session("s1", "May", tuple(turns[:4])), Session("s2", "June", tuple(turns[4:])))
+    question = Question(
+        "q1",
+        "d",
+        "Which tea?",
+        "direct",
+        (),
+        ("green",),
+        ("t0", "t2", "t6"),
+        (0, 2) if visual else (),
+        VISUAL_DIMENSIONS[0] if visual else None,
+    )
+    factual = FactualState(Dialogue("d", sessions), question, (Segment(0, 7),), Strategy(("Look.",), ("Ana",)))
+    one = AttentionalState(factual, blocks)
+    target = render_target(factual)
+    lines = tuple(f"Ben: I said number {n} about tea" for n in (0, 2, 6))
+    return StateRecord(
+        question_id="q1", dialogue_id="d", split="train", format="direct", question="Which tea?", options=(),
+        answers=("green",), dimension=None, category=None, visual=visual, evidence=("t0", "t2", "t6"),
+        evidence_lines=lines, evidence_found=(), images=question.images, images_found=(), target=target.text,
+        x0=render(factual), x1=render(one), x2=render(ReflectiveState(one, "Tea it is.")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [((1, 3),), ((0, 1), (5, 6)), ()])
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_oldest_turns_go_from_every_state(tokenizer: Any, blocks: Any, count: int) -> None:
+    record = dialogue_states(blocks)
+    assert record.target is not None
+    sizes = [_size(tokenizer, record, dropped) for dropped in range(8)]
+    found, cut = shortened(tokenizer, record, sizes[count], 10)
+    # the fewest that make it fit, by the same states rendered line by line
+    assert cut == next(n for n, size in enumerate(sizes) if size <= sizes[count])
+    for level in ("x0", "x1", "x2"):
+        assert found.level(level).text == _rendered_without(record, level, cut)
+    markers = found.x1.text.split("Guide to the question")[0].count("[ATTENTION]")
+    assert markers % 2 == 0
+    for number in (0, 2, 6):
+        assert (f"number {number} about" in (found.target or "")) == (number >= cut)
+
+
+def _size(tokenizer: Any, record: StateRecord, count: int) -> int:
+    assert record.target is not None
+    kept = "\n".join(f"Ben: I said number {n} about tea" for n in (0, 2, 6) if n >= count)
+    answer = tokens.answer_ids(tokenizer, f"<answer>green</answer><explanation>{kept}</explanation>")
+    texts = [_rendered_without(record, level, count) for level in ("x0", "x1", "x2")]
+    return max(len(prompt_ids(tokenizer, text)) for text in texts) + len(answer)
+
+
+def _rendered_without(record: StateRecord, level: str, count: int) -> str:
+    """By lines: the first `count` turns with their captions, and all markers of blocks that ended with them."""
+    if count == 0:
+        return record.level(level).text
+    head, rest = record.level(level).text.split("Conversation\n", 1)
+    body, tail = rest.split("\nGuide to the question", 1)
+    kept: list[str] = []
+    header, turn, inside = "", -1, False
+    for line in body.splitlines():
+        if line.startswith("[Session"):
+            header = line
+            if turn + 1 > count:
+                kept.append(line)
+        elif line == "[ATTENTION]":
+            inside = not inside
+            if turn >= count:
+                kept.append(line)
+        else:
+            turn += not line.startswith("[Image")
+            if turn == count and not line.startswith("[Image"):
+                kept += [header, *(["[ATTENTION]"] if inside else [])]
+            if turn >= count:
+                kept.append(line)
+    return "\n".join([head + "Conversation", *kept]) + "\n\nGuide to the question" + tail
+
+
+def test_what_fits_stays_and_one_turn_always_does(tokenizer: Any) -> None:
+    record = dialogue_states()
+    assert shortened(tokenizer, record, 10_000, 10) == (record, 0)
+    _, cut = shortened(tokenizer, record, 5, 10)
+    assert cut == 7
+    left = build_examples(tokenizer, [record], DataConfig(on_long="cut", max_length=10), 4096)
+    assert left.left_out() == {"long_context": ["q1"]}
+
+
+def test_images_that_are_gone_leave_the_answer(tokenizer: Any) -> None:
+    record = dialogue_states(visual=True)
+    assert record.target == "<answer>green</answer><explanation>[0, 2]</explanation>"
+    limit = len(prompt_ids(tokenizer, _rendered_without(record, "x2", 3)))
+    found, cut = shortened(tokenizer, record, limit + len(tokens.answer_ids(tokenizer, record.target)), 10)
+    assert cut >= 2
+    assert found.target == "<answer>green</answer><explanation>[2]</explanation>"
+
+
+def test_cut_questions_are_counted_and_used(
+    tokenizer: Any, tmp_path: Path, make_record: MakeRecord, make_states: MakeStates
+) -> None:
+    record = dialogue_states()
+    long = len(prompt_ids(tokenizer, record.x2.text)) + len(tokens.answer_ids(tokenizer, record.target or ""))
+    folder = make_states(tmp_path / "s", [record, make_record(1)])
+    config = DataConfig(on_long="cut", max_length=long - 1)
+    data = load_data(folder, tokenizer, config, 4096, cache=Cache(tmp_path / "c"))
+    assert data.about["cut"] == ["q1"]
+    assert len(data.train) == 2
+    assert data.train.items[0].longest < long
+    with pytest.raises(DataError, match=r"\[q1\].*on_long skip or cut"):
+        load_data(folder, tokenizer, DataConfig(max_length=long - 1), 4096)
+
+
+# batches of similar length
+
+
+def test_groups_show_every_example_once_and_pad_less() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = tuple(torch.randint(100, 3000, (203,), generator=generator).tolist())
+    plain, grouped = Order(203, 8, 3), Order(203, 8, 3, lengths)
+    for epoch in range(2):
+        steps = range(epoch * grouped.steps_per_epoch, (epoch + 1) * grouped.steps_per_epoch)
+        batches = [grouped.batch(step) for step in steps]
+        assert Counter(index for batch in batches for index in batch) == Counter(range(203))
+        assert [len(batch) for batch in batches[:-1]] == [8] * 25
+    assert grouped.batch(0) != grouped.batch(grouped.steps_per_epoch)
+    assert grouped.batch(7) == Order(203, 8, 3, lengths).batch(7)
+    assert padding(grouped, lengths, 1, 8) < 0.1 < padding(plain, lengths, 1, 8)
+    # batches do not go from short to long
+    means = [sum(lengths[index] for index in grouped.batch(step)) for step in range(25)]
+    assert means != sorted(means)
+
+
+def test_padding_is_what_the_batches_have(make_examples: Callable[..., list[Example]]) -> None:
+    examples = make_examples([(5, 5, 5, 4), (8, 8, 8, 1), (3, 3, 3, 2), (20, 20, 20, 3), (1, 1, 1, 1)])
+    order, lengths = Order(5, 4, 0), [example.longest - 1 for example in examples]
+    read = kept = 0
+    for step in range(2):
+        for rank in range(2):
+            for places in share(len(order.batch(step)), rank, 2, 2):
+                if places:
+                    chosen = [examples[order.batch(step)[place]] for place in places]
+                    read += collate(chosen, [1.0] * len(chosen)).input_ids[0].numel()
+                    kept += sum(len(e.prompts[0]) + len(e.answer) - 1 for e in chosen)
+    assert padding(order, lengths, 2, 2) == pytest.approx(1 - kept / read)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from remind.alignment import cache, tokens
+from remind.alignment.cache import Cache
+from remind.states import state_parts
+from remind.testbed.nano import nano_tokenizer
+real, seen = cache.save_file, []
+def save(values, path, about):
+    real(values, path, about)
+    seen.append(path)
+    if len(seen) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+cache.save_file = save
+tokens.read_rows(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.argv[2]))
+"""
+
+
+def test_a_kill_while_writing_leaves_whole_files(states: Path, tokenizer: Any, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(states), str(tmp_path)], capture_output=True, timeout=240)
+    assert done.returncode == -9, done.stderr.decode()
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+    expected = load_data(states, tokenizer, DataConfig(), 4096).about
+    assert load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path)).about == expected
+
+
+def test_a_full_disk_under_the_cache(
+    states: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("remind.alignment.cache.save_file", full)
+    with pytest.raises(ModelError, match="No space left on device; make room"):
+        load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
