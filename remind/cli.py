@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -52,6 +53,8 @@ def _plain_defaults(parser: ArgumentParser) -> None:
 def main(config: type[C], run: Callable[[C], Any], description: str, argv: Sequence[str] | None = None) -> None:
     """Parse and run. Errors of ours become one line on standard error and status 2; others keep their traceback."""
     cfg = parse(config, description, argv)
+    # where it is installed peft imports it, and on some CPUs it then advises to install a kernel nobody asked for
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         run(cfg)
     except RemindError as error:

@@ -82,6 +82,11 @@ class Example:
         """Tokens of the longest prompt with the answer."""
         return max(len(prompt) for prompt in self.prompts) + len(self.answer)
 
+    @property
+    def largest_id(self) -> int:
+        """The highest token id of prompts and answer."""
+        return max(int(ids.max()) for ids in (*self.prompts, self.answer))
+
 
 @dataclass
 class Examples:

@@ -144,6 +144,20 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def check_vocabulary(model: Any, largest: int) -> None:
+    """Raise ModelError where the tokenizer gives ids that the embedding or the head has no row for.
+
+    Args:
+        largest: the highest token id of all examples.
+    """
+    for what, rows in (("embedding", model.get_input_embeddings().weight), ("head", head_weight(model))):
+        if largest >= len(rows):
+            raise ModelError(
+                f"the tokenizer gives token {largest}, but the {what} of {type(model).__name__} has {len(rows)} rows: "
+                "they are not of one model"
+            )
+
+
 @torch.no_grad()
 def check_head(model: Any) -> None:
     """Raise ModelError unless the model's logits are its final hidden states times the head's matrix.

@@ -18,7 +18,7 @@ from remind.alignment.cache import Cache, Crew
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Answers, Data, fit_of, load_data
 from remind.alignment.decoded import decode
-from remind.alignment.model import check_head, checkpoint_activations, fingerprint, load, prepare
+from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.optim import make_optimizer
 from remind.alignment.order import Order, padding
 from remind.alignment.run_folder import DATA, RunFolder
@@ -90,6 +90,7 @@ def set_up(cfg: TrainConfig) -> Setup:
     data = _load_data(cfg, backbone, accelerator.device, folder, cache, crew, base)
     if cfg.train_vision and not any(getattr(example, "pixels", None) for example in data.train.items):
         raise ConfigError("train_vision: no training example has images as pixels, so nothing would reach the tower")
+    check_vocabulary(backbone.model, max(example.largest_id for example in (*data.train.items, *data.held_out.items)))
     lengths = tuple(example.longest for example in data.train.items)
     order = Order(len(lengths), cfg.trainer.batch_size, cfg.seed, lengths if cfg.data.group_by_length else None)
     total = cfg.trainer.max_steps or cfg.trainer.epochs * order.steps_per_epoch

@@ -243,6 +243,28 @@ def test_an_encoder_is_refused(states: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_vocabulary_that_does_not_match_is_refused(
+    states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer with one token more than the model has rows, which the prompts hold."""
+    import remind.alignment.setup as setup_module
+
+    load_model = setup_module.load
+
+    def other_tokenizer(*args: Any) -> Any:
+        backbone = load_model(*args)
+        rows = backbone.model.get_input_embeddings().weight.shape[0]
+        spare = rows - len(backbone.tokenizer)
+        backbone.tokenizer.add_tokens([f"<filler{n}>" for n in range(spare)])
+        # a word of every answer's header, which the chat template puts
+        backbone.tokenizer.add_tokens(["assistant"])
+        return backbone
+
+    monkeypatch.setattr(setup_module, "load", other_tokenizer)
+    with pytest.raises(ModelError, match="rows: they are not of one model"):
+        train(config(states, tmp_path / "r"))
+
+
 def test_a_folder_that_is_no_states_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a states folder"):
         train(config(tmp_path, tmp_path / "r", model="no-such-model"))
