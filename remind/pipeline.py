@@ -21,7 +21,7 @@ from remind.progress import track
 from remind.pyramid import FactualState, ReflectiveState, line_of, render, render_target
 from remind.readers import read
 from remind.split import SplitConfig, assign_splits, check_overlap
-from remind.states import StateRecord, evidence_share, write_manifest, write_part
+from remind.states import Picture, StateRecord, evidence_share, write_manifest, write_part
 
 if TYPE_CHECKING:
     from remind.grounding import Grounder
@@ -90,6 +90,12 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
         x1=render(attentional),
         x2=render(state),
         salience=attentional.salience,
+        pictures=tuple(
+            Picture(turn.id, place, image.path)
+            for turn in factual.turns
+            for place, image in enumerate(turn.images)
+            if image.path is not None
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,9 @@ from remind.io import atomic_path, read_json, write_json
 from remind.pyramid import LEVELS, Rendered, TurnSpan
 from remind.split import check_overlap
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: Version 1 knew nothing of image files.
+_READABLE = (1, 2)
 MANIFEST = "manifest.json"
 
 _SPAN = pa.list_(pa.int32())
@@ -61,8 +63,17 @@ SCHEMA = pa.schema(
         ("x1", _LEVEL),
         ("x2", _LEVEL),
         ("salience", pa.list_(pa.float32())),
+        ("pictures", pa.list_(pa.struct([("turn_id", pa.string()), ("place", pa.int32()), ("path", pa.string())]))),
     ]
 )
+
+
+class Picture(NamedTuple):
+    """The file of an image in x0: the turn, which of the turn's captions stands for it (from 0), and the path."""
+
+    turn_id: str
+    place: int
+    path: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class StateRecord:
         evidence_found: those of `evidence` that x0 holds. `images`, `images_found`: the same for gold image indices.
         category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
         salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
+        pictures: images of x0 whose file is known, in the order of the text; absolute paths, as the reader found them.
     """
 
     question_id: str
@@ -97,6 +109,7 @@ class StateRecord:
     x1: Rendered
     x2: Rendered
     salience: tuple[float, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
     def level(self, name: str) -> Rendered:
         """x0, x1 or x2 by name."""
@@ -140,7 +153,8 @@ def part_name(number: int) -> str:
 def write_part(folder: str | Path, number: int, records: Sequence[StateRecord]) -> Path:
     """Write the states of one dialogue as `part-<number>.parquet`."""
     path = Path(folder) / part_name(number)
-    table = pa.Table.from_pylist([asdict(record) for record in records], schema=SCHEMA)
+    rows = [{**asdict(record), "pictures": [one._asdict() for one in record.pictures]} for record in records]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     return path
@@ -159,7 +173,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
         raise FormatError("not the manifest of a states folder", path)
-    if manifest.get("format_version") != FORMAT_VERSION:
+    if manifest.get("format_version") not in _READABLE:
         raise FormatError(
             f"states of format version {manifest.get('format_version')}, not {FORMAT_VERSION}; build them again",
             path,
@@ -187,12 +201,15 @@ def read_part(path: Path) -> list[StateRecord]:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot be read as Parquet: {error}", path) from None
+    if [*table.schema.names, "pictures"] == SCHEMA.names:
+        table = table.append_column("pictures", pa.nulls(len(table), SCHEMA.field("pictures").type))
     if table.schema.names != SCHEMA.names:
         raise FormatError("its columns are not those of states", path)
     records = []
     for row in table.to_pylist():
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         values.update({name: _rendered(row[name]) for name in LEVELS})
+        values["pictures"] = tuple(Picture(**one) for one in row["pictures"] or ())
         records.append(StateRecord(**values))
     return records
 

@@ -148,6 +148,7 @@ class BaseTargets:
 def _tokens(block: Sequence[Example], levels: Sequence[int]) -> str:
     digest = hashlib.sha256()
     for example in block:
+        digest.update(example.seen.encode())
         for ids in (*(example.prompts[level] for level in (0, *levels)), example.answer):
             digest.update(len(ids).to_bytes(8, "little") + ids.numpy().tobytes())
     return digest.hexdigest()

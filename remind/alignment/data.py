@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from remind.alignment.cache import Cache, Crew
+from remind.alignment.example import Example as Example
+from remind.alignment.example import Pictured as Pictured
+from remind.alignment.pictures import Pictures
 from remind.alignment.tokens import Row, answer_ids, read_rows, row_of
 from remind.errors import ConfigError, DataError
 from remind.io import sha256_file
@@ -42,6 +43,11 @@ class DataConfig:
     """Form batches of examples of similar length. The order is still a function of seed and epoch."""
     limit: int | None = None
     """At most this many training questions, the first ones; for a quick look."""
+    images: Literal["captions", "pixels"] = "captions"
+    """How prompts show the images of the dialogue: by their captions, or as pixels in place of the caption wherever the
+    states know the image's file."""
+    image_tokens: int = 256
+    """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
     cache: str | None = None
     """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
     folder."""
@@ -49,43 +55,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.max_answer < 1 or (self.max_length is not None and self.max_length < 2):
             raise ConfigError("max_answer must be 1 or more and max_length 2 or more")
-        for name in ("limit", "max_decoded"):
+        if self.images == "pixels" and self.on_long == "cut":
+            raise ConfigError(
+                "data.images pixels: turns with images cannot be left out; set data.on_long error or skip"
+            )
+        for name in ("limit", "max_decoded", "image_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
-
-
-@dataclass(frozen=True)
-class Example:
-    """One question: the prompt under x0, x1 and x2, and the one answer that follows each (end token included).
-
-    Attributes:
-        labelled: whether the answer is gold; one that was decoded carries no hard loss.
-    """
-
-    id: str
-    prompts: tuple[Tensor, ...]
-    answer: Tensor
-    labelled: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Tokens the model reads over the three levels."""
-        return self.tokens_under(range(len(self.prompts)))
-
-    def tokens_under(self, levels: Iterable[int]) -> int:
-        """Tokens the model reads if it runs these levels."""
-        return sum(len(self.prompts[level]) + len(self.answer) - 1 for level in levels)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with the answer."""
-        return max(len(prompt) for prompt in self.prompts) + len(self.answer)
-
-    @property
-    def largest_id(self) -> int:
-        """The highest token id of prompts and answer."""
-        return max(int(ids.max()) for ids in (*self.prompts, self.answer))
 
 
 @dataclass
@@ -119,7 +96,7 @@ class Examples:
         """Hash of every id and token in order."""
         digest = hashlib.sha256()
         for item in self.items:
-            digest.update(repr(item.id if item.labelled else (item.id, "decoded")).encode())
+            digest.update(repr(item.id if item.labelled else (item.id, "decoded")).encode() + item.seen.encode())
             for ids in (*item.prompts, item.answer):
                 digest.update(len(ids).to_bytes(8, "little") + ids.numpy().tobytes())
         return digest.hexdigest()
@@ -144,11 +121,12 @@ def fit_of(config: DataConfig, model_length: int) -> tuple[int, int] | None:
     return (most, config.max_decoded + 1) if config.on_long == "cut" else None
 
 
-def select(rows: Iterable[Row], config: DataConfig, model_length: int) -> Examples:
+def select(rows: Iterable[Row], config: DataConfig, model_length: int, shown: Pictures | None = None) -> Examples:
     """The questions that can be used, in order.
 
     Args:
         model_length: most tokens the model takes.
+        shown: what the rows were made with.
 
     Raises:
         DataError: a question is too long and `on_long` is "error".
@@ -160,6 +138,8 @@ def select(rows: Iterable[Row], config: DataConfig, model_length: int) -> Exampl
             (examples.empty_answer if row.empty else examples.without_target).append(row.id)
             continue
         example = Example(row.id, row.prompts, row.answer, row.labelled)
+        if row.images:
+            example = Pictured(**vars(example), images=row.images, shown=shown)
         if len(example.answer) > config.max_answer:
             _too_long(examples.long_answer, row.id, "answer", len(example.answer), config.max_answer, config)
         elif example.longest > limit:
@@ -205,6 +185,7 @@ def load_data(
     cache: Cache | None = None,
     crew: Crew | None = None,
     answers: Answers | None = None,
+    shown: Pictures | None = None,
 ) -> Data:
     """Read a states folder and tokenise what is needed of it.
 
@@ -214,12 +195,15 @@ def load_data(
     Args:
         cache: where tokenised states are kept; None: nowhere.
         answers: decodes answers for questions without one; None: they are left out.
+        shown: show images as pixels; None: as captions.
 
     Raises:
         DataError: states that cannot be used, splits that share evidence, or no example to train on.
+        ImagePathError: images that are to be shown and cannot be.
+        ConfigError: a question that is to be shown images has no gold answer.
     """
     parts = state_parts(states)
-    rows = read_rows(parts, tokenizer, fit_of(config, model_length), cache, crew)
+    rows = read_rows(parts, tokenizer, fit_of(config, model_length), cache, crew, shown)
     check_overlap((row.id, row.dialogue_id, row.split, row.evidence) for row in rows)
     splits = {row.split for row in rows}
     watched = next((split for split in (eval_split, "test") if split in splits), None)
@@ -229,11 +213,11 @@ def load_data(
     held_out = (labelled or held_out)[:eval_limit]
     if config.unlabelled != "skip" and answers is not None:
         train, held_out = _answered(parts, tokenizer, [train, held_out], answers)
-    examples = select(train, config, model_length)
+    examples = select(train, config, model_length, shown)
     if not examples.items:
         there = ", ".join(sorted(splits)) or "none"
         raise DataError(f"nothing to train on: {examples.counts()}; splits there are: {there}", states)
-    watch = select(held_out, replace(config, on_long="skip"), model_length)
+    watch = select(held_out, replace(config, on_long="skip"), model_length, shown)
     about = {
         "states": str(states),
         "manifest_sha256": sha256_file(Path(states) / MANIFEST),
@@ -244,6 +228,9 @@ def load_data(
         "cut": examples.cut,
         "held_out": {"split": watched, **watch.counts()},
     }
+    if shown is not None:
+        files = [one for item in (*examples.items, *watch.items) if isinstance(item, Pictured) for one in item.images]
+        about["images"] = {"shown": len(files), "files": len(set(files)), "most_tokens": shown.most}
     return Data(examples, watch, watched, about)
 
 
@@ -252,6 +239,11 @@ def _answered(parts: Sequence[Path], tokenizer: Any, groups: Sequence[list[Row]]
     wanted = {row.id for rows in groups for row in rows if row.answer is None and not row.empty}
     if not wanted:
         return list(groups)
+    if pictured := sum(row.id in wanted and bool(row.images) for rows in groups for row in rows):
+        raise ConfigError(
+            f"data.images pixels: {pictured} questions with images have no gold answer, and answers are decoded from "
+            "text alone; set data.unlabelled skip"
+        )
     decoded = answers([record for path in parts for record in read_part(path) if record.question_id in wanted])
 
     def fill(row: Row) -> Row:

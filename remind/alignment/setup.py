@@ -16,11 +16,12 @@ import torch
 from remind.alignment.base_targets import BaseTargets
 from remind.alignment.cache import Cache, Crew
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Answers, Data, fit_of, load_data
+from remind.alignment.data import Answers, Data, Pictured, fit_of, load_data
 from remind.alignment.decoded import decode
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.optim import make_optimizer
 from remind.alignment.order import Order, padding
+from remind.alignment.pictures import Pictures, check_mixture
 from remind.alignment.run_folder import DATA, RunFolder
 from remind.alignment.step import AlignmentModel, Pass, plan
 from remind.alignment.teachers import Ema, Live, Teachers
@@ -88,8 +89,10 @@ def set_up(cfg: TrainConfig) -> Setup:
     cache = Cache(cfg.data.cache or folder.path / "cache")
     crew = Crew(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
     data = _load_data(cfg, backbone, accelerator.device, folder, cache, crew, base)
-    if cfg.train_vision and not any(getattr(example, "pixels", None) for example in data.train.items):
+    if cfg.train_vision and not any(isinstance(example, Pictured) for example in data.train.items):
         raise ConfigError("train_vision: no training example has images as pixels, so nothing would reach the tower")
+    pictured = [isinstance(example, Pictured) for example in (*data.train.items, *data.held_out.items)]
+    check_mixture(pictured, crew, cfg.train_vision, sharded(accelerator), cfg.trainer.prefix_sharing)
     check_vocabulary(backbone.model, max(example.largest_id for example in (*data.train.items, *data.held_out.items)))
     lengths = tuple(example.longest for example in data.train.items)
     order = Order(len(lengths), cfg.trainer.batch_size, cfg.seed, lengths if cfg.data.group_by_length else None)
@@ -170,7 +173,8 @@ def _load_data(
     if config.unlabelled != "skip":
         answers = partial(_decode, cfg, backbone, device, cache, crew, base)
     watched = (trainer.eval_split, trainer.eval_limit)
-    data = load_data(cfg.states, backbone.tokenizer, config, length, *watched, cache, crew, answers)
+    shown = Pictures(backbone, config.image_tokens) if config.images == "pixels" else None
+    data = load_data(cfg.states, backbone.tokenizer, config, length, *watched, cache, crew, answers, shown)
     if not cfg.objective.active and not any(example.labelled for example in data.train.items):
         raise ConfigError("nothing is trained: no question has a gold answer, and no edge has gamma above 0")
     left_out = {reason: len(ids) for reason, ids in data.train.left_out().items()}

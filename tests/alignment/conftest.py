@@ -162,3 +162,25 @@ os._exit(status)
 @pytest.fixture(scope="session")
 def runs() -> Runs:
     return Runs()
+
+
+@pytest.fixture
+def two_processes(tmp_path: Path) -> Callable[..., None]:
+    """Run a script under torchrun on two gloo processes, with an argument, by default a folder for its checkpoint.
+
+    Each process ends with the line `rank N is through`: its exit status alone would not tell that all checks were made.
+    """
+
+    def launch(script: str, argument: str | None = None) -> None:
+        (tmp_path / "script.py").write_text(script)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        done = subprocess.run(
+            [*command, str(tmp_path / "script.py"), argument or str(tmp_path / "checkpoint")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+        assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+
+    return launch

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -87,14 +84,5 @@ os._exit(0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_have_the_gradient_of_one(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), kind],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+def test_two_processes_have_the_gradient_of_one(two_processes: Callable[..., None], kind: str) -> None:
+    two_processes(SCRIPT, kind)

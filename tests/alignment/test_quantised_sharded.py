@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +106,8 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_shards_have_the_blocks_of_one_process_and_resume_to_the_bit(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "checkpoint")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+def test_shards_have_the_blocks_of_one_process_and_resume_to_the_bit(two_processes: Callable[..., None]) -> None:
+    two_processes(SCRIPT)
 
 
 @pytest.mark.slow

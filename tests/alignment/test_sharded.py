@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -84,14 +81,5 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_shards_give_the_gradient_and_the_checkpoint_of_one_process(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "checkpoint")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+def test_shards_give_the_gradient_and_the_checkpoint_of_one_process(two_processes: Callable[..., None]) -> None:
+    two_processes(SCRIPT)

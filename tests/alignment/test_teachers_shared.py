@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,14 +110,5 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_averages_of_shards_are_those_of_the_whole(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SHARDED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "checkpoint")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+def test_averages_of_shards_are_those_of_the_whole(two_processes: Callable[..., None]) -> None:
+    two_processes(SHARDED)

@@ -1,0 +1,151 @@
+"""Images of states as pixels: blocks of image tokens where their captions stand, and the tensors behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from remind.alignment.cache import Crew
+from remind.backbone import Backbone
+from remind.chat import chat_ids
+from remind.errors import ConfigError, DataError, ImagePathError
+from remind.io import sha256_file, sha256_json
+from remind.progress import track
+from remind.states import StateRecord, read_part
+from remind.vision import image_block, pixel_inputs, takes_images
+
+
+class Pictures:
+    """How a model is shown the images of states.
+
+    Args:
+        most: at most about so many tokens for an image.
+
+    Attributes:
+        name: hash of all that decides, besides the files, what the model is shown.
+
+    Raises:
+        ConfigError: a model that takes no images.
+    """
+
+    def __init__(self, backbone: Backbone, most: int) -> None:
+        if not takes_images(backbone):
+            raise ConfigError(f"data.images pixels: {backbone.name} takes no images; set data.images captions")
+        self.most = most
+        processor = backbone.processor.image_processor
+        self.name = sha256_json([most, type(processor).__name__, processor.to_dict()])
+        # examples hold on to this; the weights are not theirs to keep
+        self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
+        self._hash = cache(_hash)
+        self._block = cache(self._block_length)
+
+    def _block_length(self, path: str) -> int:
+        try:
+            return len(image_block(self._backbone, path, self.most)) - 2
+        except ValueError as error:  # sides out of all proportion
+            raise ImagePathError(f"cannot be shown: {error}", path) from None
+
+    def survey(self, parts: Sequence[Path]) -> list[list[str]]:
+        """Hashes of the image files of each part, each file opened once.
+
+        Raises:
+            ImagePathError: files that are missing or are no images; names the first one and its question.
+        """
+        hashes: list[list[str]] = []
+        good: set[str] = set()
+        bad: dict[str, tuple[str, str]] = {}
+        for part in track(parts, "images", len(parts)):
+            found = []
+            for record in read_part(part):
+                for path in (picture.path for picture in record.pictures if picture.path not in bad):
+                    try:
+                        found.append(self._hash(path))
+                        self._block(path)
+                        good.add(path)
+                    except ImagePathError as error:
+                        bad[path] = (record.question_id, _reason(error))
+            hashes.append(found)
+        if bad:
+            path, (question, reason) = next(iter(bad.items()))
+            count = (
+                f"{len(bad)} of {len(good) + len(bad)} images cannot be used; set data.images captions to go without"
+            )
+            raise ImagePathError(f"{reason} ({count})", path, question)
+        return hashes
+
+    def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
+        """Path and hash of each image, in the order of the text."""
+        return tuple((picture.path, self._hash(picture.path)) for picture in record.pictures)
+
+    def prompt(self, tokenizer: Any, record: StateRecord, level: str) -> list[int]:
+        """Tokens of a level: as `prompt_ids`, but images with a file are shown in place of their caption's text.
+
+        Raises:
+            DataError: an image that has no place in the level, or stands in another order than in x0.
+            ModelError: a chat template that does not show images.
+        """
+        rendered = record.level(level)
+        turns = {turn.turn_id: turn for turn in rendered.turns}
+        content: list[dict[str, Any]] = []
+        cursor = 0
+        for picture in record.pictures:
+            turn = turns.get(picture.turn_id)
+            if turn is None or not 0 <= picture.place < len(turn.captions) or turn.captions[picture.place][0] < cursor:
+                raise DataError(
+                    f"{level} does not show the images of x0 in order; build the states again",
+                    picture.path,
+                    record.question_id,
+                )
+            start, end = turn.captions[picture.place]
+            content += [{"type": "text", "text": rendered.text[cursor:start]}, {"type": "image"}]
+            cursor = end
+        content.append({"type": "text", "text": rendered.text[cursor:]})
+        counts = [self._block(picture.path) for picture in record.pictures]
+        ids = chat_ids(tokenizer, [{"role": "user", "content": content}], image_tokens=counts)
+        assert ids.count(self._backbone.model.config.image_token_id) == sum(counts), record.question_id
+        return ids
+
+    def tensors(self, paths: Sequence[str], question: str) -> dict[str, Tensor]:
+        """pixel_values and image_grid_thw of images in order. Raises ImagePathError."""
+        try:
+            return pixel_inputs(self._backbone, paths, self.most)
+        except ImagePathError as error:
+            raise ImagePathError(_reason(error), error.path, question) from None
+
+
+def _reason(error: ImagePathError) -> str:
+    return str(error).removeprefix(f"{error.path}: ")
+
+
+def _hash(path: str) -> str:
+    if not Path(path).is_file():
+        raise ImagePathError("no such image file", path)
+    return sha256_file(path)
+
+
+def check_mixture(with_images: Sequence[bool], crew: Crew, train_vision: bool, sharded: bool, sharing: bool) -> None:
+    """Refuse what would leave one process waiting for another that has no image to show.
+
+    Args:
+        with_images: for each example, of training and held out.
+        sharing: whether x1 and x2 are run together where they can.
+
+    Raises:
+        ConfigError: some examples have images and some not, and each process has to run the tower.
+    """
+    if crew.processes == 1 or not any(with_images):
+        return
+    if (train_vision or sharded) and not all(with_images):
+        raise ConfigError(
+            f"data.images pixels: {with_images.count(False)} of {len(with_images)} examples have no image, and several "
+            "processes under FSDP, or with train_vision, all have to run the vision tower: "
+            "use DDP with a frozen tower, one process, or data.images captions"
+        )
+    if sharded and sharing:
+        raise ConfigError("data.images pixels: under FSDP set trainer.prefix_sharing false")
