@@ -171,17 +171,6 @@ def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
     return {file.name: sha256_file(file) for file in files}
 
 
-def saes_for(cfg: BuildStatesConfig) -> Path:
-    """The SAE folder: the one given, or a small one trained now (once: it is cached by model, data and settings)."""
-    if cfg.sae is not None:
-        return Path(cfg.sae)
-    from remind.sae_training import quick_sae
-    from remind.testbed.sample import corpus_path
-
-    data = _paths(cfg.sae_data) or [str(corpus_path())]
-    return quick_sae(cfg.backbone, data, Path(cfg.cache).expanduser() / "sae", cfg.device, cfg.dtype)
-
-
 def build_states(cfg: BuildStatesConfig) -> Path:
     """Read, build and write; prints what dangles and the evidence recall of x0 by category.
 
@@ -195,7 +184,7 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     """
     from remind.backbone import load_backbone
     from remind.grounding import Grounder
-    from remind.grounding.load import load_saes
+    from remind.grounding.load import folder_of_saes, load_saes
     from remind.llm.offline import OfflineLLM
     from remind.perception import Perception
     from remind.perception.encode import SentenceEncoder
@@ -209,7 +198,7 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     splits = assign_splits(corpus, cfg.split)
     check_overlap((q.id, q.dialogue_id, splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions)
 
-    sae_folder = saes_for(cfg)
+    sae_folder = folder_of_saes(cfg.sae, _paths(cfg.sae_data), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, idf = load_saes(sae_folder)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
     encoder = SentenceEncoder(device=cfg.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remind.alignment.batch import MicroBatch, collate
 from remind.alignment.cache import Cache, Crew, ragged, unragged
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import FixedTeacher, HiddenTeacher, TopKTeacher, approximation_error, teach, topk_targets
 from remind.alignment.step import AlignmentModel, head_weight
 from remind.alignment.teachers import Fixed, TeacherConfig

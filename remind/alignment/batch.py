@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.objective import N_LEVELS
 
 

@@ -69,7 +69,7 @@ class TrainerConfig:
     """sequential: one level's graph lives at a time. joint: all at once (needed for target_grad flow)."""
     prefix_sharing: bool = True
     """Compute what x1 and x2 have in common once, where x2 only teaches. Changes time, not the result beyond rounding;
-    needs eager-free attention (sdpa or flash) without sliding windows."""
+    needs sdpa or flash attention without sliding windows."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     eval_every: int = 50

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from remind.alignment.cache import Cache, Crew
-from remind.alignment.example import Example as Example
-from remind.alignment.example import Pictured as Pictured
+from remind.alignment.example import Example, Pictured
 from remind.alignment.pictures import Pictures
 from remind.alignment.tokens import Row, answer_ids, read_rows, row_of
 from remind.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.failures import append_line, saving
 from remind.alignment.losses import Objective
 from remind.errors import DataError

@@ -16,8 +16,9 @@ import torch
 from remind.alignment.base_targets import BaseTargets
 from remind.alignment.cache import Cache, Crew
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Answers, Data, Pictured, fit_of, load_data
+from remind.alignment.data import Answers, Data, fit_of, load_data
 from remind.alignment.decoded import decode
+from remind.alignment.example import Pictured
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.optim import make_optimizer
 from remind.alignment.order import Order, padding

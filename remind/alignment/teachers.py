@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from remind.alignment.batch import MicroBatch
 from remind.alignment.checkpoint import trained_parameters
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import FixedTeacher, HiddenTeacher, teach
 from remind.alignment.step import head_weight
 from remind.errors import ConfigError

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remind.alignment.data import Example, Examples
+from remind.alignment.data import Examples
+from remind.alignment.example import Example
 from remind.alignment.failures import OutOfMemory, is_out_of_memory
 from remind.alignment.order import share
 from remind.alignment.step import AlignmentModel, Pass, collate, run

@@ -36,7 +36,7 @@ class GroundingConfig:
     anchor token looks for its best partner in the turn (`match_each`); alpha, beta, lam, sigma and agg then have no
     part in the salience."""
     layers: Literal["all", "last"] = "all"
-    """Which layers' SAEs are used. On real dialogues the last one alone finds more evidence than several together."""
+    """Which layers' SAEs are used: all, each standardised and then averaged, or the last alone."""
     agg: str = "top3"
     """How token scores become one score (Agg of Eq. 5): mean, max, or top<m> for the mean of the m largest. The paper
     does not say which; on real dialogues the plain mean finds far less evidence."""

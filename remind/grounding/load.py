@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from remind.errors import ModelError
 from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
+
+
+def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache: str, device: str, dtype: str) -> Path:
+    """The folder given, or that of small SAEs trained now (once: cached by model, data and settings).
+
+    Args:
+        data: dialogues to train on; empty: the bundled small talk.
+        cache: folder for what is trained.
+
+    Raises:
+        DataError, FormatError: data that cannot be read. ModelError: a backbone that cannot be used.
+    """
+    if given is not None:
+        return Path(given)
+    from remind.sae_training import quick_sae
+    from remind.testbed.sample import corpus_path
+
+    return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
 
 
 def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSAE], dict[int, Tensor]]:

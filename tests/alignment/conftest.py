@@ -20,7 +20,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig, TrainerConfig, as_dict
-from remind.alignment.data import DataConfig, Example
+from remind.alignment.data import DataConfig
+from remind.alignment.example import Example
 from remind.alignment.metrics import read_metrics
 from remind.pyramid import Rendered
 from remind.states import StateRecord, write_manifest, write_part

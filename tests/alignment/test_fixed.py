@@ -14,7 +14,7 @@ from torch import Tensor
 from remind.alignment import Edge, Objective, pra_loss
 from remind.alignment.batch import collate
 from remind.alignment.chunked import chunked_terms
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import (
     FixedTeacher,
     HiddenTeacher,

@@ -17,7 +17,8 @@ from torch import Tensor
 from remind.alignment.base_targets import _tokens
 from remind.alignment.batch import collate
 from remind.alignment.cache import Cache, Crew
-from remind.alignment.data import Data, DataConfig, Example, Pictured, load_data
+from remind.alignment.data import Data, DataConfig, load_data
+from remind.alignment.example import Example, Pictured
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
 from remind.alignment.objective import Objective

@@ -12,7 +12,7 @@ from torch import Tensor
 from remind.alignment import Edge, Objective
 from remind.alignment.batch import collate, common_prefix
 from remind.alignment.config import LoraConfig
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import teach
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.prefix import NAME

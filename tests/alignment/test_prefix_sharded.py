@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from remind.alignment import Edge, Objective
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import HiddenTeacher, teach
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.step import AlignmentModel, collate, head_weight, plan, run

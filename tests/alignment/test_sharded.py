@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 
 from remind.alignment import Objective, checkpoint
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.optim import adamw
 from remind.alignment.step import AlignmentModel, collate, plan, run

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remind.alignment import Edge, Objective, pra_loss
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, Pass, StepKind, collate, plan, run
 from remind.errors import ConfigError

@@ -17,7 +17,7 @@ from remind.alignment.base_targets import BaseTargets
 from remind.alignment.batch import collate
 from remind.alignment.cache import Cache, Crew
 from remind.alignment.config import LoraConfig
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
 from remind.alignment.objective import Edge, Objective

@@ -57,7 +57,7 @@ from torch.distributed.fsdp import fully_shard
 from safetensors.torch import load_file
 from remind.alignment import Objective, checkpoint
 from remind.alignment.batch import collate
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.model import trainable
 from remind.alignment.optim import adamw
 from remind.alignment.step import AlignmentModel, plan, run

@@ -16,8 +16,9 @@ import torch
 from remind.alignment import tokens
 from remind.alignment.batch import collate
 from remind.alignment.cache import Cache, Crew
-from remind.alignment.data import DataConfig, Example, build_examples, load_data
+from remind.alignment.data import DataConfig, build_examples, load_data
 from remind.alignment.decoded import decode
+from remind.alignment.example import Example
 from remind.alignment.losses import position_terms
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable

@@ -11,7 +11,7 @@ from torch import Tensor
 from remind.alignment.batch import MicroBatch, collate
 from remind.alignment.bench.config import Arch, BenchStepConfig, Tune, Variant
 from remind.alignment.config import LoraConfig
-from remind.alignment.data import Example
+from remind.alignment.example import Example
 from remind.alignment.fixed import FixedTeacher, HiddenTeacher, TopKTeacher, teach, topk_targets
 from remind.alignment.losses import pra_loss
 from remind.alignment.model import checkpoint_activations, trainable

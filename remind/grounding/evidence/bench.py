@@ -22,7 +22,7 @@ from remind.grounding.evidence.plot import plot
 from remind.grounding.evidence.prepare import SCOPES, prepare
 from remind.grounding.evidence.report import Table, all_differences, difference_lines, hardest_lines
 from remind.grounding.evidence.sweep import sweep
-from remind.grounding.load import load_saes
+from remind.grounding.load import folder_of_saes, load_saes
 from remind.grounding.windowed import WindowedCodes
 from remind.io import sha256_file, write_json
 from remind.llm.offline import OfflineLLM
@@ -95,7 +95,8 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     asked, facts = load(paths, cfg.limit)
     if cfg.cv and len(asked) < 2:
         raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data, or set cv to false")
-    folder = _sae_folder(cfg)
+    sae_data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [])
+    folder = folder_of_saes(cfg.sae, sae_data, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, _ = load_saes(folder)
     encoder = SparseEncoder(load_backbone(cfg.backbone, cfg.dtype, cfg.device), saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
@@ -145,16 +146,6 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     plot(result["rows"], out.with_suffix(".png"))
     _print(result, table, [*extra, *without], out)
     return result
-
-
-def _sae_folder(cfg: BenchEvidenceConfig) -> Path:
-    if cfg.sae is not None:
-        return Path(cfg.sae)
-    from remind.sae_training import quick_sae
-    from remind.testbed.sample import corpus_path
-
-    data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [str(corpus_path())])
-    return quick_sae(cfg.backbone, data, Path(cfg.cache).expanduser() / "sae", cfg.device, cfg.dtype)
 
 
 def _hashes(paths: Sequence[str | Path]) -> dict[str, str]:
