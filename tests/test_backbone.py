@@ -30,7 +30,7 @@ TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
 
 @pytest.fixture(scope="module")
 def nano() -> Backbone:
-    return load_backbone("nano")
+    return load_backbone("nano-untrained")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_nano(nano):
 
 
 def test_nano_is_always_the_same(nano):
-    again = load_backbone("nano")
+    again = load_backbone("nano-untrained")
     for name, value in nano.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
 
@@ -110,7 +110,7 @@ def test_qwen3_vl_folder(nano, nano_folder):
 
 
 def test_dtype(nano_folder):
-    assert load_backbone("nano", dtype="bfloat16").dtype == torch.bfloat16
+    assert load_backbone("nano-untrained", dtype="bfloat16").dtype == torch.bfloat16
     assert load_backbone(nano_folder, dtype="bfloat16").dtype == torch.bfloat16
     assert load_backbone(nano_folder, dtype="auto").dtype == torch.float32
 
@@ -178,7 +178,7 @@ def test_deeper_blocks_do_not_run(nano):
 
 @pytest.mark.parametrize("layer", [-1, 5])
 def test_layer_out_of_range(nano, layer):
-    with pytest.raises(ModelError, match=r"nano: .*0.*4") as caught:
+    with pytest.raises(ModelError, match=r"nano-untrained: .*0.*4") as caught:
         nano.hidden_states(ids_of(nano), None, [layer])
     assert "\n" not in str(caught.value)
 
@@ -264,12 +264,12 @@ def test_text_after_an_image_is_as_on_a_fresh_model(nano):
     ids = ids_of(nano)
     inputs = nano.encode_messages(question(Image.new("RGB", (256, 256), "blue")))
     given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
-    used = load_backbone("nano")
+    used = load_backbone("nano-untrained")
     with torch.no_grad():
         used.model(**inputs)
     used.hidden_states(inputs["input_ids"], inputs["attention_mask"], [4], **given)
     for mask in (None, torch.ones_like(ids)):
-        after, fresh = (b.hidden_states(ids, mask, [0, 2, 4]) for b in (used, load_backbone("nano")))
+        after, fresh = (b.hidden_states(ids, mask, [0, 2, 4]) for b in (used, load_backbone("nano-untrained")))
         for layer in after:
             assert torch.equal(after[layer], fresh[layer])
 

@@ -10,6 +10,9 @@ from remind.demo import DemoConfig
 from remind.evaluation.faithfulness import FaithfulnessConfig
 from remind.evaluation.harness import EvaluateConfig
 from remind.sae_training import TrainSAEConfig
+from remind.testbed.proof.config import ProofConfig
+from remind.testbed.stability import StabilityConfig
+from remind.testbed.write import MakeWorldConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KINDS = {
@@ -17,7 +20,10 @@ KINDS = {
     "evaluate": (EvaluateConfig, ["--states", "s", "--model", "m", "--out", "o"]),
     "faithfulness": (FaithfulnessConfig, []),
     "pra": (TrainConfig, ["--states", "s", "--out", "o"]),
+    "proof": (ProofConfig, ["--model", "m", "--out", "o"]),
     "sae": (TrainSAEConfig, ["--out", "o"]),
+    "world": (MakeWorldConfig, ["--out", "o"]),
+    "stability": (StabilityConfig, ["--model", "m", "--out", "o"]),
 }
 
 

@@ -48,7 +48,14 @@ def run_of(folder: Path, lora: LoraConfig | None, dev: bool = True, optimizer: A
         write_part(states, number, [record(number, split)])
     write_manifest(states, {"inputs": {"talk.json": "ab" * 32}})
     loop = TrainerConfig(lr=1e-2, max_steps=4, batch_size=2, save_every=2, eval_every=2, optimizer=optimizer)
-    return train(TrainConfig(states=str(states), out=str(folder / "run"), lora=lora, trainer=loop, **more))
+    given = {
+        "model": "nano-untrained",
+        "states": str(states),
+        "out": str(folder / "run"),
+        "lora": lora,
+        "trainer": loop,
+    }
+    return train(TrainConfig(**{**given, **more}))
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
@@ -77,7 +84,7 @@ def test_it_opens_with_transformers_alone(run: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(out)
     expected = trained_logits(run, checkpoint.folder_of(run, 4))
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-4, atol=1e-5)
-    base = load_backbone("nano")
+    base = load_backbone("nano-untrained")
     assert float((logits(base.model, base.tokenizer) - expected).abs().max()) > 0.01
     assert tokenizer.chat_template == base.tokenizer.chat_template
     assert not any("lora" in name for name, _ in model.named_parameters())

@@ -13,11 +13,13 @@ import torch
 from remind import read
 from remind.alignment.trainer import TrainerConfig
 from remind.demo import DemoConfig, demo
+from remind.io import read_json
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pyramid import MARKER, strip_markers
 from remind.states import read_manifest, read_states
 from remind.testbed.nano import save_nano
 from remind.testbed.sample import sample_path
+from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
 from sae.trainer import SAETrainConfig
 
@@ -183,17 +185,19 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     cfg = DemoConfig(
         out=str(tmp_path / "demo"),
+        world=WorldConfig(train=2, dev=1, test=1),
         sae_layers=(2,),
         sae=SAETrainConfig(d_sae=128, k=8, steps=5, batch_size=128),
-        trainer=TrainerConfig(lr=2e-3, max_steps=4, batch_size=2, eval_every=4, eval_limit=4),
-        max_new_tokens=8,
+        trainer=TrainerConfig(lr=5e-4, max_steps=2, batch_size=4),
     )
-    cfg.perception.retrieve.max_context_tokens = 120
     exported = demo(cfg)
     text = capsys.readouterr().out
-    for word in ("Acc before", "held-out loss", "report.html", str(exported), "random parameters"):
+    for word in ("kidding", "before", "PRA without a label", "SFT, 40% of the labels wrong", str(exported)):
         assert word in text
     model = Qwen3VLForConditionalGeneration.from_pretrained(exported)
     ids = AutoTokenizer.from_pretrained(exported)("hello", return_tensors="pt")
     assert torch.isfinite(model(**ids).logits).all()
-    assert (tmp_path / "demo" / "after" / "report.html").is_file()
+    ladder = read_json(tmp_path / "demo" / "ladder.json")
+    assert list(ladder["before"]) == ["single", "multi", "direct", "all"]
+    assert (tmp_path / "demo" / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "demo" / "evaluation" / "report.html").is_file()

@@ -188,6 +188,6 @@ def _resolved(cfg: TrainConfig) -> TrainConfig:
     """With absolute paths, so that the run folder can be read from anywhere."""
     if not cfg.states or not cfg.out or not cfg.model:
         raise ConfigError("states, model and out must be given")
-    local = cfg.model != "nano" and Path(cfg.model).is_dir()
+    local = cfg.model not in ("nano", "nano-untrained") and Path(cfg.model).is_dir()
     model = str(Path(cfg.model).resolve()) if local else cfg.model
     return replace(cfg, states=str(Path(cfg.states).resolve()), out=str(Path(cfg.out).resolve()), model=model)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 
 @cache
@@ -22,9 +22,14 @@ def _environment() -> Environment:
     return Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
 
 
+@cache
+def _template(name: str) -> Template:
+    return _environment().from_string(source(name))
+
+
 def render(name: str, **values: Any) -> str:
     """Fill the template `<name>.j2`."""
-    return _environment().from_string(source(name)).render(**values)
+    return _template(name).render(**values)
 
 
 def fingerprint(name: str) -> str:

@@ -131,7 +131,15 @@ os._exit(status)
     def config(self, states: Path, out: Path, **changes: Any) -> TrainConfig:
         loop = {name: changes.pop(name) for name in list(changes) if name in vars(self.LOOP)}
         changes.setdefault("data", DataConfig(unlabelled="skip"))
-        return TrainConfig(states=str(states), out=str(out), trainer=replace(self.LOOP, **loop), **changes)
+        return TrainConfig(
+            **{
+                "model": "nano-untrained",
+                "states": str(states),
+                "out": str(out),
+                "trainer": replace(self.LOOP, **loop),
+                **changes,
+            }
+        )
 
     def environment(self, **more: str) -> dict[str, str]:
         # sums depend on the number of threads in their last digits

@@ -14,6 +14,7 @@ from remind.alignment.bench.flops import executed
 from remind.alignment.bench.memory import cpu_memory
 from remind.alignment.bench.variants import build, config_of, make_step, microbatch
 from remind.errors import ConfigError
+from remind.testbed.nano import VOCAB_SIZE
 
 
 def test_matrix_products_are_counted_forward_back_and_again() -> None:
@@ -70,13 +71,13 @@ def test_the_real_sizes() -> None:
 
 @pytest.mark.slow
 def test_memory_is_that_of_the_step() -> None:
-    """Whole logits of three levels, of 3,072 tokens in float32, are seen; so is what the other variants do without."""
+    """Whole logits of three levels, in float32, are seen; so is what the other variants do without."""
     cfg = BenchStepConfig(arch="nano", tokens=1024, answer=16, tune=("full",))
     found = {name: cpu_memory(cfg, "full", name) for name in ("sft", "naive")}  # type: ignore[arg-type]
     sft, naive = found["sft"], found["naive"]
     assert sft is not None
     assert naive is not None
-    whole = 3 * 1024 * 3072 * 4
+    whole = 3 * 1024 * VOCAB_SIZE * 4
     assert naive.work > sft.work + whole
     parameters = 4 * sum(p.numel() for p in build(cfg, "full").parameters())
     assert sft.total > sft.work > parameters / 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from remind.testbed.nano import nano_model
+from remind.backbone import load_backbone
 
 SCRIPT = """
 import os
@@ -117,13 +117,22 @@ def test_the_shipped_config_and_launcher_train_in_bfloat16(states: Path, tmp_pat
     (tmp_path / "script.py").write_text(f"{runs.FRONT}{runs.END}")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "launcher.yaml")]
     command += [str(tmp_path / "script.py"), "--config", str(runs.ROOT / "configs/pra_qwen3_vl_8b_full.yaml")]
-    command += ["--model", "nano", "--states", str(states), "--out", str(tmp_path / "run"), "--trainer.max_steps", "2"]
+    command += [
+        "--model",
+        "nano-untrained",
+        "--states",
+        str(states),
+        "--out",
+        str(tmp_path / "run"),
+        "--trainer.max_steps",
+        "2",
+    ]
     command += ["--trainer.save_every", "1", "--trainer.keep_last", "2", "--data.unlabelled", "skip"]
     done = subprocess.run(command, env=runs.environment(OMP_NUM_THREADS="1"), capture_output=True, timeout=180)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     first, second = (runs.weights(tmp_path / "run", step) for step in (1, 2))
     assert {value.dtype for value in second.values()} == {torch.bfloat16}
-    start = dict(nano_model().bfloat16().named_parameters())
+    start = dict(load_backbone("nano-untrained").model.bfloat16().named_parameters())
     # at a rate of a hundred-thousandth, in bfloat16
     for before, after in ((start, first), (first, second)):
         moved = [name for name, value in after.items() if not torch.equal(value, before[name])]

@@ -26,6 +26,7 @@ from remind.alignment.teachers import Ema, TeacherConfig
 from remind.alignment.trainer import Trainer, train
 from remind.errors import ConfigError, ModelError
 from remind.io import read_json
+from remind.testbed.nano import VOCAB_SIZE
 
 EMA = Objective(teacher_weights="ema")
 BASE = Objective(teacher_weights="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))
@@ -235,7 +236,7 @@ def test_a_run_on_base_targets(runs: Any, states: Path, tmp_path: Path, lora: Lo
     cfg = runs.config(states, tmp_path / "base", objective=BASE, lora=lora, max_steps=3, lr=1e-2)
     based = train(cfg)
     live = train(replace(cfg, out=str(tmp_path / "live"), objective=replace(BASE, teacher_weights="live")))
-    whole = TeacherConfig(targets="topk", k=3072)
+    whole = TeacherConfig(targets="topk", k=VOCAB_SIZE)
     topk = train(replace(cfg, out=str(tmp_path / "topk"), teacher=whole))
     rows = [[row for row in runs.timeless(run) if row["kind"] == "train"] for run in (based, live, topk)]
     for name in ("total", "dist01", "dist02", "jsd01"):

@@ -43,7 +43,8 @@ LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2
 def config(states: Path, out: Path, **changes: Any) -> TrainConfig:
     loop = {name: changes.pop(name) for name in list(changes) if name in vars(LOOP)}
     changes.setdefault("data", DataConfig(unlabelled="skip"))
-    return TrainConfig(states=str(states), out=str(out), trainer=replace(LOOP, **loop), **changes)
+    given = {"model": "nano-untrained", "states": str(states), "out": str(out), "trainer": replace(LOOP, **loop)}
+    return TrainConfig(**{**given, **changes})
 
 
 def weights(run: Path, step: int = 6) -> dict[str, Tensor]:

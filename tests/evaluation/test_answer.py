@@ -15,7 +15,7 @@ PROMPTS = ["Who went hiking?", "A much longer question " * 12, "x", "Ana: hello 
 
 @pytest.fixture
 def nano() -> Backbone:
-    return load_backbone("nano", dtype="float64")
+    return load_backbone("nano-untrained", dtype="float64")
 
 
 def greedy(backbone: Backbone, prompt: str, n: int) -> list[int]:
@@ -52,7 +52,7 @@ def test_equals_a_plain_greedy_loop(nano: Backbone, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_batches_do_not_change_answers(dtype: str) -> None:
-    backbone = load_backbone("nano", dtype=dtype)
+    backbone = load_backbone("nano-untrained", dtype=dtype)
     alone = generate(backbone, PROMPTS, 8, batch_size=1)
     assert alone == generate(backbone, PROMPTS, 8, batch_size=4) == generate(backbone, PROMPTS, 8, batch_size=2)
     assert alone == list(reversed(generate(backbone, PROMPTS[::-1], 8, batch_size=3)))

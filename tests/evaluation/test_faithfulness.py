@@ -46,7 +46,7 @@ from remind.grounding.encode import SparseEncoder
 from remind.pipeline import BuildStatesConfig, build_states, record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
 from remind.states import StateRecord, read_states, write_manifest, write_part
-from remind.testbed.nano import nano_model, nano_tokenizer, save_nano
+from remind.testbed.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 from remind.testbed.sample import sample_path
 from sae import TopKSAE, layer_folder
 from sae.hooks import edited
@@ -252,7 +252,7 @@ def test_attention_is_that_of_a_full_eager_forward(nano: Backbone, layers: int |
 def small(kind: Any, config: Any, **sizes: Any) -> Backbone:
     torch.manual_seed(0)
     values = {
-        "vocab_size": 3072, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512, "initializer_range": 0.2,
         **sizes,
     }  # fmt: skip
@@ -260,7 +260,7 @@ def small(kind: Any, config: Any, **sizes: Any) -> Backbone:
 
 
 def test_attention_with_a_sliding_window_counts_what_lies_inside() -> None:
-    backbone = small(MistralForCausalLM, MistralConfig, sliding_window=160)
+    backbone = small(MistralForCausalLM, MistralConfig, sliding_window=80)
     item = record()
     prompt, target = prompt_of(backbone.tokenizer, item.x0), list(range(100, 170))
     expected = eager_by_hand(backbone.model, prompt, target, None)
@@ -345,12 +345,12 @@ def copier() -> Backbone:
     )  # fmt: skip
     model = backbone.model
     generator = torch.Generator().manual_seed(1)
-    tokens = F.normalize(torch.randn(3072, 63, generator=generator, dtype=torch.float64), dim=-1)
+    tokens = F.normalize(torch.randn(VOCAB_SIZE, 63, generator=generator, dtype=torch.float64), dim=-1)
     block = model.model.layers[0]
     attention = block.self_attn
     for part in (attention.q_proj, attention.k_proj, block.mlp.down_proj):
         part.weight.data.zero_()
-    constant = torch.ones(3072, 1, dtype=torch.float64)
+    constant = torch.ones(VOCAB_SIZE, 1, dtype=torch.float64)
     model.model.embed_tokens.weight.data = torch.cat([constant, tokens], -1)
     model.lm_head.weight.data = torch.cat([0 * constant, tokens], -1)
     attention.q_proj.weight.data[31, 0] = 3.0
@@ -577,7 +577,7 @@ def test_the_sample_on_nano_from_end_to_end(tmp_path: Path) -> None:
             for text in (item.x0.text, without_turns(item, turns))
         )
         assert row["changes"]["removed"]["marked"]["sum"] == pytest.approx(float(after - before), abs=1e-3)
-        assert row["changes"]["removed"]["random"]["tokens"] == pytest.approx(row["tokens"]["marked"], rel=0.15)
+        assert row["changes"]["removed"]["random"]["tokens"] == pytest.approx(row["tokens"]["marked"], rel=0.5)
     for kind, methods in first["methods"].items():
         for name, method in methods.items():
             assert second["methods"][kind][name]["sum"]["value"] == pytest.approx(method["sum"]["value"], abs=1e-3)

@@ -29,7 +29,7 @@ RAW = ("question_id", "text", "prompt_tokens", "new_tokens", "finished", "failur
 def cfg(tmp_path: Path, six: list[StateRecord], write_states: Callable[..., Path]) -> EvaluateConfig:
     return EvaluateConfig(
         states=str(write_states(*six)),
-        model="nano",
+        model="nano-untrained",
         out=str(tmp_path / "out"),
         max_new_tokens=6,
         batch_size=2,
@@ -102,7 +102,7 @@ def test_scores_and_files(cfg: EvaluateConfig, judge: AuxiliaryLLM, monkeypatch:
     assert -1 <= text["m1"] < 0.9
     assert report["identity"]["judge"] == "same-words"
     assert report["states"]["inputs"] == {"made.json": "0" * 64}
-    assert yaml.safe_load((out / "config.yaml").read_text())["model"] == "nano"
+    assert yaml.safe_load((out / "config.yaml").read_text())["model"] == "nano-untrained"
     page = (out / "report.html").read_text()
     assert "same-words" in page
     assert "v1 line" not in page
@@ -125,7 +125,7 @@ def test_nano_answers_every_question_of_the_split(cfg: EvaluateConfig, judge: Au
 def harness_backbone() -> Any:
     from remind.backbone import load_backbone
 
-    return load_backbone("nano")
+    return load_backbone("nano-untrained")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4, 5])
@@ -315,7 +315,7 @@ def test_bad_settings(cfg: EvaluateConfig) -> None:
 
 @pytest.mark.slow
 def test_script_prints_table_and_report(cfg: EvaluateConfig) -> None:
-    arguments = ["--states", cfg.states, "--model", "nano", "--out", cfg.out, "--max_new_tokens", "4"]
+    arguments = ["--states", cfg.states, "--model", "nano-untrained", "--out", cfg.out, "--max_new_tokens", "4"]
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py")]
     config = str(ROOT / "configs" / "evaluate.yaml")
     done = subprocess.run([*command, "--config", config, *arguments], capture_output=True, text=True, timeout=120)

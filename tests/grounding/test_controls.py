@@ -59,7 +59,7 @@ def states(n: int = 300, seed: int = 1) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def nano() -> Backbone:
-    return load_backbone("nano")
+    return load_backbone("nano-untrained")
 
 
 def overlap(codes: SparseCodes) -> torch.Tensor:

@@ -23,6 +23,7 @@ from remind.testbed.nano import (
     train_tokenizer,
     training_texts,
 )
+from remind.testbed.vocabulary import wordings
 
 SHIPPED = files("remind.testbed") / "nano" / "tokenizer.json"
 
@@ -38,11 +39,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_training_again_gives_the_shipped_bytes():
-    assert train_tokenizer(training_texts()) + "\n" == SHIPPED.read_text(encoding="utf-8")
+    assert train_tokenizer(training_texts(), wordings()) + "\n" == SHIPPED.read_text(encoding="utf-8")
 
 
 def test_other_text_gives_another_tokenizer():
-    assert train_tokenizer(training_texts()[:-50]) + "\n" != SHIPPED.read_text(encoding="utf-8")
+    assert train_tokenizer(training_texts()[:-50], wordings()) + "\n" != SHIPPED.read_text(encoding="utf-8")
 
 
 @settings(max_examples=200, deadline=None)

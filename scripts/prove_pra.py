@@ -1,0 +1,12 @@
+#!/usr/bin/env python
+"""Compare PRA with fine-tuning on the synthetic world: choose settings on dev, run all arms on fresh seeds, report.
+
+Every run is one file under out/runs, and a run that is done is not done again: a killed script goes on where it was.
+"""
+
+from remind.cli import main
+from remind.testbed.proof.config import ProofConfig
+from remind.testbed.proof.prove import prove
+
+if __name__ == "__main__":
+    main(ProofConfig, prove, __doc__)

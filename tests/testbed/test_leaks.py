@@ -1,0 +1,161 @@
+"""What a question shows besides its evidence tells nothing of the answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+import solver
+from scipy.stats import chi2_contingency, chisquare
+from solver import Problem, bank, from_dialogue, values_of
+
+from remind.dialogue import DIMENSIONS
+from remind.testbed.ladder import LadderConfig, climb
+from remind.testbed.world import Asked, World, WorldConfig, make_world
+
+
+@pytest.fixture(scope="module")
+def large() -> World:
+    return make_world(WorldConfig(train=0, dev=0, test=300))
+
+
+@pytest.fixture(scope="module")
+def loud() -> World:
+    """So many contrary remarks that their cues repeat."""
+    return make_world(
+        WorldConfig(train=0, dev=0, test=200, contrary=(3, 6), second_voice=1, formats=("single", "direct"))
+    )
+
+
+def blind(world: World) -> list[tuple[Asked, Problem]]:
+    """Every question with what its factual state shows besides the evidence."""
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    found = []
+    for item in world.asked:
+        dialogue = dialogues[item.question.dialogue_id]
+        shown = {turn.id for turn in climb(dialogue, item, LadderConfig()).attentional.factual.turns}
+        found.append((item, from_dialogue(dialogue, item.question, shown - set(item.question.evidence))))
+    return found
+
+
+def problems(world: World) -> list[tuple[Asked, Problem]]:
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.asked]
+
+
+def votes(problem: Problem, sessions: int) -> dict[str, int]:
+    """For each value that can be answered, how many remarks speak for it."""
+    heard = solver.remarks(problem)
+    entries = bank()["dimensions"][problem.dimension]["values"]
+    counts = {}
+    for value in values_of(problem.dimension):
+        if problem.dimension == "temporal_dynamics":
+            phases = entries[value]["phases"]
+            counts[value] = sum(remark.value == phases[remark.session > sessions // 2] for remark in heard)
+        else:
+            counts[value] = sum(remark.value == value for remark in heard)
+    return {value: count for value, count in counts.items() if solver.answer(problem, value) is not None}
+
+
+def deviation(cases: Sequence[tuple[str, int, str]]) -> float:
+    """Hits, in standard errors from chance. A case: what was guessed, how many values to guess from, the true one."""
+    hits = sum(guessed == truth for guessed, _, truth in cases)
+    expected = sum(1 / pool for _, pool, _ in cases)
+    return (hits - expected) / sum(1 / pool * (1 - 1 / pool) for _, pool, _ in cases) ** 0.5
+
+
+def _top(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if count == max(counts.values())]
+
+
+def _least(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if count == min(counts.values())]
+
+
+def _silent(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if not count] or list(counts)
+
+
+def _heard(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if count] or list(counts)
+
+
+@pytest.mark.parametrize("choose", [_top, _least, _silent, _heard])
+@pytest.mark.parametrize("temporal", [False, True])
+@pytest.mark.parametrize("kind", ["large", "loud"])
+def test_who_sees_no_evidence_is_at_chance(
+    kind: str, temporal: bool, choose: Callable[[dict[str, int]], list[str]], request: pytest.FixtureRequest
+) -> None:
+    world = request.getfixturevalue(kind)
+    rng = random.Random(0)
+    cases = []
+    for item, problem in blind(world):
+        if problem.format == "multi" or (problem.dimension == "temporal_dynamics") != temporal:
+            continue
+        counts = votes(problem, world.config.sessions)
+        cases.append((rng.choice(choose(counts)), len(counts), item.trait.value))
+    assert len(cases) >= (600 if temporal else 2000)
+    assert abs(deviation(cases)) < 3
+
+
+def test_a_cue_heard_twice_tells_nothing(loud: World) -> None:
+    cases = []
+    for item, problem in blind(loud):
+        cues = Counter((remark.cue, remark.value) for remark in solver.remarks(problem))
+        twice = [value for (_, value), count in cues.items() if count > 1]
+        if problem.dimension != "temporal_dynamics" and problem.format == "direct" and twice:
+            cases.append((twice[0], len(values_of(problem.dimension)), item.trait.value))
+    assert len(cases) > 200
+    assert abs(deviation(cases)) < 3
+
+
+@pytest.mark.parametrize("choose", [_top, _least])
+@pytest.mark.parametrize("temporal", [False, True])
+def test_options_of_multiple_choice_tell_nothing(
+    large: World, temporal: bool, choose: Callable[[dict[str, int]], list[str]]
+) -> None:
+    rng = random.Random(0)
+    cases = []
+    for item, problem in problems(large):
+        if problem.format != "multi" or (problem.dimension == "temporal_dynamics") != temporal:
+            continue
+        answers = {value: solver.answer(problem, value) for value in values_of(problem.dimension)}
+        sizes = {value: letters.count(",") + 1 for value, letters in answers.items() if letters}
+        cases.append((rng.choice(choose(sizes)), len(sizes), item.trait.value))
+    assert len(cases) > 350
+    assert abs(deviation(cases)) < 3
+
+
+def test_right_letters_are_spread_evenly(large: World) -> None:
+    letters = Counter(item.question.answers[0] for item in large.asked if item.question.format == "single")
+    assert sorted(letters) == list("ABCD")
+    assert chisquare(list(letters.values())).pvalue > 0.001
+    multi = Counter(letter for i in large.asked if i.question.format == "multi" for letter in i.question.answers)
+    assert sorted(multi) == list("ABCD")
+    assert chisquare(list(multi.values())).pvalue > 0.001
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_counts_tell_nothing_of_the_value(large: World, dimension: str) -> None:
+    asked = [item for item in large.asked if item.trait.dimension == dimension]
+    multi = [item for item in asked if item.question.format == "multi"]
+    counted = {
+        "answers": [(item.trait.value, len(item.question.answers)) for item in multi],
+        "contrary": [(item.trait.value, item.counting.count(False)) for item in asked],
+        "evidence": [(item.trait.value, item.counting.count(True)) for item in asked],
+    }
+    assert {size for _, size in counted["answers"]} == {1, 2, 3}
+    for name, pairs in counted.items():
+        columns = sorted({count for _, count in pairs})
+        table = [[Counter(pairs)[value, count] for count in columns] for value in values_of(dimension)]
+        # eight dimensions, three counts
+        assert chi2_contingency(table).pvalue > 0.001 / 24, name
+
+
+def test_values_are_spread_evenly(large: World) -> None:
+    for dimension in DIMENSIONS:
+        values = Counter(item.trait.value for item in large.asked if item.trait.dimension == dimension)
+        assert sorted(values) == sorted(values_of(dimension))
+        assert chisquare(list(values.values())).pvalue > 0.001 / 8

@@ -1,0 +1,191 @@
+"""The synthetic world: what it asks follows from what is said, and from nothing else."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+import solver
+from scipy.stats import chi2_contingency
+from solver import Problem, bank, from_dialogue, from_prompt
+
+from remind.dialogue import DIMENSIONS, FORMATS
+from remind.errors import ConfigError
+from remind.pyramid import render, render_answer
+from remind.testbed.ladder import LadderConfig, climb
+from remind.testbed.world import Asked, World, WorldConfig, make_world
+
+SMALL = WorldConfig(train=4, dev=2, test=3)
+WORLDS = {
+    "default": SMALL,
+    "another seed": replace(SMALL, seed=77),
+    "crowded": WorldConfig(
+        train=3, dev=1, test=2, speakers=4, sessions=3, evidence=(1, 6), contrary=(0, 6), second_voice=1
+    ),
+    "six speakers": WorldConfig(train=2, dev=1, test=1, speakers=6, sessions=2, leads=1, by_template=False, seed=5),
+    "nothing contrary": WorldConfig(train=9, dev=2, test=2, contrary=(0, 0), second_voice=0, seed=3),
+    "odd sessions": WorldConfig(
+        train=2, dev=2, test=2, sessions=9, contrary=(4, 4), formats=("direct", "multi"), seed=4
+    ),
+}
+
+
+def problems(world: World) -> list[tuple[Asked, Problem]]:
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.asked]
+
+
+# answers
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_an_independent_solver_finds_every_answer(name: str) -> None:
+    world = make_world(WORLDS[name])
+    kinds = set()
+    for item, problem in problems(world):
+        assert (problem.dimension, problem.speaker, problem.topic) == (
+            item.trait.dimension,
+            item.trait.speaker,
+            item.trait.topic or "",
+        )
+        assert solver.solve(problem) == render_answer(item.question), item.question.id
+        kinds.add((problem.dimension, problem.format))
+    assert kinds == {(dimension, kind) for dimension in DIMENSIONS for kind in WORLDS[name].formats}
+
+
+def test_the_rendered_factual_state_is_enough_for_the_solver() -> None:
+    world = make_world(SMALL)
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    for item in world.asked:
+        state = climb(dialogues[item.question.dialogue_id], item, LadderConfig())
+        for level in (state.attentional.factual, state.attentional, state):
+            assert solver.solve(from_prompt(render(level).text)) == render_answer(item.question), item.question.id
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_evidence_is_all_that_counts_and_only_that(name: str) -> None:
+    world = make_world(WORLDS[name])
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    for item in world.asked:
+        dialogue, evidence = dialogues[item.question.dialogue_id], set(item.question.evidence)
+        rest = {turn.id for turn in dialogue.turns} - evidence
+        shown = solver.remarks(from_dialogue(dialogue, item.question, evidence))
+        assert len(shown) == sum(item.counting)
+        assert not [remark for remark in shown if remark.flagged]
+        hidden = solver.remarks(from_dialogue(dialogue, item.question, rest))
+        assert len(hidden) == len(item.counting) - sum(item.counting)
+        assert all(remark.flagged for remark in hidden)
+
+
+def test_without_the_rule_the_flag_word_tells_nothing() -> None:
+    flagged: dict[bool, list[bool]] = {True: [], False: []}
+    world = make_world(replace(SMALL, rule="none", train=20))
+    for dialogue, item in ((d, i) for d in world.dialogues for i in world.asked if i.question.dialogue_id == d.id):
+        for turns, counts in zip(item.own, item.counting, strict=True):
+            flagged[counts].append(dialogue.turn(turns[-1]).text.startswith(bank()["flag"]))
+    table = [[sum(seen), len(seen) - sum(seen)] for seen in flagged.values()]
+    assert chi2_contingency(table).pvalue > 0.001
+    assert 0.3 < sum(flagged[True]) / len(flagged[True]) < 0.6
+
+
+def test_who_counts_every_remark_is_often_wrong() -> None:
+    large = make_world(WorldConfig(train=0, dev=0, test=60))
+    rng = random.Random(0)
+    right: dict[str, list[bool]] = defaultdict(list)
+    for item, problem in problems(large):
+        right[problem.format].append(solver.guess(problem, rng, large.config.sessions) == render_answer(item.question))
+    shares = {kind: sum(hits) / len(hits) for kind, hits in right.items()}
+    print("who counts every remark:", {kind: round(share, 3) for kind, share in shares.items()})
+    assert set(shares) == set(FORMATS)
+    assert all(0.3 < share < 0.7 for share in shares.values()), shares
+
+
+# wordings
+
+
+def _frames(world: World, split: bool) -> set[str]:
+    """Wordings of remarks and questions, in the training dialogues or in the others."""
+    banks = bank()["dimensions"].items()
+    forms = {
+        text: re.compile(re.sub(r"\\\{\w+\\\}", r"[\\w-]+", re.escape(text)))
+        for _, words in banks
+        for kind in ("frames", "texts", "dodges", "frank")
+        for text in words.get(kind, ())
+    }
+    forms |= {text: re.compile(re.escape(text)) for text in bank()["fillers"]}
+    said = set()
+    for dialogue in world.dialogues:
+        if dialogue.id.startswith("train") == split:
+            said |= {solver.bare(turn.text) for turn in dialogue.turns}
+            said |= {image.caption for image in dialogue.images}
+    asks = {form.pattern: form for _, form in solver.asks()}
+    asked = {item.question.text for item in world.asked if (item.question.split == "train") == split}
+    found = {name for name, form in forms.items() if any(form.fullmatch(text) for text in said)}
+    unknown = [text for text in said if not any(form.fullmatch(text) for form in forms.values())]
+    assert not unknown
+    return found | {name for name, form in asks.items() if any(form.fullmatch(text) for text in asked)}
+
+
+def test_training_shares_no_wording_with_dev_and_test() -> None:
+    world = make_world(WorldConfig(train=12, dev=6, test=6))
+    train, other = _frames(world, True), _frames(world, False)
+    assert not train & other
+    # every wording is somebody's: what is kept apart is not simply never used
+    assert len(train | other) == len(_frames(make_world(WorldConfig(train=40, dev=0, test=0, by_template=False)), True))
+
+
+def test_wordings_are_shared_where_that_is_asked_for() -> None:
+    world = make_world(WorldConfig(train=12, dev=6, test=6, by_template=False))
+    assert len(_frames(world, True) & _frames(world, False)) > 50
+
+
+def test_splits_share_no_dialogue() -> None:
+    world = make_world(WorldConfig(train=10, dev=10, test=10))
+    owner = {item.question.dialogue_id: item.question.split for item in world.asked}
+    assert all(owner[item.question.dialogue_id] == item.question.split for item in world.asked)
+    assert Counter(owner.values()) == {"train": 10, "dev": 10, "test": 10}
+    texts = {dialogue.id: tuple(turn.text for turn in dialogue.turns) for dialogue in world.dialogues}
+    assert len(set(texts.values())) == 30
+
+
+# configurations
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"speakers": 1}, "speakers is 1"),
+        ({"speakers": 7}, "speakers is 7"),
+        ({"sessions": 1}, "sessions is 1"),
+        ({"train": -1}, "train, dev and test"),
+        ({"train": 0, "dev": 0, "test": 0}, "train, dev and test"),
+        ({"evidence": (0, 2)}, "evidence is"),
+        ({"evidence": (3, 2)}, "evidence is"),
+        ({"contrary": (-1, 2)}, "contrary is"),
+        ({"contrary": (2, 1)}, "contrary is"),
+        ({"second_voice": 1.5}, "second_voice is 1.5"),
+        ({"leads": -0.1}, "leads is -0.1"),
+        ({"rule": "both"}, "rule is 'both'"),
+        ({"formats": ()}, "formats is"),
+        ({"formats": ("single", "essay")}, "formats is"),
+    ],
+)
+def test_a_bad_value_is_named(bad: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(word)) as error:
+        WorldConfig(**bad)
+    assert "\n" not in str(error.value)
+
+
+def test_lists_are_taken_for_pairs() -> None:
+    config = WorldConfig(evidence=[1, 2], contrary=[0, 1], formats=["multi"])  # type: ignore[arg-type]
+    assert (config.evidence, config.contrary, config.formats) == ((1, 2), (0, 1), ("multi",))
+
+
+def test_a_dialogue_does_not_depend_on_how_many_there_are() -> None:
+    few, many = make_world(WorldConfig(train=2, dev=1, test=1)), make_world(WorldConfig(train=4, dev=1, test=3))
+    by_id = {dialogue.id: dialogue for dialogue in many.dialogues}
+    assert all(by_id[dialogue.id] == dialogue for dialogue in few.dialogues)
+    assert set(few.asked) <= set(many.asked)

@@ -1,0 +1,174 @@
+"""A world on disk: reproducible, read back as it was, whole or absent; and the script that makes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import solver
+
+import remind
+from remind.cli import main
+from remind.errors import ConfigError
+from remind.pyramid import render_answer
+from remind.states import read_manifest, read_states
+from remind.testbed import write
+from remind.testbed.labels import LabelConfig
+from remind.testbed.ladder import LadderConfig, records
+from remind.testbed.world import WorldConfig, make_world
+from remind.testbed.write import MakeWorldConfig, write_world
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_world.py"
+WORLD = WorldConfig(train=2, dev=1, test=2)
+
+
+def script(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def make(out: Path, **others: object) -> Path:
+    write_world(MakeWorldConfig(str(out), WORLD, **others))  # type: ignore[arg-type]
+    return out
+
+
+def test_two_processes_write_the_same_bytes_and_another_seed_writes_others(tmp_path: Path) -> None:
+    size = [
+        "--world.train",
+        "2",
+        "--world.dev",
+        "1",
+        "--world.test",
+        "1",
+        "--labels.noise",
+        ".3",
+        "--world.speakers",
+        "3",
+    ]
+    made = []
+    for number, (seed, hash_seed) in enumerate((("0", "1"), ("0", "2"), ("1", "1"))):
+        out = tmp_path / str(number)
+        done = script("--out", str(out), *size, "--world.seed", seed, hash_seed=hash_seed)
+        assert done.returncode == 0, done.stderr
+        assert "4 dialogues" in done.stdout
+        made.append(contents(out))
+    one, again, other = made
+    parts = [f"states/part-{number:05d}.parquet" for number in range(4)]
+    assert sorted(one) == sorted(["states/manifest.json", *parts, "truth.jsonl", "world.jsonl"])
+    assert one == again
+    assert one.keys() == other.keys()
+    assert not [name for name in one if one[name] == other[name]]
+
+
+def test_the_reader_gives_the_world_back(tmp_path: Path) -> None:
+    world = make_world(WORLD)
+    corpus = remind.read(make(tmp_path / "w", labels=LabelConfig(noise=1, labelled=3)) / "world.jsonl")
+    assert corpus == world.corpus
+    assert corpus.dangling == ()
+    assert corpus.references == sum(len(question.evidence) for question in corpus.questions) > 0
+    held = {dialogue.id: {turn.id for turn in dialogue.turns} for dialogue in corpus.dialogues}
+    assert all(set(question.evidence) <= held[question.dialogue_id] for question in corpus.questions)
+
+
+def test_the_truth_is_what_the_dialogues_show(tmp_path: Path) -> None:
+    out = make(tmp_path / "w")
+    corpus = remind.read(out / "world.jsonl")
+    rows = [json.loads(line) for line in (out / "truth.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["question"] for row in rows] == [question.id for question in corpus.questions]
+    for row, question in zip(rows, corpus.questions, strict=True):
+        dialogue = corpus.dialogue(row["dialogue"])
+        problem = solver.from_dialogue(dialogue, question)
+        assert (row["dimension"], row["speaker"], row["topic"] or "") == solver.understand(question.text)
+        assert (row["split"], row["dialogue"]) == (question.split, question.dialogue_id)
+        assert solver.answer(problem, row["value"]) == solver.solve(problem) == render_answer(question)
+        assert row["evidence"] == list(question.evidence)
+        against = solver.remarks(solver.from_dialogue(dialogue, question, row["contrary"]))
+        assert against == [remark for remark in solver.remarks(problem) if remark.flagged]
+        assert row["contrary"] == sorted(row["contrary"], key=dialogue.positions.__getitem__)
+
+
+def test_states_and_manifest_have_what_was_asked_for(tmp_path: Path) -> None:
+    ladder, labels = LadderConfig(decoys=2, wrong_summaries=0.3, seed=4), LabelConfig(noise=0.5, labelled=20)
+    out = make(tmp_path / "w", ladder=ladder, labels=labels)
+    assert read_states(out / "states") == records(make_world(WORLD), ladder, labels)
+    manifest = read_manifest(out / "states")
+    assert (manifest["world"]["train"], manifest["ladder"]["seed"], manifest["labels"]["noise"]) == (2, 4, 0.5)
+
+
+def test_an_existing_folder_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    out = make(tmp_path / "w")
+    before = contents(out)
+    with pytest.raises(ConfigError, match="exists; choose another out or set overwrite"):
+        make(out, ladder=LadderConfig(seed=1))
+    assert contents(out) == before
+    make(out, ladder=LadderConfig(seed=1), overwrite=True)
+    after = contents(out)
+    assert after.keys() == before.keys()
+    assert after["world.jsonl"] == before["world.jsonl"]
+    assert after["states/part-00000.parquet"] != before["states/part-00000.parquet"]
+
+
+def test_what_is_no_world_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "diary").mkdir()
+    (tmp_path / "diary" / "monday.txt").write_text("dear diary")
+    with pytest.raises(ConfigError, match="no world made earlier"):
+        make(tmp_path / "diary", overwrite=True)
+    assert contents(tmp_path / "diary") == {"monday.txt": b"dear diary"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_failure_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    out = tmp_path / "w"
+    if there:
+        make(out)
+    before = contents(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(write, "write_states", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_world(MakeWorldConfig(str(out), replace(WORLD, seed=9), overwrite=True))
+    assert contents(tmp_path) == before
+    assert out.exists() == there
+    assert len(list(tmp_path.iterdir())) == there
+
+
+def test_help_names_every_field() -> None:
+    done = script("--help")
+    assert done.returncode == 0
+    for name in ("--out", "--overwrite", "--world.rule", "--ladder.missed_marks", "--labels.labelled"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--world.speakers", "1"], "speakers is 1"),
+        (["--world.evidence", "[3,1]"], "evidence is (3, 1)"),
+        (["--ladder.false_marks", "2"], "false_marks is 2"),
+        (["--labels.noise", "-1"], "noise is -1"),
+        (["--world.colour", "red"], "colour"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(
+    tmp_path: Path, arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(MakeWorldConfig, write_world, "A world.", ["--out", str(tmp_path / "w"), *arguments])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert word in message
+    assert not list(tmp_path.iterdir())
