@@ -34,11 +34,11 @@ from remind.testbed.score import answered
 from remind.testbed.world import World, WorldConfig, make_world
 from sae.trainer import SAETrainConfig
 
-#: What each run is told of the labels, and whether it distils or only fits them.
-ARMS: dict[str, tuple[LabelConfig, bool]] = {
-    "PRA without a label": (LabelConfig(labelled=0), True),
-    "PRA, {noise:.0%} of the labels wrong": (LabelConfig(noise=1.0), True),
-    "SFT, {noise:.0%} of the labels wrong": (LabelConfig(noise=1.0), False),
+#: Whether each run is told labels, the wrong ones among them, and whether it distils.
+ARMS: dict[str, tuple[bool, bool]] = {
+    "PRA without a label": (False, True),
+    "PRA, {noise:.0%} of the labels wrong": (True, True),
+    "SFT, {noise:.0%} of the labels wrong": (True, False),
 }
 NOTE = """\
 Every cell: share of {n} questions answered rightly, in dialogues and wordings that no training has seen. SFT: the
@@ -106,10 +106,10 @@ def demo(cfg: DemoConfig) -> Path:
     print(table(rows))
 
     exported: dict[str, Path] = {}
-    for name, (labels, distils) in ARMS.items():
+    for name, (labelled, distils) in ARMS.items():
         title = name.format(noise=cfg.noise)
         _say(title)
-        exported[title] = _align(cfg, world, labels, distils, out / f"run{len(exported)}")
+        exported[title] = _align(cfg, world, labelled, distils, out / f"run{len(exported)}")
         rows[title] = _ladder(load_backbone(exported[title]), asked)
 
     _say("Answers from x0 after alignment without a label")
@@ -159,8 +159,8 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
     )
 
 
-def _align(cfg: DemoConfig, world: World, labels: LabelConfig, distils: bool, out: Path) -> Path:
-    told = LabelConfig(noise=labels.noise * cfg.noise, labelled=labels.labelled, seed=cfg.seed)
+def _align(cfg: DemoConfig, world: World, labelled: bool, distils: bool, out: Path) -> Path:
+    told = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
     states = write_states(world, out.parent / "states", cfg.ladder, told, overwrite=True)
     run = train(
         TrainConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,19 @@ def write_states(
     """
     if Path(out).exists() and not overwrite:
         raise ConfigError(f"{out} exists; choose another folder or set overwrite")
+    about: dict[str, Any] = {"world": world.config, "ladder": ladder, "labels": labels or LabelConfig()}
+    return write_records(records(world, ladder, labels), out, {name: asdict(config) for name, config in about.items()})
+
+
+def write_records(items: Sequence[StateRecord], out: str | Path, about: Mapping[str, Any]) -> Path:
+    """Write a states folder, one part per dialogue, with `about` in its manifest; one that is there is replaced."""
+    parts: dict[str, list[StateRecord]] = {}
+    for record in items:
+        parts.setdefault(record.dialogue_id, []).append(record)
     with atomic_folder(out) as folder:
-        parts: dict[str, list[StateRecord]] = {}
-        for record in records(world, ladder, labels):
-            parts.setdefault(record.dialogue_id, []).append(record)
         for number, part in enumerate(parts.values()):
             write_part(folder, number, part)
-        about = {name: asdict(config) for name, config in (("world", world.config), ("ladder", ladder))}
-        write_manifest(folder, {**about, "labels": asdict(labels or LabelConfig())})
+        write_manifest(folder, dict(about))
     return Path(out)
 
 

@@ -311,3 +311,4 @@ def test_two_processes_with_unlike_images_are_one(pictured: Path, tmp_path: Path
     for name, value in one.items():
         # AdamW divides a gradient near zero by itself: a single weight may differ by more than rounding
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-4)
+        assert torch.isclose(two[name], value, rtol=1e-4, atol=1e-5).double().mean() > 0.999, name

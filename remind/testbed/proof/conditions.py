@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from remind.errors import ConfigError
-from remind.io import atomic_folder
 from remind.pipeline import record_of
 from remind.pyramid import AttentionalState, ReflectiveState, Span
-from remind.states import StateRecord, write_manifest, write_part
+from remind.states import StateRecord
 from remind.testbed.labels import LabelConfig, told
 from remind.testbed.ladder import LadderConfig, climb, records, target
 from remind.testbed.proof.arms import BLIND, LABELS_ONLY
@@ -117,18 +114,6 @@ def split_records(world: WorldConfig, ladder: LadderConfig, split: str, dialogue
     """States of a world of dev or test dialogues alone, with right labels and right summaries."""
     numbers: dict[str, Any] = {"train": 0, "dev": 0, "test": 0, split: dialogues}
     return records(make_world(replace(world, **numbers, seed=seed)), replace(ladder, seed=seed, wrong_summaries=0.0))
-
-
-def write_records(items: Sequence[StateRecord], out: str | Path, about: dict[str, Any]) -> Path:
-    """Write a states folder, one part per dialogue; one that is there is replaced."""
-    parts: dict[str, list[StateRecord]] = {}
-    for record in items:
-        parts.setdefault(record.dialogue_id, []).append(record)
-    with atomic_folder(out) as folder:
-        for number, part in enumerate(parts.values()):
-            write_part(folder, number, part)
-        write_manifest(folder, about)
-    return Path(out)
 
 
 def _controls(world: World, ladder: LadderConfig, condition: Condition, seed: int) -> list[StateRecord]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from remind.io import write_json
 from remind.pyramid import LEVELS
 from remind.states import StateRecord
+from remind.testbed.ladder import write_records
 from remind.testbed.proof.bench import Shelf, Spec
-from remind.testbed.proof.conditions import describe, split_records, training_records, write_records
+from remind.testbed.proof.conditions import describe, split_records, training_records
 from remind.testbed.proof.training import fit, in_memory, quiet, train_config
 from remind.testbed.score import answered
 
