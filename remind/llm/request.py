@@ -1,0 +1,94 @@
+"""What is asked of a chat model and what comes back, the same for a server, a local model and a cached reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Role = Literal["system", "user", "assistant"]
+#: What a request is made for; each may have an endpoint of its own, and costs are told by them.
+Stage = Literal["cues", "strategy", "summary", "judge", "answer"]
+#: too_long: no room in the model's context. server: no reply after all tries. refused: the server will not (wrong key,
+#: unknown model, bad request). invalid: the reply is not the JSON that was asked for, nor was its repair.
+ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call.
+
+    Attributes:
+        messages: the chat so far; the last is the user's.
+        stage: what it is for.
+        sample: whose costs it adds to: a question or dialogue id. Not part of the cache key.
+        prompt_id: name and hash of the template the text was made from. Not part of the cache key.
+        max_tokens: room for the reply.
+        temperature: 0: greedy.
+        schema: JSON schema the reply must match; None: free text.
+    """
+
+    messages: tuple[Message, ...]
+    stage: Stage
+    sample: str = ""
+    prompt_id: str = ""
+    max_tokens: int = 512
+    temperature: float = 0.0
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back.
+
+    Attributes:
+        text: the model's words; "" on failure, but for an invalid reply, whose words are kept.
+        value: the parsed JSON where a schema was given and met.
+        prompt_tokens, completion_tokens: as the server counts them; of all tries that were answered.
+        finished: whether the model ended by itself.
+        seconds: from the first try to the end, waiting for a free place not counted.
+        calls: tries that reached the server; 0 where the reply was cached.
+        cached: whether it was paid for before.
+        failure, message: why there is no usable reply, in a word and in a line without keys.
+    """
+
+    text: str
+    value: Any = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: bool = True
+    seconds: float = 0.0
+    calls: int = 0
+    cached: bool = False
+    failure: ReplyFailure | None = None
+    message: str = field(default="", compare=False)
+
+
+class ChatModel(Protocol):
+    """A model that chats: behind a server, on this machine, or made up in a test."""
+
+    @property
+    def name(self) -> str:
+        """Identifies endpoint and model, without any key."""
+        ...
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        """A reply for each request, in order; failures are replies, nothing is raised for a single request.
+
+        Args:
+            on_reply: called with index and reply as soon as each is there, from one thread at a time.
+
+        Raises:
+            ModelError: the endpoint as a whole cannot be used (no key in the environment, no such host at the first call).
+        """
+        ...
