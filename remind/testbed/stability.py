@@ -36,7 +36,7 @@ class StabilityConfig:
     """report: only table and plot, of the runs there are."""
     workers: int = 2
     """Processes of one thread each; 0: this process alone."""
-    steps: int = 75
+    steps: int = 150
     """Optimiser steps of a run."""
     seeds: tuple[int, ...] = (201, 202)
     """Training worlds."""

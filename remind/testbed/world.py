@@ -21,6 +21,7 @@ from remind.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, 
 from remind.errors import ConfigError
 
 Rule = Literal["flag", "none"]
+Place = Literal["cue", "reply"]
 SPLITS = ("train", "dev", "test")
 #: Dimensions of which a speaker has two traits, each bound to a topic.
 TOPICAL = ("temporal_dynamics", "topic_scoped_visual_prototypes")
@@ -61,6 +62,9 @@ class WorldConfig:
     """Share of the other remarks that begin with a word that means nothing."""
     rule: Rule = "flag"
     """flag: contrary remarks begin with the flag word, no other remark does. none: the flag is a lead like others."""
+    flag_at: Place = "cue"
+    """Where a remark of two turns (implicit boundaries) begins with that word: cue, before what the rule is about, as in
+    all other remarks; reply: in the turn after it, which a causal model can only join with it at the question."""
     formats: tuple[Format, ...] = FORMATS
     """Formats of the questions, drawn about evenly."""
     by_template: bool = True
@@ -87,6 +91,8 @@ class WorldConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
         if self.rule not in ("flag", "none"):
             raise ConfigError(f"rule is {self.rule!r}; it is flag or none")
+        if self.flag_at not in ("cue", "reply"):
+            raise ConfigError(f"flag_at is {self.flag_at!r}; it is cue or reply")
         if not self.formats or set(self.formats) - set(FORMATS):
             raise ConfigError(f"formats is {list(self.formats)}; there are {', '.join(FORMATS)}")
 
@@ -254,7 +260,9 @@ class Author:
             asker = self.rng.choice([name for name in self.speakers if name != trait.speaker])
             frame = self.rng.choice(wordings(words["frames"], self.template))
             dodge = self.rng.choice(wordings(words["dodges"], self.template))
-            lines = (Line(asker, _fill(frame, cue=cue, S=trait.speaker)), Line(trait.speaker, lead + dodge))
+            at_cue, at_reply = (lead, "") if self.config.flag_at == "cue" else ("", lead)
+            asked = Line(asker, at_cue + _fill(frame, cue=cue, S=trait.speaker))
+            lines = (asked, Line(trait.speaker, at_reply + dodge))
             return Unit(lines, trait.number, value, counts, half)
         scene = self.rng.choice(words["scenes"]) if "scenes" in words else ""
         frame = self.rng.choice(wordings(words["frames"], self.template))

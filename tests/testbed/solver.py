@@ -131,16 +131,15 @@ def remarks(problem: Problem) -> list[Remark]:
     found = []
     before = ""
     for session, speaker, text, caption in problem.said:
-        source = caption if "texts" in words else text
+        source, told = caption if "texts" in words else text, [text]
         if problem.dimension == "implicit_boundary_modeling":
             # the cue stands in what somebody else asked just before
-            source = before if bare(text) in words["dodges"] else ""
+            source, told = before if bare(text) in words["dodges"] else "", [before, text]
         before = text
         if speaker != problem.speaker or (problem.topic and not re.search(rf"\b{problem.topic}\b", source)):
             continue
-        found += [
-            Remark(session, cue, values[cue], text.startswith(f"{bank()['flag']}, ")) for cue in cues.findall(source)
-        ]
+        flagged = any(line.startswith(f"{bank()['flag']}, ") for line in told)
+        found += [Remark(session, cue, values[cue], flagged) for cue in cues.findall(source)]
     return found
 
 

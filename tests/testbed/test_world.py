@@ -26,6 +26,7 @@ WORLDS = {
         train=3, dev=1, test=2, speakers=4, sessions=3, evidence=(1, 6), contrary=(0, 6), second_voice=1
     ),
     "six speakers": WorldConfig(train=2, dev=1, test=1, speakers=6, sessions=2, leads=1, by_template=False, seed=5),
+    "flag in the reply": WorldConfig(train=6, dev=1, test=1, flag_at="reply", seed=4),
     "nothing contrary": WorldConfig(train=9, dev=2, test=2, contrary=(0, 0), second_voice=0, seed=3),
     "odd sessions": WorldConfig(
         train=2, dev=2, test=2, sessions=9, contrary=(4, 4), formats=("direct", "multi"), seed=4
@@ -80,12 +81,27 @@ def test_evidence_is_all_that_counts_and_only_that(name: str) -> None:
         assert all(remark.flagged for remark in hidden)
 
 
+@pytest.mark.parametrize(("place", "which"), [("cue", 0), ("reply", 1)])
+def test_the_flag_of_a_remark_of_two_turns_stands_where_it_is_told(place: str, which: int) -> None:
+    world = make_world(replace(SMALL, flag_at=place, train=20))  # type: ignore[arg-type]
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    pairs = 0
+    for item in world.asked:
+        for turns, counts in zip(item.own, item.counting, strict=True):
+            told = [dialogues[item.question.dialogue_id].turn(turn).text for turn in turns]
+            if len(told) == 2:
+                pairs += not counts
+                assert told[which].startswith(f"{bank()['flag']}, ") is not counts
+                assert not told[1 - which].startswith(f"{bank()['flag']}, ")
+    assert pairs > 10
+
+
 def test_without_the_rule_the_flag_word_tells_nothing() -> None:
     flagged: dict[bool, list[bool]] = {True: [], False: []}
     world = make_world(replace(SMALL, rule="none", train=20))
     for dialogue, item in ((d, i) for d in world.dialogues for i in world.asked if i.question.dialogue_id == d.id):
         for turns, counts in zip(item.own, item.counting, strict=True):
-            flagged[counts].append(dialogue.turn(turns[-1]).text.startswith(bank()["flag"]))
+            flagged[counts].append(any(dialogue.turn(turn).text.startswith(bank()["flag"]) for turn in turns))
     table = [[sum(seen), len(seen) - sum(seen)] for seen in flagged.values()]
     assert chi2_contingency(table).pvalue > 0.001
     assert 0.3 < sum(flagged[True]) / len(flagged[True]) < 0.6

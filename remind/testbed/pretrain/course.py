@@ -166,6 +166,7 @@ def _difficulty(kind: Kind, name: Format, rng: random.Random) -> tuple[Any, Ladd
         dev=0,
         test=0,
         rule="none",
+        flag_at="reply",
         by_template=False,
         contrary=contrary,
         second_voice=second,
