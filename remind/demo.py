@@ -60,10 +60,12 @@ class DemoConfig:
     noise: float = 0.4
     """Share of wrong labels in the runs that have any."""
     objective: Objective = field(
-        default_factory=lambda: Objective(tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base")
+        default_factory=lambda: Objective(
+            lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base"
+        )
     )
     """Progressive Reflective Alignment (Eq. 6-7)."""
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=75, batch_size=16))
+    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8))
     """The training loop, of SFT too."""
     sae_layers: tuple[int, ...] = (2, 3)
     """Layers of the backbone that get an SAE."""

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind import prompts
-from remind.abstraction import summarise
+from remind.abstraction import summarise_all
 from remind.dialogue import Corpus
 from remind.errors import ConfigError
 from remind.grounding import GroundingConfig
 from remind.io import atomic_folder, sha256_file, sha256_json
+from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
 from remind.progress import track
-from remind.pyramid import FactualState, ReflectiveState, line_of, render, render_target
+from remind.pyramid import AttentionalState, ReflectiveState, line_of, render, render_target
 from remind.readers import read
 from remind.split import SplitConfig, assign_splits, check_overlap
 from remind.states import Picture, StateRecord, evidence_share, write_manifest, write_part
 
 if TYPE_CHECKING:
     from remind.grounding import Grounder
+    from remind.llm.auxiliary import ChatLLM
     from remind.perception import Perception
 
 
@@ -48,6 +50,10 @@ class BuildStatesConfig:
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Guidance, resonance, selection (Section 4.3)."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Who writes cues, strategies and summaries: chat models, or the offline stand-in for those without an endpoint."""
+    max_failed: float = 0.1
+    """Share of a stage's requests that may fail, each then written by the stand-in; beyond it nothing is built."""
     split: SplitConfig = field(default_factory=SplitConfig)
     """Train, dev and test."""
     limit: int | None = None
@@ -60,6 +66,10 @@ class BuildStatesConfig:
     """Precision of the backbone."""
     overwrite: bool = False
     """Replace an existing states folder."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_failed <= 1:
+            raise ConfigError(f"max_failed is a share from 0 to 1, not {self.max_failed}")
 
 
 def record_of(state: ReflectiveState, split: str) -> StateRecord:
@@ -145,18 +155,27 @@ def _marked_share(record: StateRecord) -> float:
 def build(
     corpus: Corpus, splits: dict[str, str], perception: Perception, grounder: Grounder, limit: int | None = None
 ) -> Iterator[list[StateRecord]]:
-    """The records of each dialogue's questions, one dialogue in memory at a time."""
+    """The records of each dialogue's questions, one dialogue in memory at a time.
+
+    What the LLM writes is asked for by dialogue: cues, then all strategies, then all summaries.
+    """
     for dialogue, questions in corpus.by_dialogue():
-        chosen = questions[:limit] if limit is not None else questions
-        if chosen:
-            yield [
-                record_of(_reflect(perception, grounder, perception.perceive(dialogue, q)), splits[q.id])
-                for q in track(chosen, f"states {dialogue.id}", len(chosen))
-            ]
+        if chosen := questions[:limit]:
+            states = perception.perceive_all(dialogue, chosen)
+            grounded = [grounder.ground(state) for state in track(states, f"states {dialogue.id}", len(states))]
+            made = summarise_all(perception.llm, grounded)
+            yield [record_of(state, splits[q.id]) for q, state in zip(chosen, made, strict=True)]
 
 
-def _reflect(perception: Perception, grounder: Grounder, state: FactualState) -> ReflectiveState:
-    return summarise(perception.llm, grounder.ground(state))
+def dry_run(corpus: Corpus, perception: Perception, llm: ChatLLM, limit: int | None = None) -> Path:
+    """Note all that building would ask, summaries without marked blocks; print the costs; return the prompts' file."""
+    assert llm.dry is not None
+    for dialogue, questions in corpus.by_dialogue():
+        if chosen := questions[:limit]:
+            states = perception.perceive_all(dialogue, chosen)
+            llm.summaries([AttentionalState(state, ()) for state in states])
+    print(llm.dry.report())
+    return llm.dry.path
 
 
 def _paths(value: str | list[str] | None) -> list[str]:
@@ -175,22 +194,22 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     """Read, build and write; prints what dangles and the evidence recall of x0 by category.
 
     Returns:
-        The states folder.
+        The states folder; in a dry run the file of the prompts.
 
     Raises:
         DataError, ImagePathError, FormatError: an input that cannot be used.
         ConfigError: the output exists, or the corpus has no questions.
-        ModelError: backbone and SAEs do not fit.
+        ModelError: backbone and SAEs do not fit, or too much of what the LLM was asked for failed.
     """
     from remind.backbone import load_backbone
     from remind.grounding import Grounder
     from remind.grounding.load import folder_of_saes, load_saes
-    from remind.llm.offline import OfflineLLM
+    from remind.llm.auxiliary import ChatLLM, open_llm
     from remind.perception import Perception
     from remind.perception.encode import SentenceEncoder
 
     out = Path(cfg.out)
-    if out.exists() and not cfg.overwrite:
+    if out.exists() and not cfg.overwrite and cfg.llm.dry_run is None:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     corpus = Corpus.merge([read(path, cfg.format) for path in _paths(cfg.input)])
     if not corpus.questions:
@@ -198,11 +217,16 @@ def build_states(cfg: BuildStatesConfig) -> Path:
     splits = assign_splits(corpus, cfg.split)
     check_overlap((q.id, q.dialogue_id, splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions)
 
+    encoder = SentenceEncoder(device=cfg.device)
+    llm = open_llm(cfg.llm, encoder)
+    chat = llm if isinstance(llm, ChatLLM) else None
+    if cfg.llm.dry_run is not None:
+        if chat is None:
+            raise ConfigError("a dry run needs llm.default or another endpoint; the offline stand-in asks nothing")
+        return dry_run(corpus, Perception(cfg.perception, encoder, chat), chat, cfg.limit)
     sae_folder = folder_of_saes(cfg.sae, _paths(cfg.sae_data), cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, idf = load_saes(sae_folder)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
-    encoder = SentenceEncoder(device=cfg.device)
-    llm = OfflineLLM(encoder)
     perception = Perception(cfg.perception, encoder, llm, Path(cfg.cache).expanduser() / "index")
     grounder = Grounder(backbone, saes, idf, cfg.grounding, encoder)
 
@@ -212,6 +236,10 @@ def build_states(cfg: BuildStatesConfig) -> Path:
             write_part(folder, number, part)
             for record in part:
                 tally.add(record)
+            if chat is not None:
+                chat.check(cfg.max_failed, done=False)
+        if chat is not None:
+            chat.check(cfg.max_failed)
         counts = {
             "dialogues": len(tally.dialogues),
             "questions": tally.questions,
@@ -219,23 +247,28 @@ def build_states(cfg: BuildStatesConfig) -> Path:
             "evidence_references": corpus.references,
             "evidence_dangling": len(corpus.dangling),
         }
-        write_manifest(folder, _manifest(cfg, counts, tally.recall(), corpus, llm.name, sae_folder))
-    _report(out, tally, corpus)
+        write_manifest(folder, _manifest(cfg, counts, tally.recall(), corpus, chat or llm.name, sae_folder))
+    _report(tally, corpus)
+    if chat is not None:
+        print(chat.told())
+    print(f"states: {out}")
     return out
 
 
 def _manifest(
-    cfg: BuildStatesConfig, counts: dict[str, int], table: Any, corpus: Corpus, llm: str, sae_folder: Path
+    cfg: BuildStatesConfig, counts: dict[str, int], table: Any, corpus: Corpus, llm: ChatLLM | str, sae_folder: Path
 ) -> dict[str, Any]:
     config = asdict(cfg)
+    name, report = (llm, None) if isinstance(llm, str) else (llm.name, llm.report())
+    # who wrote is told by the name, however it was reached
+    told = {k: v for k, v in config.items() if k not in ("out", "cache", "overwrite", "input", "llm", "max_failed")}
     return {
         "inputs": input_hashes(_paths(cfg.input)),
         "config": config,
-        "config_hash": sha256_json(
-            {k: v for k, v in config.items() if k not in ("out", "cache", "overwrite", "input")}
-        ),
+        "config_hash": sha256_json(told if report is None else {**told, "llm": name}),
         "prompts": prompts.fingerprints(),
-        "llm": llm,
+        "llm": name,
+        "llm_report": report,
         "grounding_tokenizer": cfg.backbone,
         "sae": {
             file.parent.name: sha256_file(file) for file in sorted(sae_folder.glob("layer_*/sae_weights.safetensors"))
@@ -250,7 +283,7 @@ def _manifest(
     }
 
 
-def _report(out: Path, tally: Tally, corpus: Corpus) -> None:
+def _report(tally: Tally, corpus: Corpus) -> None:
     splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
     print(f"{tally.questions} questions over {len(tally.dialogues)} dialogues ({splits})")
     print(f"{tally.without_answer} questions have no gold answer")
@@ -263,4 +296,3 @@ def _report(out: Path, tally: Tally, corpus: Corpus) -> None:
         print(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")
         for key, row in table.items():
             print(f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{row['marked']:>8.3f}")
-    print(f"states: {out}")

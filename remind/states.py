@@ -195,21 +195,33 @@ def state_parts(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("part-*.parquet"))
 
 
-def read_part(path: Path) -> list[StateRecord]:
-    """The records of one file. Raises DataError if it cannot be read, FormatError if it is not of states."""
+def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
+    """The records of one file.
+
+    Args:
+        levels: which of x0, x1 and x2 to read; the others come back empty. They are most of a file, and of the time.
+        spans: whether to read where turns, strategy and markers stand in them, too.
+
+    Raises:
+        DataError: it cannot be read. FormatError: it is not of states.
+    """
+    plain = [name for name in SCHEMA.names if name not in LEVELS]
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if names not in (SCHEMA.names, SCHEMA.names[:-1]):
+                raise FormatError("its columns are not those of states", path)
+            wanted = [*(n for n in plain if n in names), *(name if spans else f"{name}.text" for name in levels)]
+            table = file.read(columns=wanted)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot be read as Parquet: {error}", path) from None
-    if [*table.schema.names, "pictures"] == SCHEMA.names:
-        table = table.append_column("pictures", pa.nulls(len(table), SCHEMA.field("pictures").type))
-    if table.schema.names != SCHEMA.names:
-        raise FormatError("its columns are not those of states", path)
     records = []
     for row in table.to_pylist():
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        values.update({name: _rendered(row[name]) for name in LEVELS})
-        values["pictures"] = tuple(Picture(**one) for one in row["pictures"] or ())
+        for name in LEVELS:
+            empty = Rendered(row[name]["text"] if name in levels else "", (0, 0), (), (), ())
+            values[name] = _rendered(row[name]) if spans and name in levels else empty
+        values["pictures"] = tuple(Picture(**one) for one in row.get("pictures") or ())
         records.append(StateRecord(**values))
     return records
 

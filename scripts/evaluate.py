@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Answer the questions of a split from plain retrieved evidence and score the answers."""
+"""Answer the questions of a split under one or more conditions, judge the answers, and write the report."""
 
 from remind.cli import main
 from remind.evaluation.harness import EvaluateConfig, evaluate_and_show

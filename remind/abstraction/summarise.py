@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from remind.errors import DataError
 from remind.llm.base import AuxiliaryLLM
 from remind.llm.blind import blind_state
@@ -14,7 +16,18 @@ def summarise(llm: AuxiliaryLLM, state: AttentionalState) -> ReflectiveState:
     Raises:
         DataError: the summary is empty.
     """
-    summary = llm.summary(blind_state(state)).strip()
-    if not summary:
-        raise DataError(f"{llm.name} wrote an empty summary", record=state.factual.question.id)
-    return ReflectiveState(state, summary)
+    return summarise_all(llm, [state])[0]
+
+
+def summarise_all(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
+    """x2 of each state, as `summarise`; the LLM is asked for all summaries at once.
+
+    Raises:
+        DataError: a summary is empty.
+    """
+    made = []
+    for state, text in zip(states, llm.summaries([blind_state(state) for state in states]), strict=True):
+        if not text.strip():
+            raise DataError(f"{llm.name} wrote an empty summary", record=state.factual.question.id)
+        made.append(ReflectiveState(state, text.strip()))
+    return made

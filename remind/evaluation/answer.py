@@ -15,8 +15,9 @@ from remind.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from remind.backbone import Backbone
 
-#: too_long: no room for prompt and answer in the model's context. error: the model could not be run on it.
-Failure = Literal["too_long", "error"]
+#: too_long: no room for prompt and answer in the model's context. error: the model could not be run on it. server: no
+#: reply after all tries. refused: the server will not answer it. invalid: a reply that is none.
+Failure = Literal["too_long", "error", "server", "refused", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ def generate(
         raise ConfigError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     check_generates(backbone)
     skip = [False] * len(prompts) if done is None else list(done)
+    if all(skip):
+        return [None] * len(prompts)
     # arrays: a list of Python integers takes nine times the memory, and a split may hold 10^8 tokens
     ids = [array("i", prompt_ids(backbone.tokenizer, prompt)) for prompt in prompts]
     outputs: list[Generation | None] = [None] * len(prompts)

@@ -16,6 +16,8 @@ _TAG = re.compile(r"<\s*(?:/\s*)?(?:answer|explanation)\s*>", re.IGNORECASE)
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]?")
 #: A letter followed by its option's words: "A. hiking", "(b) hiking".
 _LETTER_AND_WORDS = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[).:])\s+\S")
+#: The set of no options, written out.
+_EMPTY_SET = re.compile(r"\[\s*\]|\{\s*\}|\(\s*\)|∅")
 _BULLET = re.compile(r"^[-*•]\s+")
 #: Longer digit runs are no image number; Python also refuses to convert very long ones.
 _INTEGER = re.compile(r"(?<![\w.+-])\d{1,9}(?!\w|\.\d)")
@@ -32,6 +34,7 @@ class ParsedAnswer:
         dropped: letters that name no option, left out of `letters`.
         evidence: the lines of the explanation; empty for visual questions.
         images: the image indices of the explanation; empty for others.
+        readable: False where options were to be chosen from and the answer names no letter, not even an empty set.
         problems: departures from the asked form, each one of a fixed set of phrases so that they can be counted.
     """
 
@@ -41,6 +44,7 @@ class ParsedAnswer:
     evidence: tuple[str, ...] = ()
     images: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
+    readable: bool = True
 
 
 def _section(text: str, name: str, problems: list[str]) -> str | None:
@@ -86,7 +90,7 @@ def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[
     if len(kept) < len(letters):
         problems.append("letters that name no option")
     if not letters:
-        problems.append("no option letter")
+        problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
     return kept, len(letters) - len(kept)
 
 
@@ -138,7 +142,9 @@ def parse_answer(
     if explanation is None:
         problems.append("no explanation tag")
         explanation = ""
+    readable = "no option letter" not in problems
     if visual:
-        return ParsedAnswer(answer, letters, dropped, (), _images(explanation, problems), tuple(problems))
+        return ParsedAnswer(answer, letters, dropped, (), _images(explanation, problems), tuple(problems), readable)
     lines = (_BULLET.sub("", line.strip()).strip() for line in explanation.splitlines())
-    return ParsedAnswer(answer, letters, dropped, tuple(line for line in lines if line), frozenset(), tuple(problems))
+    evidence = tuple(line for line in lines if line)
+    return ParsedAnswer(answer, letters, dropped, evidence, frozenset(), tuple(problems), readable)

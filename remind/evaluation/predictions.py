@@ -1,21 +1,70 @@
-"""The outputs of a run on disk: one JSON line per question, appended as they come, so that a killed run resumes."""
+"""An evaluation's folder and the outputs in it: one JSON line per question, so that a killed run resumes."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from remind.errors import ConfigError, DataError
-from remind.evaluation.answer import Generation
-from remind.io import read_json, write_json, write_text
+from remind.evaluation.answer import Failure, Generation
+from remind.evaluation.conditions import Prompt
+from remind.evaluation.jsonl import bad_row, put_row, read_rows, write_rows
+from remind.io import read_json, write_json
 
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
+VERDICTS = "verdicts.jsonl"
+REPORTS = ("report.json", "report.html", "report.md")
 _FORMAT = "remind-evaluation"
 _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool, "message": str}
+#: Failures that another try may mend.
+PASSING = ("error", "server", "refused")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An output, and what the prompt it answers showed.
+
+    Attributes:
+        prompt: sixteen hex digits of the prompt's SHA-256.
+        evidence, images: gold evidence in the prompt. cut_turns: as in `Prompt`.
+        left_out: why the question takes no part, or None.
+    """
+
+    output: Generation
+    prompt: str = ""
+    evidence: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    cut_turns: int = 0
+    left_out: str | None = None
+
+
+def predicted(prompt: Prompt, output: Generation) -> Prediction:
+    """An output with what its prompt showed."""
+    return Prediction(
+        output, prompt_hash(prompt), prompt.evidence, prompt.images, prompt.cut_turns, left_out=prompt.left_out
+    )
+
+
+def prompt_hash(prompt: Prompt) -> str:
+    return hashlib.sha256((prompt.reply or prompt.text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def prediction_row(question_id: str, item: Prediction) -> dict[str, Any]:
+    """The row of a prediction: what `RunFolder.read` reads."""
+    return {
+        "question_id": question_id,
+        **asdict(item.output),
+        "prompt": item.prompt,
+        "evidence_shown": list(item.evidence),
+        "images_shown": list(item.images),
+        "cut_turns": item.cut_turns,
+        "left_out": item.left_out,
+    }
 
 
 class RunFolder:
@@ -23,7 +72,7 @@ class RunFolder:
 
     Args:
         folder: made if missing.
-        identity: everything that decides the outputs and their scores (a JSON object).
+        identity: everything that decides the outputs (a JSON object).
         overwrite: drop what the folder's earlier run left instead of refusing or resuming.
 
     Raises:
@@ -33,10 +82,12 @@ class RunFolder:
     def __init__(self, folder: str | Path, identity: Mapping[str, Any], overwrite: bool = False) -> None:
         self.folder = Path(folder)
         self.path = self.folder / PREDICTIONS
+        self.verdicts = self.folder / VERDICTS
+        self.identity: Mapping[str, Any] = identity
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; out must be a folder")
         if overwrite:
-            for name in (IDENTITY, PREDICTIONS, "config.yaml", "report.json", "report.html", "report.md"):
+            for name in (IDENTITY, PREDICTIONS, VERDICTS, "config.yaml", *REPORTS):
                 (self.folder / name).unlink(missing_ok=True)
         elif (self.folder / IDENTITY).exists():
             self._check(identity)
@@ -46,6 +97,24 @@ class RunFolder:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / IDENTITY, {"format": _FORMAT, "identity": identity})
+
+    @classmethod
+    def reopen(cls, folder: str | Path, known: Mapping[str, Any]) -> RunFolder:
+        """A folder that an earlier stage claimed, with the identity it was claimed for.
+
+        Args:
+            known: the part of the identity that is known now.
+
+        Raises:
+            ConfigError: no earlier stage was here, or it differs in what is known.
+        """
+        path = Path(folder) / IDENTITY
+        if not path.is_file():
+            raise ConfigError(f"{folder} holds no answers; run stage answer first")
+        there = read_json(path)
+        before = there.get("identity") if isinstance(there, dict) else None
+        merged = {**before, **known} if isinstance(before, dict) else dict(known)
+        return cls(folder, merged)
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         there = read_json(self.folder / IDENTITY)
@@ -62,51 +131,49 @@ class RunFolder:
                 "choose another out, or set overwrite to drop it"
             )
 
-    def read(self) -> dict[str, Generation]:
-        """The outputs so far, by question id; errors are left out, so that they are tried again.
+    def read(self, again: Sequence[str] = PASSING) -> dict[str, Prediction]:
+        """The outputs so far, by question id.
 
         A last line without its line end is the trace of a killed run and is dropped.
+
+        Args:
+            again: failures to leave out, so that they are tried again.
 
         Raises:
             DataError: any other line that is not an output.
         """
-        if not self.path.exists():
-            return {}
-        *lines, rest = self.path.read_bytes().split(b"\n")
-        if rest:
-            write_text(self.path, "".join(line.decode("utf-8", "replace") + "\n" for line in lines))
-        found: dict[str, Generation] = {}
-        for number, line in enumerate(lines, start=1):
-            question_id, output = _output(line, self.path, number)
-            if output.failure != "error":
-                found[question_id] = output
+        found: dict[str, Prediction] = {}
+        for number, row in read_rows(self.path, "an output"):
+            item = _prediction(row)
+            if item is None:
+                raise bad_row(self.path, number, "an output")
+            if item.output.failure is None or item.output.failure not in again:
+                found[row["question_id"]] = item
         return found
 
     def append(self) -> TextIO:
         """The predictions file, open for `put`."""
         return self.path.open("a", encoding="utf-8")
 
-    def rewrite(self, rows: list[dict[str, Any]]) -> None:
+    def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace the predictions by the final rows, which hold at least what `put` writes."""
-        write_text(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_rows(self.path, rows)
 
 
-def put(file: TextIO, question_id: str, output: Generation) -> None:
-    """Append one output and hand it to the system, so that only a line being written can be lost."""
-    file.write(json.dumps({"question_id": question_id, **asdict(output)}, ensure_ascii=False) + "\n")
-    file.flush()
+def put(file: TextIO, question_id: str, item: Prediction) -> None:
+    """Append one prediction and hand it to the system, so that only a line being written can be lost."""
+    put_row(file, prediction_row(question_id, item))
 
 
-def _output(line: bytes, path: Path, number: int) -> tuple[str, Generation]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if (
-        not isinstance(row, dict)
-        or not isinstance(row.get("question_id"), str)
-        or row.get("failure") not in (None, "too_long", "error")
-        or any(not isinstance(row.get(name), kind) for name, kind in _TYPES.items())
-    ):
-        raise DataError("not an output of an evaluation; set overwrite to start again", path, f"line {number}")
-    return row["question_id"], Generation(failure=row["failure"], **{name: row[name] for name in _TYPES})
+def _prediction(row: Mapping[str, Any]) -> Prediction | None:
+    if row.get("failure") not in (None, *get_args(Failure)):
+        return None
+    if any(not isinstance(row.get(name), kind) for name, kind in _TYPES.items()):
+        return None
+    output = Generation(failure=row["failure"], **{name: row[name] for name in _TYPES})
+    evidence, images, cut = row.get("evidence_shown", []), row.get("images_shown", []), row.get("cut_turns", 0)
+    left_out, prompt = row.get("left_out"), row.get("prompt", "")
+    fine = isinstance(evidence, list) and isinstance(images, list) and isinstance(cut, int) and isinstance(prompt, str)
+    if not fine or not isinstance(left_out, str | None):
+        return None
+    return Prediction(output, prompt, tuple(evidence), tuple(images), cut, left_out)

@@ -1,213 +1,177 @@
-"""The report of an evaluation: report.json, one self-contained HTML page, Markdown, plain tables."""
+"""The report of an evaluation: report.json, one self-contained HTML page, Markdown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 
-from remind.dialogue import FORMATS
-from remind.errors import ConfigError
+from remind.evaluation import tables
+from remind.evaluation.examples import examples, failed_examples
+from remind.evaluation.tables import HEADS, compare_rows, judge_label, measured, percent, sections, table
 from remind.io import write_json, write_text
-from remind.pyramid import LETTERS
 
 if TYPE_CHECKING:
     from remind.evaluation.scores import Score
 
-#: Column heads of the measures, in the order of the tables.
-HEADS = {
-    "accuracy": "Acc",
-    "memory_recall": "MemR",
-    "memory_recall_text": "MemR text",
-    "memory_recall_visual": "MemR visual",
-    "bleu1": "B1",
-    "f1": "F1",
-    "locomo_f1": "LoCoMo F1",
-    "evidence_recall": "evidence in x0",
-}
-_COMPARED = ("accuracy", "memory_recall", "bleu1", "f1")
-_LONGEST_QUOTE = 1200
+#: Characters that embed, override or isolate a direction.
+_TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+__all__ = [
+    "HEADS",
+    "compare_rows",
+    "examples",
+    "failed_examples",
+    "html",
+    "judge_label",
+    "markdown",
+    "measured",
+    "percent",
+    "sections",
+    "table",
+    "write_report",
+]
 
 
-def write_report(folder: str | Path, report: dict[str, Any], scores: Sequence[Score]) -> None:
-    """Write report.html, report.md and, last, report.json."""
+def write_report(
+    folder: str | Path,
+    report: dict[str, Any],
+    scores: Sequence[Score],
+    failed: Mapping[str, Sequence[Score]] | None = None,
+) -> None:
+    """Write report.html, report.md and, last, report.json.
+
+    Args:
+        scores: of the reference condition; its wrong answers are shown.
+        failed: scores by condition, whose failures are shown; None: those of `scores`.
+    """
     folder = Path(folder)
-    shown = examples(scores, report["config"]["examples"])
-    write_text(folder / "report.html", html(report, shown))
-    write_text(folder / "report.md", markdown(report))
+    limit = report["config"]["examples"]
+    shown = examples(scores, limit)
+    broken = failed_examples(failed or {tables.reference_of(report): scores}, limit)
+    write_text(folder / "report.html", html(report, shown, broken))
+    write_text(folder / "report.md", markdown(report, shown, broken))
     write_json(folder / "report.json", report)
 
 
-def percent(estimate: dict[str, Any] | None, interval: bool = False) -> str:
-    """`61.2`, or `61.2 [58.0, 64.3]`; an en dash where nothing took part."""
-    if estimate is None:
-        return "–"
-    text = f"{100 * estimate['value']:.1f}"
-    return f"{text} [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]" if interval else text
-
-
-def judge_label(report: dict[str, Any]) -> str:
-    """The judge's name, and whether it is no model: verdicts of different judges do not compare."""
-    name = str(report["identity"]["judge"])
-    return f"{name} (a rule, not a model)" if name.startswith("offline") else name
-
-
-def _rows(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [*report["by_format"].items(), ("all", report["overall"])]
-
-
-def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
-    )
-
-
-def measured(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Measures that at least one row has, in the order of the tables."""
-    return [name for name in HEADS if any(row[name] is not None for _, row in rows)]
-
-
-def table(report: dict[str, Any]) -> str:
-    """One plain table of a report by format: percent, accuracy with its 95 % interval."""
-    measures = measured(_rows(report))
-    rows = [
-        [name, str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in measures)]
-        for name, row in _rows(report)
-    ]
-    return _plain(["format", "n", "failed", *(HEADS[m] for m in measures)], rows)
-
-
-def compare_rows(before: dict[str, Any], after: dict[str, Any], comparing: Sequence[str] = ("model",)) -> str:
-    """One plain table of two reports by format: accuracy, MemR, BLEU-1 and F1 in percent, before and after.
+def markdown(
+    report: Mapping[str, Any], shown: Sequence[Mapping[str, Any]] = (), broken: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The report for a pull request or a note. Text of data and models cannot become markup, nor turn direction.
 
     Args:
-        before, after: what `evaluate` returns, or report.json holds.
-        comparing: entries of the reports' identity that may differ; all others must be equal.
-
-    Raises:
-        ConfigError: the reports differ in something that is not being compared.
+        shown, broken: as in `html`.
     """
-    first, second = before["identity"], after["identity"]
-    differing = sorted(
-        key for key in {*first, *second} - set(comparing) if first.get(key) != second.get(key) or key not in first
-    )
-    if differing:
-        raise ConfigError(f"the two reports cannot be compared, they differ in {', '.join(differing)}")
-    head = ["format", "n", *(f"{HEADS[m]} {when}" for m in _COMPARED for when in ("before", "after"))]
-    rows = []
-    pairs = zip(_rows(before), _rows(after), strict=True)
-    for (name, old), (_, new) in pairs:
-        values = [percent(row[m]) for m in _COMPARED for row in (old, new)]
-        rows.append([name, str(old["n"]), *values])
-    lines = [_plain(head, rows)]
-    failed = [side["overall"]["failed"] for side in (before, after)]
-    if any(failed):
-        lines.append(f"failed and in no score: {failed[0]} before, {failed[1]} after")
-    return "\n".join(lines)
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """A short report for a pull request or a note."""
     counts, config = report["counts"], report["config"]
     failures = ", ".join(f"{n} {_md(name)}" for name, n in counts["failures"].items()) or "none"
+    base = tables.reference_of(report)
     lines = [
         f"# Evaluation of {_md(config['model'])}",
         "",
-        f"Split {config['split']}, answered from {config['level']}, judge {_md(judge_label(report))}. "
+        f"Split {config['split']}, answered from {_md(base)}, judge {_md(judge_label(report))}. "
         f"{counts['questions']} questions, {counts['answered']} answered; failures: {failures}; "
         f"{counts['without_gold_answer']} without a gold answer, "
         f"{counts['without_gold_evidence']} without gold evidence.",
-        "Percent with 95 % intervals; failures are neither right nor wrong.",
+        "Percent with 95 % intervals; failures are neither right nor wrong, and told apart.",
     ]
+    besides = (
+        ("Conditions side by side", tables.side_by_side(report)),
+        ("Accuracy by condition and format", tables.by_format(report)),
+        ("Failures", tables.failures(report)),
+    )
+    for title, beside in besides:
+        if beside is not None:
+            lines += ["", f"## {title}", "", *_rows(beside.head, [(name, cells) for name, _, cells in beside.rows])]
+    suffix = f" ({base})" if len(tables.conditions(report)) > 1 else ""
     for title, rows in sections(report):
         measures = measured(rows)
-        lines += ["", f"## {title}", ""]
-        lines.append(f"| | n | failed | {' | '.join(HEADS[m] for m in measures)} |")
-        lines.append(f"|---|{'---:|' * (len(measures) + 2)}")
-        for name, row in rows:
-            cells = [percent(row[m], interval=True) for m in measures]
-            lines.append(f"| {_md(name)} | {row['n']} | {row['failed']} | {' | '.join(cells)} |")
+        head = ["n", "failed", *(HEADS[m] for m in measures)]
+        cells = [
+            (name, [str(row["n"]), str(row["failed"]), *(percent(row[m], interval=True) for m in measures)])
+            for name, row in rows
+        ]
+        lines += ["", f"## {title}{suffix}", "", *_rows(head, cells)]
+    beside = tables.costs(report)
+    lines += ["", "## Costs", "", *_rows(beside.head, [(name, cells) for name, _, cells in beside.rows])]
+    if books := report.get("costs"):
+        total = books["total"]
+        asked = f"{total['requests']} requests, {total['cached']} cached, {total['calls']} calls"
+        tokens = f"{total['prompt_tokens']} tokens read, {total['completion_tokens']} written"
+        lines += ["", f"Endpoints: {asked}, {tokens}, USD {total['cost_usd']:.4f}."]
+    for title, items in (("Some wrong answers", shown), ("Some failures", broken)):
+        if items:
+            lines += ["", f"## {title}", "", *(line for item in items for line in _example(item))]
     identity = report["identity"]
-    lines += ["", f"States `{identity['states'][:12]}`, model `{identity['model'][:12]}`.", ""]
+    lines += ["", "## What was run", ""]
+    lines += [f"States `{identity['states'][:12]}`, model `{_md(identity['model'][:12])}`.", ""]
+    lines += [f"- {_md(key)}: {_md(value)}" for key, value in report["config"].items()]
+    lines += [f"- input {_md(name)}: {_md(value)}" for name, value in (report["states"]["inputs"] or {}).items()]
+    lines += [f"- prompt {_md(name)}: {value}" for name, value in report["prompts"].items()]
+    lines += [f"- version of {_md(name)}: {_md(value)}" for name, value in report["versions"].items()]
+    lines += [f"- machine: {_md(report['machine'])}", ""]
     return "\n".join(lines)
 
 
-def _md(text: str) -> str:
-    """Text that stays text inside a Markdown table cell."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~!&$])", r"\\\1", " ".join(str(text).split()))
+def _example(item: Mapping[str, Any]) -> list[str]:
+    gold = item["gold"] or [f"{o['letter']}. {o['text']}" for o in item["options"] if o["gold"]]
+    said = item["answer"] or item["output"]
+    lines = [f"- {_md(item['question'])} ({_md(item['id'])}, {_md(item['kind'])})"]
+    if "failure" in item:
+        lines.append(f"  - {_md(item['condition'])}: {_md(item['failure'])} {_md(item['message'])}".rstrip())
+    lines += [f"  - gold: {_md(' / '.join(gold))}", f"  - answer: {_md(said)}"]
+    lines += [f"  - evidence shown: {_md(line)}" for line in item["found"]]
+    lines += [f"  - evidence not shown: {_md(line)}" for line in item["missed"]]
+    return lines
 
 
-def sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    """The tables of a report: title and rows; those without rows left out."""
-    tables = [
-        ("By format", _rows(report)),
-        ("By dimension", [(name.replace("_", " "), row) for name, row in report["by_dimension"].items()]),
-        ("By category", list(report["by_category"].items())),
+def _rows(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    return [
+        f"| | {' | '.join(_md(cell) for cell in head)} |",
+        f"|---|{'---:|' * len(head)}",
+        *(f"| {_md(name)} | {' | '.join(_md(cell, links=False) for cell in cells)} |" for name, cells in rows),
     ]
-    return [(title, rows) for title, rows in tables if rows]
 
 
-def examples(scores: Sequence[Score], limit: int) -> list[dict[str, Any]]:
-    """Wrong answers in file order, the formats by turns, with the evidence found and missed."""
-    wrong = [[item for item in scores if item.wrong and item.record.format == name] for name in FORMATS]
-    mixed = [item for item in chain.from_iterable(zip_longest(*wrong)) if item is not None]
-    return [_example(item) for item in mixed[:limit]]
+def _md(text: Any, links: bool = True) -> str:
+    """Text that stays text in a Markdown line or table cell; characters that turn its direction are spelled out.
+
+    Args:
+        links: whether brackets could make a link; those of our own intervals cannot.
+    """
+    special = r"([\\`*_{}\[\]<>|#~!&$])" if links else r"([\\`*_{}<>|#~!&$])"
+    escaped = re.sub(special, r"\\\1", " ".join(str(text).split()))
+    return _TURNING.sub(lambda match: f"(U+{ord(match.group()):04X})", escaped)
 
 
-def _example(item: Score) -> dict[str, Any]:
-    record, parsed = item.record, item.parsed
-    if record.visual:
-        found = [f"image {index}" for index in record.images if index in record.images_found]
-        missed = [f"image {index}" for index in record.images if index not in record.images_found]
-        cited = [f"image {index}" for index in sorted(parsed.images)]
-    else:
-        lines = list(zip(record.evidence, record.evidence_lines, strict=True))
-        found = [_cut(line) for turn_id, line in lines if turn_id in record.evidence_found]
-        missed = [_cut(line) for turn_id, line in lines if turn_id not in record.evidence_found]
-        cited = [_cut(line) for line in parsed.evidence]
-    return {
-        "id": record.question_id,
-        "dialogue": record.dialogue_id,
-        "kind": " · ".join(part for part in (record.format, record.dimension, record.category) if part),
-        "question": record.question,
-        "options": [
-            {"letter": letter, "text": option, "gold": letter in record.answers, "chosen": letter in parsed.letters}
-            for letter, option in zip(LETTERS, record.options, strict=False)
-        ],
-        "gold": [] if record.options else list(record.answers),
-        "answer": _cut(parsed.answer),
-        "output": _cut(item.generation.text),
-        "problems": list(parsed.problems) + ([] if item.generation.finished else ["cut off"]),
-        "found": found,
-        "missed": missed,
-        "cited": cited,
-    }
+def html(
+    report: Mapping[str, Any], shown: Sequence[Mapping[str, Any]], broken: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The page. Everything from data or model is escaped, and isolated so that no text turns the page's direction.
 
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + " […]"
-
-
-def html(report: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
-    """The page. Everything from data or model is escaped, and isolated so that no text turns the page's direction."""
+    Args:
+        shown: what `examples` gives. broken: what `failed_examples` gives.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
     template = (files("remind.evaluation") / "report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         report=report,
         judge=judge_label(report),
-        tables=sections(report),
+        base=tables.reference_of(report),
+        parts=tables.conditions(report),
+        side_by_side=tables.side_by_side(report),
+        by_format=tables.by_format(report),
+        failures=tables.failures(report),
+        costs=tables.costs(report),
+        books=tables.books(report),
+        title_of=tables.title_of,
+        sections=sections,
         examples=shown,
+        broken=broken,
         heads=HEADS,
         measured=measured,
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from remind.evaluation import metrics
 from remind.evaluation.answer import Generation
 from remind.evaluation.intervals import Estimate, bootstrap, wilson
-from remind.evaluation.judge import Case, judge_answers
-from remind.evaluation.parse import ParsedAnswer, parse_answer
+from remind.evaluation.judge import Ruling, rule
+from remind.evaluation.parse import ParsedAnswer
+from remind.evaluation.verdicts import case_of, parse_all, to_judge
 from remind.states import StateRecord, evidence_share
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class Score:
     """The scores of one question. None: the question takes no part in that score.
 
     Attributes:
-        failure: "too_long", "error" or "judge": there is no verdict on the answer, so it is neither right nor wrong.
+        failure: there is no verdict on the answer, so it is neither right nor wrong: as in `Generation`, "unparsable"
+            (the output chooses from no options, not even none of them), or "judge" (the judge gave no verdict).
+        why: the kind of a judge's failure; "" otherwise.
         accuracy: s_i of Eq. 9; None on failure and where no gold answer is known.
         memory_recall_text, memory_recall_visual: Eq. 10, 11. bleu1, f1: Eq. 13, 14, direct questions only.
         locomo_f1: direct questions of LoCoMo's categories 1 to 5.
@@ -48,6 +51,7 @@ class Score:
     generation: Generation
     parsed: ParsedAnswer
     failure: str | None = None
+    why: str = ""
     accuracy: float | None = None
     memory_recall_text: float | None = None
     memory_recall_visual: float | None = None
@@ -77,21 +81,29 @@ def score(
     Args:
         encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
     """
-    parsed = [
-        parse_answer(generation.text, record.format, record.options, record.visual)
-        for record, generation in zip(records, generations, strict=True)
-    ]
-    asked = [
-        index
-        for index, (record, generation) in enumerate(zip(records, generations, strict=True))
-        if record.format == "direct" and record.answers and generation.failure is None
-    ]
-    cases = [Case(records[i].question, records[i].answers, parsed[i].answer) for i in asked]
-    verdicts = dict(zip(asked, judge_answers(judge, cases), strict=True))
+    parsed = parse_all(records, generations)
+    asked = [n for n, record in enumerate(records) if to_judge(record, generations[n])]
+    given = dict(zip(asked, rule(judge, [case_of(records[n], parsed[n]) for n in asked]), strict=True))
+    return score_judged(records, generations, parsed, [given.get(n) for n in range(len(records))], encode)
+
+
+def score_judged(
+    records: Sequence[StateRecord],
+    generations: Sequence[Generation],
+    parsed: Sequence[ParsedAnswer],
+    rulings: Sequence[Ruling | None],
+    encode: Callable[[list[str]], Tensor],
+) -> list[Score]:
+    """Score outputs that have been parsed and judged.
+
+    Args:
+        rulings: None where there was nothing to judge.
+        encode: as in `score`.
+    """
     rows = _once(encode, (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p)))
     return [
-        _score(record, generation, answer, verdicts.get(index), index in verdicts, rows)
-        for index, (record, generation, answer) in enumerate(zip(records, generations, parsed, strict=True))
+        _score(record, generation, answer, ruling, rows)
+        for record, generation, answer, ruling in zip(records, generations, parsed, rulings, strict=True)
     ]
 
 
@@ -115,25 +127,29 @@ def _score(
     record: StateRecord,
     generation: Generation,
     parsed: ParsedAnswer,
-    verdict: bool | None,
-    judged: bool,
+    ruling: Ruling | None,
     encode: Callable[[list[str]], Tensor],
 ) -> Score:
     share = evidence_share(record)
     if generation.failure is not None:
         return Score(record, generation, parsed, generation.failure, evidence_recall=share)
     direct = record.format == "direct"
-    if direct:
-        correct = None if verdict is None else float(verdict)
-    else:
-        correct = metrics.accuracy(set(parsed.letters), set(record.answers)) if record.answers else None
+    failure, correct = None, None
+    if not parsed.readable:
+        failure = "unparsable"
+    elif direct and ruling is not None:
+        failure = "judge" if ruling.value is None else None
+        correct = None if ruling.value is None else float(ruling.value)
+    elif not direct and record.answers:
+        correct = metrics.accuracy(set(parsed.letters), set(record.answers))
     words = direct and bool(record.answers)
     locomo = words and record.dimension is None and record.category in {"1", "2", "3", "4", "5"}
     return Score(
         record,
         generation,
         parsed,
-        failure="judge" if judged and verdict is None else None,
+        failure=failure,
+        why=ruling.why if ruling is not None else "",
         accuracy=correct,
         memory_recall_text=None
         if record.visual
@@ -181,6 +197,7 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
         "questions": len(scores),
         "answered": sum(s.generation.failure is None for s in scores),
         "failures": dict(sorted(Counter(s.failure for s in scores if s.failure is not None).items())),
+        "judge_failures": dict(sorted(Counter(s.why for s in scores if s.failure == "judge").items())),
         "without_gold_answer": sum(not s.record.answers for s in scores),
         "without_gold_evidence": sum(s.evidence_recall is None for s in scores),
         "cut_off": sum(s.generation.failure is None and not s.generation.finished for s in scores),

@@ -13,6 +13,7 @@ import numpy as np
 
 from remind.dialogue import Dialogue, Question, Turn
 from remind.io import sha256_json
+from remind.llm.base import AuxiliaryLLM
 from remind.llm.extract import key_sentences, overlap, same_answer, sentences, telling, turn_rarity
 from remind.perception.lexical import data, stem, stems, words
 from remind.perception.segment import turn_text
@@ -36,7 +37,7 @@ QUOTED_PER_OPTION = 2
 QUOTED = 3
 
 
-class OfflineLLM:
+class OfflineLLM(AuxiliaryLLM):
     """An `AuxiliaryLLM` without a model.
 
     Args:

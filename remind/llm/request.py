@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant"]
 #: What a request is made for; each may have an endpoint of its own, and costs are told by them.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer"]
+Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions"]
 #: too_long: no room in the model's context. server: no reply after all tries. refused: the server will not (wrong key,
 #: unknown model, bad request). invalid: the reply is not the JSON that was asked for, nor was its repair.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
@@ -89,6 +89,6 @@ class ChatModel(Protocol):
             on_reply: called with index and reply as soon as each is there, from one thread at a time.
 
         Raises:
-            ModelError: the endpoint as a whole cannot be used (no key in the environment, no such host at the first call).
+            ModelError: the endpoint as a whole cannot be used: no key in the environment, no such host.
         """
         ...

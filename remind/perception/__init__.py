@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,13 +75,24 @@ class Perception:
         Raises:
             DataError: an empty question, an unknown dimension, or a question about another dialogue.
         """
-        if not question.text.strip():
-            raise DataError("the question has no text", record=question.id)
-        if question.dialogue_id != dialogue.id:
-            raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
-        check_dimension(question.dimension)
+        return self.perceive_all(dialogue, [question])[0]
+
+    def perceive_all(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[FactualState]:
+        """x0 of each question, as `perceive`; the LLM is asked for all strategies at once."""
+        for question in questions:
+            if not question.text.strip():
+                raise DataError("the question has no text", record=question.id)
+            if question.dialogue_id != dialogue.id:
+                raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
+            check_dimension(question.dimension)
         index = self.index(dialogue)
-        vector = self.encoder.encode([question.text])[0]
-        segments = retrieve(index, question.text, vector, question.dimension, self.config.retrieve)
-        strategy = self.llm.strategy(dialogue, blind(question))
-        return FactualState(dialogue, question, segments, strategy)
+        found = []
+        for question in questions:
+            # one at a time: vectors differ in the last bits with the batch they were made in
+            vector = self.encoder.encode([question.text])[0]
+            found.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
+        strategies = self.llm.strategies(dialogue, [blind(question) for question in questions])
+        return [
+            FactualState(dialogue, question, segments, strategy)
+            for question, segments, strategy in zip(questions, found, strategies, strict=True)
+        ]

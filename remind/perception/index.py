@@ -55,6 +55,23 @@ class Costs:
     headings: tuple[int, ...]
     gap: int
 
+    def of(self, positions: Sequence[int], session_of: Sequence[int]) -> int:
+        """Tokens of the dialogue section that shows the turns at these ascending positions.
+
+        Args:
+            session_of: number of the session of every turn.
+        """
+        total, previous, session = 0, None, None
+        for position in positions:
+            here = session_of[position]
+            if here != session:
+                total += self.headings[here]
+            elif position - 1 != previous:
+                total += self.gap
+            total += self.turns[position]
+            previous, session = position, here
+        return total
+
 
 class DialogueIndex:
     """What perception knows of a dialogue before any question is asked.
@@ -107,16 +124,7 @@ class DialogueIndex:
 
     def cost(self, positions: Sequence[int]) -> int:
         """Tokens of the dialogue section that shows the turns at these ascending positions."""
-        total, previous, session = 0, None, None
-        for position in positions:
-            here = self.session_of[position]
-            if here != session:
-                total += self.costs.headings[here]
-            elif position - 1 != previous:
-                total += self.costs.gap
-            total += self.costs.turns[position]
-            previous, session = position, here
-        return total
+        return self.costs.of(positions, self.session_of)
 
     def _stored(self, name: str, load: Callable[[], T]) -> T | None:
         """What `load` gives, or None where there is nothing on disk or what is there cannot be used."""
@@ -194,13 +202,16 @@ class DialogueIndex:
         return Cues(cues, vectors)
 
     def _build_cues(self, name: str, dimension: str | None) -> Cues:
+        failed = len(self.llm.failures)
         texts = tuple(self.llm.cues(self.dialogue, self.segments, dimension))
         if len(texts) != len(self.segments):
             raise DataError(
                 f"{self.llm.name} wrote {len(texts)} cues for {len(self.segments)} segments", record=self.dialogue.id
             )
         cues = Cues(texts, self.encoder.encode(texts))
-        self._write(name, {"dimension": dimension, "cues": list(texts)}, {"vectors": cues.vectors})
+        # kept, a stand-in's cue would pass for the LLM's own in every later build
+        if len(self.llm.failures) == failed:
+            self._write(name, {"dimension": dimension, "cues": list(texts)}, {"vectors": cues.vectors})
         return cues
 
 

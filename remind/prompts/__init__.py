@@ -1,4 +1,8 @@
-"""Prompt templates as files (Tables 9-11 in our own words), each with an id and a hash."""
+"""Prompt templates as files in our own words, each with an id and a hash.
+
+answer, strategy, reminder, summary: what a state is rendered with (Tables 9-11). ask_*, judge_*: what the auxiliary LLM
+is asked, as blocks (4.2, 4.4, Figure 10).
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,18 @@ def _template(name: str) -> Template:
 def render(name: str, **values: Any) -> str:
     """Fill the template `<name>.j2`."""
     return _template(name).render(**values)
+
+
+def blocks(name: str, **values: Any) -> dict[str, str]:
+    """Fill each block of the template `<name>.j2`: "system" and "user" of those that are messages to a chat model."""
+    template = _template(name)
+    context = template.new_context(values)
+    return {block: "".join(fill(context)).strip() for block, fill in template.blocks.items()}
+
+
+def prompt_id(name: str) -> str:
+    """Name and hash of the template, as in `ask_cue-0123456789ab`."""
+    return f"{name}-{fingerprint(name)}"
 
 
 def fingerprint(name: str) -> str:

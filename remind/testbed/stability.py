@@ -29,7 +29,7 @@ class StabilityConfig:
     """Where PRA holds and where it collapses: accuracy under x0, x1 and x2 by setting, on dev."""
 
     model: str
-    """Folder of the untrained nano model."""
+    """Folder of the untrained nano model, or nano: the shipped one."""
     out: str
     """Folder of the results: runs/, results.json, table.md, stability.png. What is done is not done again."""
     stage: Literal["all", "report"] = "all"

@@ -63,8 +63,8 @@ class WorldConfig:
     rule: Rule = "flag"
     """flag: contrary remarks begin with the flag word, no other remark does. none: the flag is a lead like others."""
     flag_at: Place = "cue"
-    """Where a remark of two turns (implicit boundaries) begins with that word: cue, before what the rule is about, as in
-    all other remarks; reply: in the turn after it, which a causal model can only join with it at the question."""
+    """Where a remark of two turns (implicit boundaries) begins with that word: cue, before what the rule is about, as
+    in all other remarks; reply: in the turn after it, which a causal model can only join with it at the question."""
     formats: tuple[Format, ...] = FORMATS
     """Formats of the questions, drawn about evenly."""
     by_template: bool = True

@@ -138,7 +138,7 @@ def test_order_of_letters_does_not_matter(chosen: set[str], order: list[str]) ->
 @pytest.mark.parametrize("piece", ["<answer>", "<", "< ", " ", "<answer></answer>", "A,", "[", "1 ", "<answer> <"])
 def test_long_hostile_outputs_take_linear_time(piece: str) -> None:
     output = piece * 20_000
-    start = time.perf_counter()
+    start = time.process_time()
     parse_answer(output, "multi", OPTIONS, True)
     parse_answer(f"<answer>A</answer><explanation>{output}", "multi", OPTIONS, True)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

@@ -29,10 +29,11 @@ def make_report(scores: list[Score], judge: str = "rule") -> dict[str, Any]:
 
     return {
         "config": CONFIG,
-        "identity": {"judge": judge, "states": "5" * 64, "model": "6" * 64},
+        "identity": {"judge": judge, "states": "5" * 64, "model": HOSTILE, "llm": HOSTILE},
+        "model": {"name": HOSTILE, "kind": "chat", "max_length": None},
         "states": {"inputs": {HOSTILE: "7"}},
         "prompts": {"answer": "abc"},
-        "counts": counts(scores),
+        "counts": {**counts(scores), "left_out": {HOSTILE: 1}},
         "overall": summarise(scores, 20),
         "by_format": rows(group(scores, lambda r: r.format)),
         "by_dimension": rows(group(scores, lambda r: r.dimension)),
@@ -40,7 +41,34 @@ def make_report(scores: list[Score], judge: str = "rule") -> dict[str, Any]:
         "seconds": {"answering": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
-        "versions": {"torch": "2"},
+        "versions": {"torch": "2.9"},
+    }
+
+
+ROW = {
+    "requests": 7,
+    "cached": 3,
+    "failures": {"server": 1},
+    "calls": 5,
+    "prompt_tokens": 1234,
+    "completion_tokens": 56,
+    "cost_usd": 0.5,
+    "now": {"cost_usd": 0.25},
+    "seconds": {"p50": 0.5, "p95": None},
+}
+
+
+def beside(scores: list[Score]) -> dict[str, Any]:
+    """Two conditions with the same scores, and endpoints that cost something."""
+    report = make_report(scores)
+    gain = {"value": -0.125, "low": -0.25, "high": 0.0, "n": 2}
+    return {
+        **report,
+        "reference": "x0",
+        "conditions": {"x0": report, "rag": report},
+        "differences": {"rag": {"all": {"accuracy": gain}, "single": {"accuracy": gain}}},
+        "costs": {"total": ROW, "stages": {"answer": ROW}, "endpoints": {HOSTILE: ROW}},
+        "stood_in": {"summary": 2},
     }
 
 
@@ -86,7 +114,8 @@ class Reader(HTMLParser):
 
 
 def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
-    page = reports.html(make_report(scores), reports.examples(scores, 9))
+    failed = reports.failed_examples({"x0": scores}, 9)
+    page = reports.html(beside(scores), reports.examples(scores, 9), failed)
     reader = Reader()
     reader.feed(page)
     assert reader.open == []
@@ -123,13 +152,58 @@ def test_examples_show_evidence_found_and_missed_by_turns(scores: list[Score]) -
 
 
 def test_markdown_keeps_hostile_text_in_its_cell(scores: list[Score]) -> None:
-    text = reports.markdown(make_report(scores))
+    failed = reports.failed_examples({"x0": scores}, 9)
+    text = reports.markdown(make_report(scores), reports.examples(scores, 9), failed)
     plain = re.sub(r"\\.", "", text)  # what is left can still mean something to a Markdown reader
-    assert "alert" in plain
-    assert not set("<`*_") & set(plain.split("States `")[0])
+    assert plain.count("alert") >= 10
+    assert plain.count("`") == 4  # round the two hashes
+    assert not set("<*_") & set(plain)
+    assert "\u202e" not in text
+    assert "(U+202E)" in text
     columns = [line.count("|") for line in plain.splitlines()]
     for above, below in pairwise(columns):
         assert above == below or 0 in (above, below)
+
+
+def test_conditions_and_costs_are_on_both_pages(scores: list[Score]) -> None:
+    page, text = reports.html(beside(scores), []), reports.markdown(beside(scores))
+    assert "-12.5<small>[-25.0, +0.0]</small>" in page
+    assert "-12.5 [-25.0, +0.0]" in text
+    for shown in (page, text):
+        assert "1234" in shown
+        assert "0.5000" in shown
+        assert "too long" in shown.replace("\\_", " ").replace("_", " ")
+    assert "2 times the offline stand-in wrote for stage summary" in page
+    plain = re.sub(r"\\.", "", text)
+    columns = [line.count("|") for line in plain.splitlines()]
+    assert all(above == below or 0 in (above, below) for above, below in pairwise(columns))
+    lines = reports.table(beside(scores)).splitlines()
+    assert [line.split()[0] for line in lines if line] == ["condition", "x0", "rag", "condition", "x0", "rag"]
+
+
+def test_markdown_shows_examples_and_what_was_run(scores: list[Score]) -> None:
+    failed = reports.failed_examples({"x0": scores}, 9)
+    lines = reports.markdown(make_report(scores), reports.examples(scores, 9), failed).splitlines()
+    for line in (
+        "  - evidence shown: Ana: a line 1",
+        "  - evidence not shown: Ana: a line 5",
+        "  - gold: B. y",
+        "- max\\_new\\_tokens: 9",
+        "- prompt answer: abc",
+        "- version of torch: 2.9",
+    ):
+        assert line in lines
+    assert any(line.startswith("  - x0: too\\_long ") for line in lines)
+
+
+def test_failures_are_shown_by_turns_with_their_message(scores: list[Score]) -> None:
+    shown = reports.failed_examples({"x0": scores, "rag": scores}, 9)
+    assert [(item["condition"], item["id"], item["failure"]) for item in shown] == [
+        ("x0", "c", "too_long"),
+        ("rag", "c", "too_long"),
+    ]
+    assert shown[0]["message"] == HOSTILE
+    assert reports.failed_examples({"x0": scores}, 0) == []
 
 
 def test_tables(scores: list[Score]) -> None:
@@ -143,7 +217,7 @@ def test_tables(scores: list[Score]) -> None:
 def test_compare_before_and_after(scores: list[Score]) -> None:
     before = make_report(scores)
     after = copy.deepcopy(before)
-    after["identity"]["model"] = "8" * 64
+    after["identity"]["model"] = "8" * 64  # what is compared may differ
     after["overall"]["accuracy"]["value"] = 0.75
     lines = reports.compare_rows(before, after).splitlines()
     assert lines[0].split("  ")[0] == "format"

@@ -57,6 +57,25 @@ def test_choices_are_made_on_dev_and_final_runs_on_test() -> None:
         assert spec.knobs.lr == chosen[spec.arm]["lr"]
 
 
+def test_an_arm_can_be_kept_to_some_conditions() -> None:
+    cfg = _config(
+        conditions=("clean", "none", "noisy-0.4"),
+        arm_conditions={"pra_printed": ["none"]},
+        wrong_conditions=["noisy-0.4"],
+        wrong_arms=["pra_recommended"],
+        nulls=(),
+    )
+    found = cells(cfg)
+    assert {condition.title for arm, condition in found if arm == "pra_printed"} == {"none"}
+    wrong = [(arm, condition.title) for arm, condition in found if condition.wrong]
+    assert wrong == [("pra_recommended", f"noisy-0.4/wrong-{share}") for share in (0.2, 0.4)]
+    assert {condition.title for arm, condition in found if arm == "distil_20"} == {"clean", "none", "noisy-0.4"}
+    with pytest.raises(ConfigError, match="scarce-30 is asked for"):
+        _config(conditions=("clean",), wrong_conditions=["scarce-30"])
+    with pytest.raises(ConfigError, match="no arm 'sfd'"):
+        _config(arm_conditions={"sfd": ["clean"]})
+
+
 def test_which_arms_take_part_where() -> None:
     found = set(cells(_config()))
     none = {arm for arm, condition in found if condition.title == "none"}

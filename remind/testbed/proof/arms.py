@@ -86,8 +86,8 @@ class Knobs:
 
 
 def recommended() -> Knobs:
-    """Fixed targets of the base model under x1 and x2, at temperature 1."""
-    return Knobs(tau=1.0, edges=((0, 1), (0, 2)), teacher_weights="base")
+    """Fixed targets of the base model under x1 and x2, at temperature 1; rate and share of the hard loss from dev."""
+    return Knobs(lr=5e-4, lambda_hard=0.05, tau=1.0, edges=((0, 1), (0, 2)), teacher_weights="base")
 
 
 def knobs_of(arm: str, ours: Knobs, chosen: Mapping[str, Any] | None = None) -> Knobs:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from remind.errors import ConfigError
 from remind.io import sha256_file, sha256_json
 from remind.testbed.ladder import LadderConfig
+from remind.testbed.nano import nano_folder
 from remind.testbed.proof.arms import Knobs
 from remind.testbed.proof.conditions import Condition
 from remind.testbed.world import WorldConfig
@@ -113,12 +114,12 @@ class Shelf:
 
 
 def make_bench(model: str | Path, **values: Any) -> Bench:
-    """A bench on a model folder, its weights hashed.
+    """A bench on a model folder, its weights hashed; nano: the shipped one.
 
     Raises:
         ConfigError: not a folder with safetensors and a tokenizer.
     """
-    folder = Path(model)
+    folder = Path(nano_folder() if str(model) == "nano" else model)
     files = sorted([*folder.glob("*.safetensors"), folder / "tokenizer.json", folder / "config.json"])
     if not folder.is_dir() or len(files) < 3 or not all(path.is_file() for path in files):
         raise ConfigError(f"{model}: not a model folder (config.json, tokenizer.json, *.safetensors)")

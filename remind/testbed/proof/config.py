@@ -13,7 +13,7 @@ from remind.testbed.proof.conditions import Condition, Null, Rest, named
 from remind.testbed.world import WorldConfig
 
 Stage = Literal["choose", "run", "report", "all"]
-_RATES = [5e-4, 1e-3, 2e-3]
+_RATES = [2e-4, 5e-4, 1e-3, 2e-3]
 
 
 def _arms() -> tuple[str, ...]:
@@ -25,9 +25,9 @@ def _grids() -> dict[str, dict[str, list[Any]]]:
         "sft": {"lr": _RATES},
         "sft_mixed": {"lr": _RATES},
         "sft_pseudo": {"lr": _RATES},
-        "distil_20": {"lr": _RATES},
-        "pra_printed": {"lr": [5e-5, 2e-4, 5e-4, 1e-3]},
-        "pra_recommended": {"lr": _RATES, "lambda_hard": [0.05, 0.2]},
+        "distil_20": {"lr": _RATES[:3], "teacher_weights": ["live", "base"]},
+        "pra_printed": {"lr": [5e-5, *_RATES[:3]]},
+        "pra_recommended": {"lr": _RATES[:3], "lambda_hard": [0.05, 0.2]},
     }
 
 
@@ -103,7 +103,7 @@ class ProofConfig:
     """Arms against each other on the synthetic world, under conditions of labels and summaries."""
 
     model: str
-    """Folder of the untrained nano model."""
+    """Folder of the untrained nano model, or nano: the shipped one."""
     out: str
     """Folder of the results: runs/, chosen.json, results.json, table.md and plots. What is done is not done again."""
     stage: Stage = "all"
@@ -118,12 +118,12 @@ class ProofConfig:
     """Arms besides the untrained model."""
     conditions: tuple[str, ...] = (
         "clean",
+        "scarce-15",
         "scarce-30",
         "scarce-60",
-        "scarce-120",
+        "scarce-15-pool",
         "scarce-30-pool",
         "scarce-60-pool",
-        "scarce-120-pool",
         "none",
         "noisy-0.2",
         "noisy-0.4",
@@ -133,6 +133,12 @@ class ProofConfig:
     (no label), noisy-SHARE (of wrong labels), paraphrased."""
     wrong_summaries: tuple[float, ...] = (0.0, 0.2, 0.4)
     """Shares of wrong summaries, for the arms that see any."""
+    arm_conditions: dict[str, list[str]] = field(default_factory=dict)
+    """Conditions of an arm that is not run under all of them, by arm."""
+    wrong_conditions: list[str] | None = None
+    """Conditions under which wrong summaries are tried; None: all."""
+    wrong_arms: list[str] | None = None
+    """Arms that are tried with wrong summaries; None: all that see any."""
     nulls: tuple[Null, ...] = ("shuffled", "same", "marker")
     """Null controls of pra_recommended. shuffled: another question's summary; same: x1 is x0; marker: random marks."""
     null_conditions: tuple[str, ...] = ("none", "noisy-0.4")
@@ -155,7 +161,7 @@ class ProofConfig:
         if self.workers < 0 or self.steps < 1 or self.resamples < 100:
             raise ConfigError("workers must be 0 or more, steps 1 or more, resamples 100 or more")
         known = {arm for arm in ARMS if arm != "base"}
-        for arm in (*self.arms, *self.choose.grids, *self.trace.arms):
+        for arm in (*self.arms, *self.choose.grids, *self.trace.arms, *self.arm_conditions, *(self.wrong_arms or ())):
             if arm not in known:
                 raise ConfigError(f"no arm {arm!r}; there are {', '.join(sorted(known))}")
         if "sft_flops" in self.arms and not {"sft", "pra_recommended"} <= set(self.arms):
@@ -168,6 +174,9 @@ class ProofConfig:
             raise ConfigError("wrong_summaries are shares, from 0 to 1")
         for name in (*self.conditions, *self.null_conditions, *self.choose.conditions, *self.trace.conditions):
             named(name)
+        listed = {name for names in self.arm_conditions.values() for name in names} | {*(self.wrong_conditions or ())}
+        if strangers := sorted(listed - {*self.conditions}):
+            raise ConfigError(f"{strangers[0]} is asked for, but is not among the conditions")
         for arm, grid in self.choose.grids.items():
             knobs_of(arm, self.recommended, {name: values[0] for name, values in grid.items() if values})
 

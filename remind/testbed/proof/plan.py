@@ -51,14 +51,26 @@ def cells(cfg: ProofConfig) -> list[tuple[str, Condition]]:
     """Arms and conditions of the table, null controls last; arms that do not see summaries once for all of them."""
     found: list[tuple[str, Condition]] = []
     for condition in cfg.found_conditions:
-        arms = [arm for arm in cfg.arms if takes_part(arm, condition)]
+        arms = [arm for arm in cfg.arms if takes_part(arm, condition) and _asked_for(cfg, arm, condition)]
         found += [(arm, condition) for arm in arms if arm in BLIND]
         seeing = [arm for arm in arms if arm not in BLIND]
-        found += [(arm, replace(condition, wrong=wrong)) for wrong, arm in product(cfg.wrong_summaries, seeing)]
+        for wrong, arm in product(cfg.wrong_summaries, seeing):
+            if not wrong or _may_be_wrong(cfg, arm, condition):
+                found.append((arm, replace(condition, wrong=wrong)))
     if "pra_recommended" in cfg.arms:
         for name, null in product(cfg.null_conditions, cfg.nulls):
             found.append(("pra_recommended", replace(named(name), null=null, rest=cfg.null_rest)))
     return found
+
+
+def _asked_for(cfg: ProofConfig, arm: str, condition: Condition) -> bool:
+    names = cfg.arm_conditions.get(arm)
+    return names is None or condition.name in names
+
+
+def _may_be_wrong(cfg: ProofConfig, arm: str, condition: Condition) -> bool:
+    arms, conditions = cfg.wrong_arms, cfg.wrong_conditions
+    return (arms is None or arm in arms) and (conditions is None or condition.name in conditions)
 
 
 def spec_of(cfg: ProofConfig, chosen: Chosen, arm: str, condition: Condition, seed: int, steps: int = 0) -> Spec:

@@ -1,0 +1,198 @@
+"""What the model is shown of a question under each condition. The order of a prompt's sections is always the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remind.abstraction import summarise_all
+from remind.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
+from remind.errors import ConfigError, DataError
+from remind.evaluation.names import CONDITIONS
+from remind.evaluation.rebuild import attentional_of, segments_of, strategy_end, strategy_of
+from remind.llm.blind import blind
+from remind.llm.extract import declines
+from remind.pyramid import LETTERS, LEVELS, AttentionalState, FactualState, ReflectiveState, Span, Strategy, render
+from remind.states import StateRecord
+
+if TYPE_CHECKING:
+    from remind.evaluation.contexts import Contexts
+    from remind.llm.base import AuxiliaryLLM
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is put to the model for one question.
+
+    Attributes:
+        text: the user message; "" where no model is asked.
+        evidence, images: the gold evidence (turn ids, image indices) that it shows.
+        cut_turns: turns of the dialogue that were cut away to fit the cap; full_context only.
+        reply: the fixed answer of a control, in place of a model's.
+        left_out: why the question takes no part in the condition.
+    """
+
+    text: str
+    evidence: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    cut_turns: int = 0
+    reply: str | None = None
+    left_out: str | None = None
+
+
+class Prompter:
+    """Makes the prompts of every condition.
+
+    Args:
+        names: the conditions that will be asked for.
+        corpus: the dialogues that the states were built from; needed by some conditions.
+        contexts: chooses turns; needed by full_context, oracle and rag.
+        llm: writes the summary of the altered order.
+
+    Raises:
+        ConfigError: a condition needs a part that is not given.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        corpus: Corpus | None = None,
+        contexts: Contexts | None = None,
+        llm: AuxiliaryLLM | None = None,
+    ) -> None:
+        needy = [name for name in names if CONDITIONS[name].corpus]
+        if needy and (corpus is None or contexts is None):
+            raise ConfigError(f"{needy[0]} shows the dialogues: set corpus to the files the states were made of")
+        if "altered" in names and llm is None:
+            raise ConfigError("altered needs an LLM that writes summaries")
+        self.corpus, self.contexts, self.llm = corpus, contexts, llm
+        self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
+
+    def prompts(self, name: str, records: Sequence[StateRecord]) -> list[Prompt]:
+        """The prompts of questions about one dialogue, under a condition that asks a model.
+
+        Raises:
+            DataError: the dialogue files are not those of the states.
+        """
+        if name in LEVELS:
+            return [Prompt(r.level(name).text, r.evidence_found, r.images_found) for r in records]
+        if name in ("evidence", "no_context"):
+            return [_cut(name, record) for record in records]
+        if name == "altered":
+            return self._altered(records)
+        return [self._chosen(name, record, *self._source(record)) for record in records]
+
+    def _source(self, record: StateRecord) -> tuple[Dialogue, Question]:
+        question = self._questions.get(record.question_id)
+        if self.corpus is None or question is None or question.dialogue_id != record.dialogue_id:
+            raise DataError("the question is not in the dialogue files", record=record.question_id)
+        return self.corpus.dialogue(record.dialogue_id), question
+
+    def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
+        assert self.contexts is not None
+        if name == "oracle":
+            positions = self.contexts.gold(dialogue, question)
+            if not positions:
+                return Prompt("", left_out="no gold evidence")
+        elif name == "rag":
+            positions = self.contexts.rag(dialogue, question, _shown(record, dialogue))
+        else:
+            positions = self.contexts.full(dialogue)
+        strategy = strategy_of(record.x0) if name == "oracle" else Strategy(())
+        state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), strategy)
+        rendered = render(state)
+        _check_instructions(rendered.text[: rendered.dialogue[0]], record)
+        turns = state.turns
+        ids, images = {turn.id for turn in turns}, {image.index for turn in turns for image in turn.images}
+        return Prompt(
+            rendered.text,
+            tuple(turn_id for turn_id in record.evidence if turn_id in ids),
+            tuple(index for index in record.images if index in images),
+            len(dialogue.turns) - len(positions) if name == "full_context" else 0,
+        )
+
+    def _altered(self, records: Sequence[StateRecord]) -> list[Prompt]:
+        assert self.llm is not None
+        marked = [attentional_of(record, *self._source(record)) for record in records]
+        # every turn marked is no turn singled out: the summary is one of x0
+        unguided = [AttentionalState(state.factual, _runs(state.factual)) for state in marked]
+        summaries = [state.summary for state in summarise_all(self.llm, unguided)]
+        return [
+            Prompt(render(ReflectiveState(state, summary)).text, record.evidence_found, record.images_found)
+            for record, state, summary in zip(records, marked, summaries, strict=True)
+        ]
+
+
+def _cut(name: str, record: StateRecord) -> Prompt:
+    """x0 without its strategy, and without its dialogue too."""
+    x0 = record.x0
+    tail = x0.text[strategy_end(x0) :]
+    if name == "evidence":
+        return Prompt(x0.text[: x0.dialogue[1]] + tail, record.evidence_found, record.images_found)
+    return Prompt(x0.text[: x0.dialogue[0]] + tail)
+
+
+def _shown(record: StateRecord, dialogue: Dialogue) -> list[int]:
+    try:
+        return [dialogue.positions[span.turn_id] for span in record.x0.turns]
+    except KeyError as error:
+        raise DataError(f"x0 shows turn {error}, which its dialogue has not", record=record.question_id) from None
+
+
+def _check_instructions(instructions: str, record: StateRecord) -> None:
+    if instructions != record.x0.text[: record.x0.dialogue[0]]:
+        raise DataError(
+            "its states were built with other prompt templates, so that conditions would not compare; build them again",
+            record=record.question_id,
+        )
+
+
+def _runs(state: FactualState) -> tuple[Span, ...]:
+    """Every run of turns as one block."""
+    blocks: list[Span] = []
+    for index, run in enumerate(state.runs):
+        if blocks and state.runs[blocks[-1][0]] == run:
+            blocks[-1] = (blocks[-1][0], index)
+        else:
+            blocks.append((index, index))
+    return tuple(blocks)
+
+
+def most_frequent(records: Iterable[StateRecord]) -> dict[str, str]:
+    """The most frequent gold answer by format (ties: the one met first), as it stands between answer tags."""
+    seen: dict[str, Counter[str]] = {}
+    for record in records:
+        if record.answers:
+            multi = record.format == "multi"
+            answer = f"[{','.join(sorted(record.answers))}]" if multi else record.answers[0]
+            seen.setdefault(record.format, Counter())[answer] += 1
+    return {format: counter.most_common(1)[0][0] for format, counter in seen.items()}
+
+
+def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prompt:
+    """The fixed answer of a control.
+
+    always_a has none for direct questions, most_frequent none for formats without a training answer: they are left
+    out. abstain says that the dialogue does not tell, by the option that says so, else by choosing no option.
+
+    Args:
+        frequent: what `most_frequent` says of the training split.
+    """
+    multi = record.format == "multi"
+    if name == "always_a":
+        if record.format == "direct":
+            return Prompt("", left_out="no options")
+        answer = "[A]" if multi else "A"
+    elif name == "most_frequent":
+        if record.format not in frequent:
+            return Prompt("", left_out="no training answer of its format")
+        answer = frequent[record.format]
+    elif record.format == "direct":
+        answer = NO_INFORMATION
+    else:
+        options = zip(LETTERS, record.options, strict=False)
+        letter = next((letter for letter, option in options if declines(option)), "")
+        answer = f"[{letter}]" if multi or not letter else letter
+    return Prompt("", reply=f"<answer>{answer}</answer><explanation></explanation>")

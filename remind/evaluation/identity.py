@@ -1,0 +1,100 @@
+"""What decides answers and scores, so that a run can be resumed, and compared, only with what it is comparable to."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remind import prompts
+from remind.errors import DataError
+from remind.evaluation.names import CONDITIONS
+from remind.io import sha256_file, sha256_json
+
+if TYPE_CHECKING:
+    from remind.evaluation.config import EvaluateConfig
+
+#: Templates that a state is rendered with.
+_RENDERED = ("answer", "strategy", "reminder", "summary")
+
+
+def states_hash(states: str | Path) -> str:
+    """Hash over every part and the manifest of a states folder."""
+    folder = Path(states)
+    files = [*sorted(folder.glob("part-*.parquet")), folder / "manifest.json"]
+    return sha256_json({file.name: sha256_file(file) for file in files})
+
+
+def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], states: str | Path) -> dict[str, str]:
+    """SHA-256 of the dialogue files by name, which must be among those the states were built from.
+
+    Raises:
+        DataError: a file that is not.
+    """
+    from remind.pipeline import input_hashes
+
+    hashes = input_hashes(paths)
+    built_from = manifest.get("inputs") or {}
+    for name, digest in hashes.items():
+        if built_from.get(name) != digest:
+            what = "has changed since" if name in built_from else "is none of the files that"
+            raise DataError(f"{name} {what} the states were built; name the files they were built from", states)
+    return hashes
+
+
+def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides the outputs of a condition.
+
+    Args:
+        states: hash of the states folder.
+        known: model, and where the condition needs them corpus and llm; what is missing here is left out.
+    """
+    identity: dict[str, Any] = {
+        "states": states,
+        "level": name,
+        "split": cfg.split,
+        "limit": cfg.limit,
+        "max_new_tokens": cfg.max_new_tokens,
+        "answers": cfg.answers,
+        "device": cfg.device,
+        "dtype": cfg.dtype,
+    }
+    if cfg.answers == "server" and (endpoint := cfg.llm.answer or cfg.llm.default) is not None:
+        identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
+    wanted = ["model"]
+    if CONDITIONS[name].corpus:
+        identity["prompts"] = {
+            part: prompts.fingerprint(part) for part in ("answer", "strategy", "reminder", "summary")
+        }
+        wanted.append("corpus")
+    if name in ("full_context", "rag"):
+        keys = ("full_tokens", "keep") if name == "full_context" else ("chunk_tokens", "rag_tokens")
+        identity["context"] = {key: asdict(cfg.context)[key] for key in keys} | {"encoder": cfg.encoder}
+    if name == "altered":
+        wanted.append("llm")
+    return identity | {key: known[key] for key in wanted if key in known}
+
+
+def score_identity(cfg: EvaluateConfig, answers: Mapping[str, Any], judge: str) -> dict[str, Any]:
+    """Everything that decides the scores: what decides the outputs, and how they are scored."""
+    # other judges have no prompt of ours; what they are is in their names
+    prompt = prompts.fingerprint("ask_judge") if judge.startswith("chat-") else None
+    scoring = {"judge_prompt": prompt, "encoder": cfg.encoder, "bootstrap": cfg.bootstrap, "seed": cfg.seed}
+    return {**answers, "judge": judge, **scoring}
+
+
+def machine(device: str) -> str:
+    """The machine in words."""
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{platform.machine()}, {torch.cuda.get_device_name(torch.device(device))}"
+    return f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -1,0 +1,50 @@
+"""Rows of JSON, one line each, appended as they come, so that a killed run loses at most the line being written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from remind.errors import DataError
+from remind.io import write_text
+
+
+def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and row of a file; none if it is missing. A last line without its line end is cut off.
+
+    Args:
+        what: what a row is, for errors.
+
+    Raises:
+        DataError: any other line that is not a JSON object with a question_id.
+    """
+    if not path.exists():
+        return
+    *lines, rest = path.read_bytes().split(b"\n")
+    if rest:
+        write_text(path, "".join(line.decode("utf-8", "replace") + "\n" for line in lines))
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("question_id"), str):
+            raise bad_row(path, number, what)
+        yield number, row
+
+
+def bad_row(path: Path, number: int, what: str) -> DataError:
+    return DataError(f"not {what} of an evaluation; set overwrite to start again", path, f"line {number}")
+
+
+def put_row(file: TextIO, row: Mapping[str, Any]) -> None:
+    """Append a row and hand it to the system."""
+    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    file.flush()
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by these rows, whole or not at all."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

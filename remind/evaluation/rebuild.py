@@ -1,0 +1,89 @@
+"""From a record on disk back to the state it was rendered from, with the dialogue it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remind.dialogue import Dialogue, Question
+from remind.errors import DataError
+from remind.pyramid import AttentionalState, FactualState, Rendered, Segment, Span, Strategy, render
+from remind.states import StateRecord
+
+#: Heads of the anchor lines in a rendered strategy, and the kind each stands for.
+_KINDS = {
+    "Target speaker: ": "speakers",
+    "Related entities: ": "entities",
+    "Behavioural focus: ": "focus",
+    "Temporal scope: ": "scope",
+}
+
+
+def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, ...]:
+    """Positions joined into segments, in time order; none crosses a session."""
+    joined: list[list[int]] = []
+    turns, sessions = dialogue.turns, dialogue.session_of
+    for position in sorted(set(positions)):
+        after = joined and joined[-1][1] == position - 1
+        if after and sessions[turns[position - 1].id] is sessions[turns[position].id]:
+            joined[-1][1] = position
+        else:
+            joined.append([position, position])
+    return tuple(Segment(start, end) for start, end in joined)
+
+
+def strategy_end(rendered: Rendered) -> int:
+    """Where the strategy section ends, in characters; the end of the dialogue where there is none."""
+    spans = (*rendered.reasoning, *rendered.anchors)
+    if not spans:
+        return rendered.dialogue[1]
+    return rendered.text.index("\n", max(end for _, end in spans)) + 1
+
+
+def strategy_of(rendered: Rendered) -> Strategy:
+    """S_str as the prompt tells it."""
+    text = rendered.text
+    anchors: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
+    kind = ""
+    for start, end in rendered.anchors:
+        head = text[text.rfind("\n", 0, start) + 1 : start]
+        kind = _KINDS.get(head, kind)
+        if kind not in anchors:
+            raise DataError(f"an anchor stands under {head!r}, which is no kind of anchor")
+        anchors[kind].append(text[start:end])
+    reasoning = tuple(text[start:end] for start, end in rendered.reasoning)
+    return Strategy(reasoning, **{name: tuple(values) for name, values in anchors.items()})
+
+
+def blocks_of(rendered: Rendered) -> tuple[Span, ...]:
+    """The blocks that the markers of x1 enclose, as inclusive ranges over the shown turns."""
+    pairs = list(zip(rendered.markers[::2], rendered.markers[1::2], strict=True))
+    found = []
+    for opening, closing in pairs:
+        inside = [n for n, turn in enumerate(rendered.turns) if opening[1] <= turn.start and turn.end <= closing[0]]
+        found.append((inside[0], inside[-1]))
+    return tuple(found)
+
+
+def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> FactualState:
+    """x0 as a state. It renders to exactly the text of the record.
+
+    Raises:
+        DataError: it does not: dialogue files or prompt templates are others than those of the states.
+    """
+    missing = [span.turn_id for span in record.x0.turns if span.turn_id not in dialogue.positions]
+    if missing:
+        raise DataError(f"x0 shows turn {missing[0]!r}, which its dialogue has not", record=record.question_id)
+    positions = [dialogue.positions[span.turn_id] for span in record.x0.turns]
+    state = FactualState(dialogue, question, segments_of(dialogue, positions), strategy_of(record.x0))
+    if render(state).text != record.x0.text:
+        raise DataError(
+            "x0 cannot be rebuilt from the dialogue files: they, or the prompt templates, are others than those the "
+            "states were built with; build the states again",
+            record=record.question_id,
+        )
+    return state
+
+
+def attentional_of(record: StateRecord, dialogue: Dialogue, question: Question) -> AttentionalState:
+    """x1 as a state. Raises DataError as `factual_of`."""
+    return AttentionalState(factual_of(record, dialogue, question), blocks_of(record.x1), record.salience)

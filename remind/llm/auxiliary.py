@@ -1,0 +1,293 @@
+"""The auxiliary LLM on top of chat models, one for each stage; the offline stand-in steps in where one fails."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from remind import prompts
+from remind.dialogue import Dialogue, Question
+from remind.errors import ModelError
+from remind.io import sha256_json
+from remind.llm import asking
+from remind.llm.base import AuxiliaryLLM, Failure
+from remind.llm.blind import blind, blind_state
+from remind.llm.dry import DryRun
+from remind.llm.endpoints import LLMConfig
+from remind.llm.judging import PROMPT, Verdict, judge_request, verdicts
+from remind.llm.ledger import Ledger, table
+from remind.llm.offline import OfflineLLM
+from remind.llm.opening import Chats
+from remind.llm.request import ChatModel, Reply, Request, Stage
+from remind.perception.lexical import data
+from remind.progress import Counter
+from remind.pyramid import AttentionalState, Segment, Strategy
+
+if TYPE_CHECKING:
+    from remind.perception.encode import SentenceEncoder
+
+T = TypeVar("T")
+
+VERSION = 1
+#: Requests of a stage before its share of failures can end work that is under way.
+FEW = 100
+#: The template each stage asks with.
+TEMPLATES: Mapping[Stage, str] = {
+    "cues": "ask_cue",
+    "strategy": "ask_strategy",
+    "summary": "ask_summary",
+    "judge": PROMPT,
+}
+
+
+class ChatLLM(AuxiliaryLLM):
+    """An `AuxiliaryLLM` that asks chat models.
+
+    The requests of a dialogue go out together. Where a reply fails or is not what was asked for, the offline stand-in
+    writes that one cue, strategy or summary, and the failure is kept (`failures`, `report`). Nobody stands in for a
+    judge: its failure is no verdict.
+
+    Args:
+        models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
+        stand_in: writes in their place; None: one that compares by shared words.
+        ledger: the models' books, for the report; None: it tells no costs.
+        dry: the dry run that the models belong to, if they do.
+
+    Attributes:
+        asked: how many requests each stage had.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[Stage, ChatModel],
+        stand_in: OfflineLLM | None = None,
+        ledger: Ledger | None = None,
+        dry: DryRun | None = None,
+    ) -> None:
+        self.models = {stage: models[stage] for stage in TEMPLATES if stage in models}
+        self.stand_in = stand_in or OfflineLLM()
+        self.ledger, self.dry = ledger, dry
+        self.failures: list[Failure] = []
+        self.asked: Count[Stage] = Count()
+        self._strangers: dict[str, list[str]] = {}
+
+    @property
+    def name(self) -> str:
+        """Changes with the models, the templates, the word lists and the stand-in; holds no key."""
+        own = {
+            stage: [model.name, prompts.prompt_id(TEMPLATES[stage]), asking.ROOM[stage]]
+            for stage, model in self.models.items()
+        }
+        # a judge follows neither guides nor stand-in
+        rest = None if set(own) == {"judge"} else [self.stand_in.name, data("guides")]
+        models = " ".join(f"{stage}={model.name}" for stage, model in self.models.items())
+        return f"chat-{VERSION}-{sha256_json([VERSION, own, rest])[:12]} {models}".rstrip()
+
+    def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+        """κ_n for each segment, asked for together; the stand-in's where the model's cannot be had.
+
+        Raises:
+            DataError: an unknown dimension.
+            ModelError: the endpoint as a whole cannot be used.
+        """
+        return self._ask(
+            "cues",
+            f"cues {dialogue.id}",
+            [_place(dialogue, segment, dimension) for segment in segments],
+            lambda n: asking.cue_request(dialogue, segments[n], dimension),
+            lambda n, reply: asking.read_cue(reply),
+            lambda missing: self.stand_in.cues(dialogue, [segments[n] for n in missing], dimension),
+        )
+
+    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
+        """S_str of one question, as `strategies`."""
+        return self.strategies(dialogue, [question])[0]
+
+    def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
+        """S_str of each question, asked for together. A target speaker who is none of the dialogue's is left out.
+
+        Raises:
+            DataError: an unknown dimension.
+            ModelError: the endpoint as a whole cannot be used.
+        """
+
+        def read(n: int, reply: Reply) -> Strategy:
+            strategy, strangers = asking.read_strategy(dialogue, reply)
+            if strangers:
+                self._strangers[questions[n].id] = strangers
+            return strategy
+
+        return self._ask(
+            "strategy",
+            f"strategies {dialogue.id}",
+            [question.id for question in questions],
+            lambda n: asking.strategy_request(dialogue, questions[n]),
+            read,
+            lambda missing: [self.stand_in.strategy(dialogue, blind(questions[n])) for n in missing],
+        )
+
+    def summary(self, state: AttentionalState) -> str:
+        """G_ref of one state, as `summaries`."""
+        return self.summaries([state])[0]
+
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+        """G_ref of each state, asked for together: understanding, evidence by option, conclusion.
+
+        Raises:
+            ModelError: the endpoint as a whole cannot be used.
+        """
+        questions = [state.factual.question for state in states]
+        dialogues = {state.factual.dialogue.id for state in states}
+        return self._ask(
+            "summary",
+            f"summaries {dialogues.pop()}" if len(dialogues) == 1 else "summaries",
+            [question.id for question in questions],
+            lambda n: asking.summary_request(states[n]),
+            lambda n, reply: asking.read_summary(questions[n], reply),
+            lambda missing: [self.stand_in.summary(blind_state(states[n])) for n in missing],
+        )
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
+        """J(ŷ, y) of one answer.
+
+        Raises:
+            ModelError: there is no verdict, or the endpoint as a whole cannot be used.
+        """
+        (verdict,) = self.verdicts([(question, references, prediction)])
+        if verdict.value is None:
+            raise ModelError(f"no verdict from {self.models['judge'].name}: {verdict.message or verdict.failure}")
+        return verdict.value
+
+    def verdicts(
+        self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        """J(ŷ, y) of each (question, references, prediction), asked for together; nobody stands in for a judge.
+
+        Args:
+            samples: ids the costs are told by, one for each case.
+
+        Raises:
+            ModelError: the endpoint as a whole cannot be used.
+        """
+        names = list(samples) if samples is not None else [""] * len(cases)
+        model = self.models.get("judge")
+        if model is None:
+            return [Verdict(self.stand_in.judge(*case)) for case in cases]
+        requests = [judge_request(*case, sample) for case, sample in zip(cases, names, strict=True)]
+        self.asked["judge"] += len(requests)
+        with Counter("judge", len(requests)) as bar:
+            found = verdicts(model, requests, lambda n, reply: bar.step())
+        for sample, verdict in zip(names, found, strict=True):
+            if verdict.failure is not None:
+                self.failures.append(Failure("judge", sample, verdict.failure, verdict.message))
+        return found
+
+    def check(self, most: float, done: bool = True) -> None:
+        """Stop where too little is the models' own.
+
+        Args:
+            most: share of a stage's requests that may have failed.
+            done: whether there is no more to come; else stages with fewer than `FEW` requests are let pass.
+
+        Raises:
+            ModelError: more of a stage failed.
+        """
+        for stage, asked in self.asked.items():
+            failed = [failure for failure in self.failures if failure.stage == stage]
+            if len(failed) > most * asked and (done or asked >= FEW):
+                raise ModelError(
+                    f"{len(failed)} of {asked} requests for {stage} to {self.models[stage].name} failed, more than "
+                    f"max_failed {most:g}; the last: {failed[-1].message or failed[-1].failure}. What came is cached "
+                    "where llm.cache is set: run it again"
+                )
+
+    def report(self) -> dict[str, Any]:
+        """For a manifest: by stage the model, the prompt, how many were asked for and failed; then every failure.
+
+        Counts and costs are of what this object was asked for. Cues that a dialogue's index holds from an earlier build
+        are not asked for again: that build's manifest tells what they cost.
+        """
+        failed = Count(failure.stage for failure in self.failures)
+        stages = {
+            stage: {
+                "model": model.name,
+                "prompt": prompts.prompt_id(TEMPLATES[stage]),
+                "asked": self.asked[stage],
+                "failed": failed[stage],
+            }
+            for stage, model in self.models.items()
+        }
+        return {
+            "stages": stages,
+            "stand_in": self.stand_in.name,
+            "failures": [asdict(failure) for failure in self.failures],
+            "unknown_speakers": dict(self._strangers),
+            "costs": None if self.ledger is None else self.ledger.summary(),
+        }
+
+    def told(self) -> str:
+        """The report for a person: costs by stage, and how much the stand-in wrote."""
+        costs = [table(self.ledger.summary())] if self.ledger is not None else []
+        failed = Count((failure.stage, failure.failure) for failure in self.failures)
+        lines = [
+            f"{n} of {self.asked[stage]} {stage}: {why}; the offline stand-in wrote them"
+            for (stage, why), n in failed.items()
+        ]
+        return "\n".join([*costs, *lines])
+
+    def _ask(
+        self,
+        stage: Stage,
+        title: str,
+        places: Sequence[str],
+        make: Callable[[int], Request],
+        read: Callable[[int, Reply], T],
+        stand_in: Callable[[Sequence[int]], list[T]],
+    ) -> list[T]:
+        """Ask for all at once and read each reply; the stand-in writes what is missing."""
+        everything = range(len(places))
+        model = self.models.get(stage)
+        if model is None or not places:
+            return stand_in(everything)
+        self.asked[stage] += len(places)
+        with Counter(title, len(places)) as bar:
+            replies = model.complete([make(n) for n in everything], lambda n, reply: bar.step())
+        found: dict[int, T] = {}
+        for n, reply in enumerate(replies):
+            # an invalid reply was no JSON, but may still hold what was asked for
+            if reply.failure not in (None, "invalid"):
+                self.failures.append(Failure(stage, places[n], reply.failure, reply.message))
+                continue
+            try:
+                found[n] = read(n, reply)
+            except asking.Unusable as error:
+                message = reply.message or str(error)
+                self.failures.append(Failure(stage, places[n], reply.failure or "unusable", message))
+        missing = [n for n in everything if n not in found]
+        found.update(zip(missing, stand_in(missing) if missing else [], strict=True))
+        return [found[n] for n in everything]
+
+
+def open_llm(
+    cfg: LLMConfig, encoder: SentenceEncoder | None = None, stages: Sequence[Stage] = ("cues", "strategy", "summary")
+) -> OfflineLLM | ChatLLM:
+    """The auxiliary LLM for these stages: chat models where the configuration has endpoints, else the stand-in.
+
+    Args:
+        encoder: of the stand-in.
+
+    Raises:
+        ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.opening.open_chat`).
+    """
+    stand_in = OfflineLLM(encoder)
+    chats = Chats(cfg)
+    models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
+    return ChatLLM(models, stand_in, chats.ledger, chats.dry) if models else stand_in
+
+
+def _place(dialogue: Dialogue, segment: Segment, dimension: str | None) -> str:
+    """Names a segment's cue for a person who looks for what failed."""
+    first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
+    return f"{dialogue.id} {first}..{last} {dimension or 'factual'}"

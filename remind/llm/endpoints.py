@@ -1,0 +1,151 @@
+"""Where each kind of request goes: address, model, limits and prices, as configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from remind.errors import ConfigError
+from remind.io import sha256_json
+from remind.llm.request import Stage
+
+OPENAI = "https://api.openai.com/v1"
+OPENAI_KEY = "OPENAI_API_KEY"
+#: As base_url: the model runs in this process.
+LOCAL = "local"
+#: Fields in which a key would end up in manifests and reports.
+_KEY_NAMES = {"key", "api_key", "apikey", "authorization", "token", "access_token", "password", "secret"}
+
+
+@dataclass
+class EndpointConfig:
+    """A model and where it runs."""
+
+    model: str = ""
+    """Name of the model as the server knows it; for a local model: nano, or a Hugging Face folder or id."""
+    base_url: str = OPENAI
+    """Address of an OpenAI-compatible server, to which /chat/completions is added; local: run the model here."""
+    name: str | None = None
+    """Stands for base_url in cache keys and reports, so that a server may move; None: base_url itself."""
+    key_env: str | None = OPENAI_KEY
+    """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
+    timeout: float = 120.0
+    """Seconds a try may take."""
+    retries: int = 6
+    """Further tries after 429, 5xx, time-outs, broken connections and broken replies; waits grow up to 30 s."""
+    concurrency: int = 8
+    """Requests under way at once; for a local model: prompts per forward."""
+    max_tokens: int | None = None
+    """Room for each reply; None: what the request asks for."""
+    temperature: float | None = None
+    """Temperature; None: what the request asks for, mostly 0."""
+    price_prompt: float = 0.0
+    """USD per million prompt tokens."""
+    price_completion: float = 0.0
+    """USD per million completion tokens."""
+    structured: bool = False
+    """Send the JSON schema of a request as response_format; for servers that can hold a model to it."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out."""
+    device: str = "cpu"
+    """Where a local model runs, e.g. cpu or cuda:0."""
+    dtype: str = "float32"
+    """Precision of a local model: float32, bfloat16, float16 or auto."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value out of range and for an address that is none or may hold a key."""
+        least = {"retries": 0, "concurrency": 1, "max_tokens": 1, "temperature": 0, "price_prompt": 0}
+        for name, bound in {**least, "price_completion": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ConfigError(f"{name} must be at least {bound}, not {value}")
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+        for name in self.extra_body:
+            if name.lower().replace("-", "_") in _KEY_NAMES:
+                raise ConfigError(f"extra_body must hold no {name}; keys come from the environment (key_env)")
+        if not self.local:
+            _check_url(self.base_url)
+
+    @property
+    def local(self) -> bool:
+        """Whether the model runs in this process."""
+        return self.base_url == LOCAL
+
+    @property
+    def title(self) -> str:
+        """Model and endpoint, for reports and cache keys; holds no key."""
+        return f"{self.model}@{self.name or self.base_url.rstrip('/')}"
+
+    @property
+    def identity(self) -> str:
+        """`title`, and a hash of the settings that shape replies where any is not the usual one."""
+        own = [self.max_tokens, self.temperature, self.structured, self.extra_body]
+        return self.title if own == [None, None, False, {}] else f"{self.title} {sha256_json(own)[:8]}"
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a key must be in the environment. Servers on plain http are local ones, which mostly need none."""
+        named = self.key_env not in (None, OPENAI_KEY)
+        return not self.local and (named or (self.key_env is not None and self.base_url.startswith("https://")))
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """USD for this many tokens."""
+        return (prompt_tokens * self.price_prompt + completion_tokens * self.price_completion) / 1e6
+
+
+@dataclass
+class LLMConfig:
+    """Endpoints of the auxiliary LLM by what they are asked for, and what they share."""
+
+    default: EndpointConfig | None = None
+    """Endpoint of every stage that has none of its own; None: the offline stand-in writes, and judges by rule."""
+    cues: EndpointConfig | None = None
+    """Endpoint for segment cues (Section 4.2)."""
+    strategy: EndpointConfig | None = None
+    """Endpoint for strategies (Section 4.2)."""
+    summary: EndpointConfig | None = None
+    """Endpoint for reflective summaries (Section 4.4)."""
+    judge: EndpointConfig | None = None
+    """Endpoint for verdicts on direct answers."""
+    answer: EndpointConfig | None = None
+    """Endpoint that answers the questions."""
+    items: EndpointConfig | None = None
+    """Endpoint that writes questions for a new benchmark (build_refmem.py)."""
+    cache: str | None = "~/.cache/remind/llm.sqlite"
+    """SQLite file of replies that were paid for; None: none is kept."""
+    dry_run: str | None = None
+    """File for the prompts that would be sent (JSONL); nothing is asked then, and tokens and costs are estimated."""
+
+    def __post_init__(self) -> None:
+        # here and not in the endpoints: the parser prints a whole optional group when one of its values is refused
+        for name in ("default", *get_args(Stage)):
+            if (endpoint := getattr(self, name)) is not None:
+                endpoint.check()
+
+    def endpoint(self, stage: Stage) -> EndpointConfig | None:
+        """The endpoint for a stage; None: the offline stand-in.
+
+        Raises:
+            ConfigError: an endpoint without a model.
+        """
+        own: EndpointConfig | None = getattr(self, stage)
+        chosen = own or self.default
+        if chosen is not None and not chosen.model:
+            raise ConfigError(f"no model is named for {stage}; set its endpoint's model")
+        return chosen
+
+
+def _check_url(url: str) -> None:
+    """Keys hide in addresses, and addresses are printed: refuse those that could hold one."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        usable, parts = False, urlsplit("")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")
+    if not usable:
+        raise ConfigError(f"base_url must be {LOCAL} or an address such as http://127.0.0.1:8000/v1, not {url!r}")

@@ -1,0 +1,113 @@
+"""JSON out of what a model wrote: found, checked against a schema, and asked for once more where it does not fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from remind.errors import ModelError
+from remind.llm.request import Message
+
+_FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
+#: What reasoning models write before they answer, where the server leaves it in.
+_THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_START = re.compile(r"[{\[]")
+#: Places of a text at which a value is looked for; a text full of brackets would else take for ever.
+_TRIES = 200
+
+
+class NotValid(Exception):
+    """The text is not the JSON asked for; the message says why, in words for the model that wrote it."""
+
+
+def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> Any:
+    """The JSON value in a model's words.
+
+    The whole text, else a fenced block, else the outermost value that starts somewhere in it; of several the first
+    that matches the schema. A reply that was cut off is never taken, since what is missing cannot be known.
+
+    Raises:
+        NotValid: none matches.
+        ModelError: the package jsonschema is missing.
+    """
+    if not finished:
+        raise NotValid("the reply was cut off before its end; be shorter")
+    text = _THOUGHT.sub("", text)
+    reason = ""
+    for value in _values(text):
+        problem = _problem(value, schema)
+        if problem is None:
+            return value
+        reason = reason or problem
+    raise NotValid(reason or "there is no JSON value in the reply")
+
+
+def repair(text: str, reason: str) -> tuple[Message, Message]:
+    """The two messages that ask again: what the model wrote, and what was wrong with it."""
+    again = (
+        f"That reply cannot be used: {reason}. Give the same content again as one JSON value that matches the required "
+        "schema. Write nothing before or after it."
+    )
+    return Message("assistant", text), Message("user", again)
+
+
+def placeholder(schema: Mapping[str, Any]) -> Any:
+    """A small value of the schema's shape, for a run in which nothing is asked. Follows type, enum and properties."""
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for joined in ("anyOf", "oneOf", "allOf"):
+        if schema.get(joined):
+            return placeholder(schema[joined][0])
+    kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        return {name: placeholder(part) for name, part in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [placeholder(schema.get("items", {"type": "string"}))] * max(1, int(schema.get("minItems", 1)))
+    if kind == "string":
+        return "-" * max(1, int(schema.get("minLength", 1)))
+    plain = {"integer": schema.get("minimum", 0), "number": schema.get("minimum", 0.0), "boolean": False}
+    return plain.get(kind)
+
+
+def _values(text: str) -> list[Any]:
+    """JSON values in the text, the likeliest first."""
+    found = []
+    for part in (text, *_FENCE.findall(text)):
+        try:
+            found.append(json.loads(part, parse_constant=_refuse))
+        except (ValueError, RecursionError):
+            continue
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    cursor = 0
+    for _ in range(_TRIES):
+        match = _START.search(text, cursor)
+        if match is None:
+            break
+        try:
+            value, cursor = decoder.raw_decode(text, match.start())
+            found.append(value)
+        except (ValueError, RecursionError):
+            cursor = match.start() + 1
+    return found
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _problem(value: Any, schema: Mapping[str, Any]) -> str | None:
+    try:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+    except ImportError:
+        raise ModelError("JSON replies need the package jsonschema: pip install 'remind-toolkit[llm]'") from None
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    if error is None:
+        return None
+    place = error.json_path.removeprefix("$").lstrip(".") or "the value"
+    return f"{place}: {' '.join(error.message.split())[:300]}"

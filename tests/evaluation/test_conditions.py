@@ -1,0 +1,372 @@
+"""What each condition shows of a question, against prompts made by the renderer from states written out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.errors import ConfigError, DataError
+from remind.evaluation.answer import Generation
+from remind.evaluation.conditions import Prompter, control, most_frequent
+from remind.evaluation.config import ContextConfig, EvaluateConfig
+from remind.evaluation.contexts import Contexts
+from remind.evaluation.harness import evaluate
+from remind.evaluation.items import load_asked
+from remind.evaluation.names import CONDITIONS, SETS, expand
+from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
+from remind.llm.offline import OfflineLLM
+from remind.pipeline import input_hashes, record_of
+from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.readers import write_refmem
+from remind.states import StateRecord, read_part, write_manifest, write_part
+
+STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
+
+
+def make_dialogue() -> Dialogue:
+    """Three sessions of five turns; an image in turns 2 and 11. Turn n says n + 1 words."""
+    turns = [
+        Turn(
+            f"t{n}",
+            "Ana" if n % 2 else "Bo",
+            " ".join([f"w{n}"] * (n + 1)),
+            images={2: (Image(0, caption="a red kite"),), 11: (Image(1),)}.get(n, ()),
+        )
+        for n in range(15)
+    ]
+    sessions = [Session(f"s{k}", f"day {k}", tuple(turns[5 * k : 5 * k + 5])) for k in range(3)]
+    return Dialogue("d", tuple(sessions))
+
+
+DIALOGUE = make_dialogue()
+QUESTION = Question(
+    "q", "d", "what of w7 and w8?", answers=("so",), evidence=("t7", "t13"), category=4, time="1 May", split="test"
+)
+FACTUAL = FactualState(DIALOGUE, QUESTION, (Segment(1, 2), Segment(6, 8)), STRATEGY)
+ATTENTIONAL = AttentionalState(FACTUAL, ((0, 1), (3, 3), (4, 4)), (1.0, 0.5, 0.0, 2.0, 3.0))
+RECORD = record_of(ReflectiveState(ATTENTIONAL, "because\nof w7"), "test")
+VISUAL = replace(
+    QUESTION,
+    id="v",
+    format="single",
+    options=("yes", "no"),
+    answers=("A",),
+    evidence=(),
+    images=(1,),
+    dimension="personalized_visual_baselines",
+)
+
+
+class Words:
+    """A token is a word; a text's vector counts its words w0 to w14."""
+
+    name = "words"
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        counts = [[float(text.replace("?", "").split().count(f"w{n}")) for n in range(15)] for text in texts]
+        rows = torch.tensor(counts) if counts else torch.zeros(0, 15)
+        return rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+
+
+class Told:
+    """Summaries that say what the state shows."""
+
+    name = "told"
+    failures = ()
+
+    def __init__(self) -> None:
+        self.asked: list[AttentionalState] = []
+
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+        self.asked += states
+        return [f"{len(state.blocks)} blocks" for state in states]
+
+
+def prompter(llm: object = None, *names: str, **context: object) -> Prompter:
+    corpus = Corpus((DIALOGUE,), (QUESTION, VISUAL))
+    contexts = Contexts(Words(), ContextConfig(**context))  # type: ignore[arg-type]
+    return Prompter(names or tuple(CONDITIONS), corpus, contexts, llm or Told())  # type: ignore[arg-type]
+
+
+def shown(name: str, record: StateRecord = RECORD, **context: object) -> str:
+    (prompt,) = prompter(None, **context).prompts(name, [record])
+    return prompt.text
+
+
+def rendered(positions: Sequence[int], strategy: Strategy = Strategy(())) -> str:  # noqa: B008
+    segments = segments_of(DIALOGUE, positions)
+    return render(FactualState(DIALOGUE, QUESTION, segments, strategy)).text
+
+
+def test_levels_are_the_texts_of_the_states() -> None:
+    assert [shown(level) for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
+
+
+def test_evidence_and_no_context_are_what_the_renderer_gives_without_strategy_and_turns() -> None:
+    assert shown("evidence") == rendered([1, 2, 6, 7, 8])
+    assert shown("no_context") == rendered([])
+    bare = record_of(
+        ReflectiveState(replace(ATTENTIONAL, factual=replace(FACTUAL, strategy=Strategy(()))), "s"), "test"
+    )
+    assert shown("evidence", bare) == bare.x0.text
+    assert shown("no_context", bare) == rendered([])
+
+
+def test_no_context_shows_no_turn_and_no_anchor() -> None:
+    text = shown("no_context")
+    assert "w7 w7" not in text
+    assert "kite" not in text
+    assert "the dog" not in text
+    assert "Question: what of w7 and w8?" in text
+
+
+def test_oracle_shows_the_gold_evidence_with_the_strategy() -> None:
+    (prompt,) = prompter().prompts("oracle", [RECORD])
+    assert prompt.text == rendered([7, 13], STRATEGY)
+    assert prompt.evidence == ("t7", "t13")
+    state = ReflectiveState(AttentionalState(replace(FACTUAL, question=VISUAL), ()), "s")
+    visual = record_of(state, "test")
+    (prompt,) = prompter().prompts("oracle", [visual])
+    assert "[Image #1 Caption]" in prompt.text
+    assert "[Image #0 Caption]" not in prompt.text
+    assert prompt.images == (1,)
+
+
+def test_oracle_leaves_out_questions_without_gold_evidence() -> None:
+    question = replace(QUESTION, evidence=())
+    record = record_of(ReflectiveState(replace(ATTENTIONAL, factual=replace(FACTUAL, question=question)), "s"), "test")
+    parts = Prompter(("oracle",), Corpus((DIALOGUE,), (question,)), Contexts(Words(), ContextConfig()))  # type: ignore[arg-type]
+    (prompt,) = parts.prompts("oracle", [record])
+    assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
+
+
+@pytest.mark.parametrize("keep", ["newest", "oldest"])
+@pytest.mark.parametrize("cap", [1, 20, 60, 100, 10_000])
+def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: str, cap: int) -> None:
+    (prompt,) = prompter(full_tokens=cap, keep=keep).prompts("full_context", [RECORD])
+    kept = 15 - prompt.cut_turns
+
+    def positions(n: int) -> list[int]:
+        return list(range(15 - n, 15)) if keep == "newest" else list(range(n))
+
+    assert prompt.text == rendered(positions(kept))
+
+    def tokens(n: int) -> int:  # counted on the rendered page, not from parts
+        state = FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions(n)), Strategy(()))
+        whole = render(state)
+        return Words().count_tokens(whole.text[slice(*whole.dialogue)])
+
+    assert tokens(kept) <= cap or kept == 1
+    assert kept == 15 or tokens(kept + 1) > cap
+    assert prompt.evidence == tuple(t for t in ("t7", "t13") if int(t[1:]) in positions(kept))
+
+
+def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
+    chunks = Contexts(Words(), ContextConfig(chunk_tokens=20))  # type: ignore[arg-type]
+    # tokens of turn n: speaker, n + 1 words, and 5 ("[Image #0 Caption] a red kite" is 6, "(no caption)" 5) for images
+    costs = [len(line.split()) for line in _turn_lines()]
+    by_hand: list[list[int]] = []
+    for position, cost in enumerate(costs):
+        same = by_hand and by_hand[-1][0] // 5 == position // 5
+        if same and sum(costs[p] for p in by_hand[-1]) + cost <= 20:
+            by_hand[-1].append(position)
+        else:
+            by_hand.append([position])
+    vectors = Words().encode([" ".join(DIALOGUE.turns[p].text for p in chunk) for chunk in by_hand])
+    cosines = (vectors @ Words().encode([QUESTION.text])[0]).tolist()
+    cap = Words().count_tokens(RECORD.x0.text[slice(*RECORD.x0.dialogue)])
+    kept: list[int] = []
+    for number in sorted(range(len(by_hand)), key=lambda n: -cosines[n]):
+        wider = sorted([*kept, *by_hand[number]])
+        whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, wider), Strategy(())))
+        if kept and Words().count_tokens(whole.text[slice(*whole.dialogue)]) > cap:
+            break
+        kept = wider
+    assert {7, 8} <= set(kept)
+    assert chunks.rag(DIALOGUE, QUESTION, [1, 2, 6, 7, 8]) == kept
+    assert shown("rag", chunk_tokens=20) == rendered(kept)
+    assert len(chunks.rag(DIALOGUE, QUESTION, range(15))) >= len(kept)
+    one = Contexts(Words(), ContextConfig(chunk_tokens=20, rag_tokens=1))  # type: ignore[arg-type]
+    assert one.rag(DIALOGUE, QUESTION, range(15)) in by_hand
+
+
+def _turn_lines() -> list[str]:
+    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, range(15)), Strategy(())))
+    return [whole.text[span.start : span.end] for span in whole.turns]
+
+
+def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
+    llm = Told()
+    (prompt,) = prompter(llm).prompts("altered", [RECORD])
+    # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
+    assert llm.asked[0].blocks == ((0, 1), (2, 4))
+    assert llm.asked[0].factual.question.answers == ()
+    assert llm.asked[0].factual.question.evidence == ()
+    assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+    assert prompt.text != RECORD.x2.text
+
+
+def test_states_come_back_from_their_records() -> None:
+    assert strategy_of(RECORD.x0).reasoning == STRATEGY.reasoning
+    assert strategy_of(RECORD.x2) == STRATEGY
+    assert blocks_of(RECORD.x1) == ATTENTIONAL.blocks
+    again = attentional_of(RECORD, DIALOGUE, QUESTION)
+    assert render(again).text == RECORD.x1.text
+    assert again.salience == ATTENTIONAL.salience
+
+
+LINES = st.text(alphabet="ab;:[] ", min_size=1, max_size=12).map(lambda text: " ".join(text.split())).filter(bool)
+KINDS = st.lists(LINES, max_size=3).map(tuple)
+
+
+@given(st.builds(Strategy, KINDS, KINDS, KINDS, KINDS, KINDS))
+def test_any_strategy_comes_back(strategy: Strategy) -> None:
+    whole = render(replace(FACTUAL, strategy=strategy))
+    assert strategy_of(whole) == strategy
+
+
+def test_other_dialogues_or_prompts_are_refused() -> None:
+    changed = Dialogue("d", tuple(replace(s, time="another day") for s in DIALOGUE.sessions))
+    parts = Prompter(
+        ("altered",), Corpus((changed,), (QUESTION,)), Contexts(Words(), ContextConfig()), Told()  # type: ignore[arg-type]
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"\[q\]: x0 cannot be rebuilt"):
+        parts.prompts("altered", [RECORD])
+    text = "Other rules." + RECORD.x0.text[1:]
+    moved = replace(RECORD, x0=replace(RECORD.x0, text=text, dialogue=(RECORD.x0.dialogue[0] + 11, 0)))
+    with pytest.raises(DataError, match="other prompt templates"):
+        prompter().prompts("full_context", [moved])
+    with pytest.raises(DataError, match="not in the dialogue files"):
+        prompter().prompts("rag", [replace(RECORD, question_id="other")])
+
+
+def test_conditions_that_need_dialogues_say_so(make_record: Callable[..., StateRecord]) -> None:
+    with pytest.raises(ConfigError, match="rag shows the dialogues: set corpus"):
+        Prompter(("x0", "rag"))
+    with pytest.raises(ConfigError, match="needs an LLM"):
+        Prompter(("altered",), Corpus((DIALOGUE,)), Contexts(Words(), ContextConfig()))  # type: ignore[arg-type]
+
+
+class Echo:
+    """Answers each prompt with its hash, so that prompts can be told apart in the predictions."""
+
+    key = "echo"
+    seconds = 0.0
+
+    def about(self) -> dict[str, Any]:
+        return {"name": "echo", "kind": "none", "max_length": None}
+
+    def answer(
+        self,
+        prompts: Sequence[str],
+        ids: Sequence[str],
+        done: Sequence[bool],
+        on_output: Callable[[int, Generation], None],
+    ) -> list[Generation | None]:
+        outputs = [Generation(f"<answer>{hash(text)}</answer>", len(text), 1, finished=True) for text in prompts]
+        for n, output in enumerate(outputs):
+            on_output(n, output)
+        return list(outputs)
+
+
+def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remind.perception.encode.SentenceEncoder", lambda *_: Words())
+    path, states = tmp_path / "talk.jsonl", tmp_path / "states"
+    write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
+    write_part(states, 0, [RECORD])
+    write_manifest(states, {"inputs": input_hashes([path]), "llm": "none"})
+    names = ["x0", "full_context", "oracle", "rag", "altered"]
+    cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
+    cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
+    with pytest.raises(ConfigError, match="full_context shows the dialogues: set corpus"):
+        evaluate(cfg, answerer=Echo())
+    cfg.corpus = [str(path)]
+    report = evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+    parts = report["conditions"]
+    assert {name: part["overall"]["evidence_recall"]["value"] for name, part in parts.items()} == {
+        "x0": 0.5,
+        "full_context": 0.5,
+        "oracle": 1.0,
+        "rag": pytest.approx(0.5),
+        "altered": 0.5,
+    }
+    assert parts["full_context"]["counts"]["cut_prompts"] == 1
+    assert parts["full_context"]["counts"]["cut_turns"] > 5
+    outputs = {(tmp_path / "out" / name / "predictions.jsonl").read_text().split(",")[1] for name in names}
+    assert len(outputs) == 5
+    again = evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+    assert [part["resumed"] for part in again["conditions"].values()] == [1] * 5
+    path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
+    with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
+        evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+    other = path.rename(tmp_path / "other.jsonl")
+    with pytest.raises(DataError, match=r"other.jsonl is none of the files that the states were built"):
+        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=Echo())
+
+
+def test_names() -> None:
+    assert expand(["x1", "layers"]) == ("x1", "x0", "x2")
+    assert expand(["all"]) == tuple(CONDITIONS)
+    assert set(SETS["ladder"]) >= {"evidence", "x0", "x1", "x2", "altered"}
+    with pytest.raises(ConfigError, match="no condition 'x3'"):
+        EvaluateConfig("s", "m", "o", conditions=["x3"])
+    assert EvaluateConfig("s", "m", "o", level="x1").names == ("x1",)
+    assert EvaluateConfig("s", "m", "o", level="x1", conditions=["x2", "x0"]).names == ("x2", "x0")
+    with pytest.raises(ConfigError, match="rag_tokens must be at least 1"):
+        ContextConfig(rag_tokens=0)
+
+
+def test_a_part_can_be_read_without_the_levels_nobody_asks_for(write_states: Callable[..., Path]) -> None:
+    path = write_states(RECORD) / "part-00000.parquet"
+    (whole,), (texts,), (bare,) = read_part(path), read_part(path, ("x1",), spans=False), read_part(path, ())
+    assert whole == RECORD
+    assert (texts.x1.text, texts.x1.turns, texts.x0.text) == (RECORD.x1.text, (), "")
+    assert bare == replace(texts, x1=bare.x1)
+    assert bare.x1.text == ""
+    assert (bare.question, bare.evidence_found, bare.salience) == (whole.question, whole.evidence_found, whole.salience)
+
+
+def test_controls(make_record: Callable[..., StateRecord], write_states: Callable[..., Path]) -> None:
+    options = ("red", "There is no information on it", "blue")
+    training = [
+        make_record("t1", "train", answers=("Paris",)),
+        make_record("t2", "train", answers=("Rome", "Roma")),
+        make_record("t3", "train", answers=("Rome",)),
+        make_record("t4", "train", format="multi", options=options, answers=("C", "A")),
+    ]
+    asked = [
+        make_record("d"),
+        make_record("s", format="single", options=options, answers=("B",)),
+        make_record("m", format="multi", options=options, answers=("B",)),
+        make_record("n", format="single", options=("red", "blue"), answers=("B",)),
+    ]
+    frequent = most_frequent(training)
+    assert frequent == {"direct": "Rome", "multi": "[A,C]"}
+
+    def replies(name: str) -> list[str | None]:
+        prompts = [control(name, record, frequent) for record in asked]
+        return [p.left_out or (p.reply or "")[8:].split("<")[0] for p in prompts]
+
+    missing = "no training answer of its format"
+    assert replies("always_a") == ["no options", "A", "[A]", "A"]
+    assert replies("most_frequent") == ["Rome", missing, "[A,C]", missing]
+    assert replies("abstain") == ["No information available", "B", "[B]", "[]"]
+    found = load_asked(write_states(*training, *asked), "test", ("abstain", "most_frequent", "x0"))
+    assert found.prompts["most_frequent"][0].reply == "<answer>Rome</answer><explanation></explanation>"
+    assert [p.text for p in found.prompts["x0"]] == [record.x0.text for record in asked]

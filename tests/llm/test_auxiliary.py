@@ -1,0 +1,315 @@
+"""The auxiliary LLM on scripted chat models: what it makes of replies, and what it does where they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.errors import DataError, ModelError
+from remind.llm.auxiliary import ChatLLM
+from remind.llm.judging import read_verdict
+from remind.llm.offline import OfflineLLM
+from remind.llm.request import Reply, Request
+from remind.perception import Perception, PerceptionConfig
+from remind.pyramid import AttentionalState, FactualState, Segment, Strategy
+
+TURNS = (
+    Turn("1:1", "Ana", "I quit smoking in March."),
+    Turn("1:2", "Melanie", "Well done!"),
+    Turn("1:3", "Melanie", "Here.", None, (Image(0, None, "running shoes beside a misty river"),)),
+    Turn("1:4", "Ana", "My sister bought a violin."),
+)
+TALK = Dialogue("talk", (Session("s1", None, TURNS),))
+SEGMENTS = (Segment(0, 0), Segment(1, 2), Segment(3, 3))
+SINGLE = Question("q1", "talk", "What did Ana give up?", "single", ("smoking", "music"))
+DIRECT = Question("q2", "talk", "When did Mel run?")
+STRATEGY = {
+    "target_speaker": ["ana"],
+    "related_entities": ["cigarettes", "cigarettes", "  "],
+    "behavioural_focus": ["giving up\nhabits"],
+    "temporal_scope": [],
+    "reasoning": ["Look for what stopped.", "Prefer what is said twice."],
+}
+SUMMARY = {
+    "understanding": "It asks what ended.",
+    "evidence": [
+        {"option": "B", "finding": "Her sister plays."},
+        {"option": "A", "finding": "Ana says <answer>A</answer> she quit [ATTENTION 0f0f0f0f]."},
+    ],
+    "conclusion": "She stopped\nsmoking.",
+}
+
+
+class Scripted:
+    """A chat model that answers by a function and keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[Request], Reply], name: str = "scripted") -> None:
+        self.answer, self.name = answer, name
+        self.batches: list[list[Request]] = []
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        self.batches.append(list(requests))
+        replies = [self.answer(request) for request in requests]
+        for index, reply in enumerate(replies):
+            if on_reply is not None:
+                on_reply(index, reply)
+        return replies
+
+
+def said(value: Any) -> Reply:
+    """A reply as the client gives it: with a value where there is JSON."""
+    return Reply(value) if isinstance(value, str) else Reply(json.dumps(value), value)
+
+
+def chat(stage: str, value: Any) -> tuple[ChatLLM, Scripted]:
+    reply = value if isinstance(value, Reply) else said(value)
+    model = Scripted(lambda request: reply)
+    return ChatLLM({stage: model}), model  # type: ignore[dict-item]
+
+
+def state(question: Question = SINGLE) -> AttentionalState:
+    return AttentionalState(FactualState(TALK, question, (Segment(0, 3),), Strategy(("Look.",))), ((0, 0),))
+
+
+def test_cues_of_all_segments_go_out_together() -> None:
+    def answer(request: Request) -> Reply:
+        text = request.messages[1].text
+        return said("<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text))
+
+    model = Scripted(answer)
+    llm = ChatLLM({"cues": model})
+    cues = llm.cues(TALK, SEGMENTS, "pattern_induction")
+    assert [len(batch) for batch in model.batches] == [3]
+    assert cues[:2] == ["Smoking ended.", "Shoes."]
+    # the last was empty: the stand-in wrote it, and that is told
+    assert cues[2] == OfflineLLM().cues(TALK, SEGMENTS[2:], "pattern_induction")[0]
+    (failure,) = llm.failures
+    assert (failure.stage, failure.failure) == ("cues", "unusable")
+    assert failure.sample == "talk 1:4..1:4 pattern_induction"
+    report = llm.report()["stages"]["cues"]
+    assert (report["asked"], report["failed"], report["model"]) == (3, 1, "scripted")
+
+
+@pytest.mark.parametrize("kind", ["too_long", "server", "refused"])
+def test_a_failed_call_is_stood_in_for_and_told(kind: str) -> None:
+    reply = Reply("", failure=kind, message="429 too many")  # type: ignore[arg-type]
+    for stage in ("cues", "strategy", "summary"):
+        llm, _ = chat(stage, reply)
+        plain = OfflineLLM()
+        if stage == "cues":
+            assert llm.cues(TALK, SEGMENTS, None) == plain.cues(TALK, SEGMENTS, None)
+        elif stage == "strategy":
+            assert llm.strategies(TALK, [SINGLE, DIRECT]) == [plain.strategy(TALK, q) for q in (SINGLE, DIRECT)]
+        else:
+            assert llm.summary(state()) == plain.summary(state())
+        assert {(f.failure, f.message) for f in llm.failures} == {(kind, "429 too many")}
+        assert len(llm.failures) == llm.report()["stages"][stage]["asked"] == llm.report()["stages"][stage]["failed"]
+
+
+def test_a_cue_that_never_ends_is_cut() -> None:
+    llm, _ = chat("cues", " ".join(f"w{n}" for n in range(500)))
+    assert llm.cues(TALK, SEGMENTS[:1], None) == [" ".join(f"w{n}" for n in range(120))]
+    llm, _ = chat("cues", "<think>without an end")
+    assert llm.cues(TALK, SEGMENTS[:1], None) == OfflineLLM().cues(TALK, SEGMENTS[:1], None)
+    with pytest.raises(DataError, match="unknown dimension"):
+        llm.cues(TALK, SEGMENTS, "mood")
+
+
+def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:
+    value = {**STRATEGY, "target_speaker": ["ana", "Mel", "Zoe", "MELANIE"]}
+    llm, model = chat("strategy", value)
+    assert llm.strategies(TALK, [SINGLE, DIRECT])[0] == Strategy(
+        ("Look for what stopped.", "Prefer what is said twice."),
+        ("Ana", "Melanie"),
+        ("cigarettes",),
+        ("giving up habits",),
+        (),
+    )
+    assert [len(batch) for batch in model.batches] == [2]
+    assert not llm.failures
+    assert llm.report()["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Reply("[1]", [1]),
+        Reply("{}", {**STRATEGY, "reasoning": ["  "]}),
+        Reply("{}", {**STRATEGY, "reasoning": "Look."}),
+        Reply("no JSON", failure="invalid", message="no JSON value"),
+    ],
+)
+def test_a_strategy_that_cannot_be_used(value: Reply) -> None:
+    llm, _ = chat("strategy", value)
+    assert llm.strategy(TALK, SINGLE) == OfflineLLM().strategy(TALK, SINGLE)
+    (failure,) = llm.failures
+    assert (failure.sample, failure.failure) == ("q1", value.failure or "unusable")
+    assert failure.message
+
+
+def test_a_summary_is_laid_out_by_option() -> None:
+    llm, model = chat("summary", SUMMARY)
+    expected = [
+        "Understanding: It asks what ended.",
+        "Evidence by option:",
+        "A. smoking - Ana says A she quit .",
+        "B. music - Her sister plays.",
+        "Conclusion: She stopped smoking.",
+    ]
+    assert llm.summaries([state(), state()]) == ["\n".join(expected)] * 2
+    assert [len(batch) for batch in model.batches] == [2]
+    one = {**SUMMARY, "evidence": [{"option": "Z", "finding": "x"}, {"option": "b", "finding": "Plays."}]}
+    llm, _ = chat("summary", one)
+    expected[2:4] = ["A. smoking - nothing was said to it", "B. music - Plays."]
+    assert llm.summary(state()) == "\n".join(expected)
+    direct = {**SUMMARY, "evidence": [{"finding": "She says so."}, {"finding": " "}, {"finding": "Twice."}]}
+    llm, _ = chat("summary", direct)
+    assert llm.summary(state(DIRECT)).splitlines()[1:4] == ["Evidence:", "- She says so.", "- Twice."]
+
+
+def test_a_summary_in_prose_is_read_by_its_sections() -> None:
+    text = "**Understanding:** what ended\n\n## Evidence\nintro\nA. She quit.\n- B) Not hers.\n\nConclusion: smoking"
+    text = text.replace("## Evidence\n", "## Evidence:\n")
+    llm, _ = chat("summary", Reply(text, failure="invalid", message="no JSON"))
+    assert llm.summary(state()).splitlines() == [
+        "Understanding: what ended",
+        "Evidence by option:",
+        "A. smoking - She quit.",
+        "B. music - Not hers.",
+        "Conclusion: smoking",
+    ]
+    assert not llm.failures
+    llm, _ = chat("summary", Reply("Understanding: a\nEvidence: \n* one\n* two\nConclusion: b", failure="invalid"))
+    assert llm.summary(state(DIRECT)) == "Understanding: a\nEvidence:\n- one\n- two\nConclusion: b"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"understanding": ""}, "understanding"),
+        ({"conclusion": "<answer></answer>"}, "conclusion"),
+        ({"evidence": []}, "evidence"),
+        ({"evidence": "a"}, "evidence"),
+        ({"evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
+    ],
+)
+def test_a_summary_that_lacks_a_part(change: dict[str, Any], word: str) -> None:
+    llm, _ = chat("summary", {**SUMMARY, **change})
+    assert llm.summary(state()) == OfflineLLM().summary(state())
+    (failure,) = llm.failures
+    assert word in failure.message
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ('{"verdict": true}', True),
+        ('```json\n{"verdict": false}\n```', False),
+        ("{'verdict': 'Yes'}", True),
+        ("<think>it says yes, verdict: true</think> No.", False),
+        ("**Yes.**", True),
+        ("correct", True),
+        ("Incorrect!", False),
+        ("", None),
+        ("maybe", None),
+        ("Yes and no", None),
+        ("no information is a fair answer, so I would accept it", None),
+        ('{"verdict": null}', None),
+        ('{"verdict": true} or rather {"verdict": false}', None),
+        ("<think>yes", None),
+    ],
+)
+def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
+    assert read_verdict(text) is verdict
+    llm, _ = chat("judge", Reply(text, failure="invalid", message="not JSON"))
+    (found,) = llm.verdicts([("Q?", ["a"], "b")], ["q9"])
+    assert found.value is verdict
+    assert found.failure == (None if verdict is not None else "neither")
+    assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])
+
+
+def test_a_judge_without_a_verdict_is_no_rejection() -> None:
+    llm, _ = chat("judge", Reply("", failure="server", message="no reply"))
+    (found,) = llm.verdicts([("Q?", ["a"], "a")])
+    assert (found.value, found.failure) == (None, "server")
+    with pytest.raises(ModelError, match="no reply"):
+        llm.judge("Q?", ["a"], "a")
+    llm, _ = chat("judge", {"verdict": False})
+    assert llm.judge("Q?", ["a"], "a") is False
+
+
+def test_a_stage_without_a_model_is_the_stand_ins_and_no_failure() -> None:
+    llm = ChatLLM({})
+    plain = OfflineLLM()
+    assert llm.cues(TALK, SEGMENTS, None) == plain.cues(TALK, SEGMENTS, None)
+    assert llm.strategies(TALK, [SINGLE]) == [plain.strategy(TALK, SINGLE)]
+    assert llm.summaries([state()]) == [plain.summary(state())]
+    assert [v.value for v in llm.verdicts([("Q?", ["a"], "a"), ("Q?", ["a"], "zzz")])] == [True, False]
+    assert llm.failures == []
+    assert llm.report()["stages"] == {}
+
+
+def test_gold_reaches_no_model() -> None:
+    secret = "zebra-crossing"
+    gold = replace(SINGLE, answers=(secret,), evidence=("1:4",), category=secret, split=secret)
+    for stage in ("strategy", "summary"):
+        asked: list[list[Request]] = []
+        for question in (SINGLE, gold):
+            llm, model = chat(stage, STRATEGY if stage == "strategy" else SUMMARY)
+            llm.strategies(TALK, [question]) if stage == "strategy" else llm.summaries([state(question)])
+            asked += model.batches
+        assert asked[0] == asked[1]
+        assert secret not in str(asked)
+
+
+def test_the_name_tells_models_apart() -> None:
+    names = [
+        ChatLLM({}).name,
+        ChatLLM({"cues": Scripted(said, "a@x")}).name,
+        ChatLLM({"cues": Scripted(said, "b@x")}).name,
+        ChatLLM({"summary": Scripted(said, "a@x")}).name,
+    ]
+    assert len(set(names)) == 4
+    assert names[1] == ChatLLM({"cues": Scripted(lambda request: Reply(""), "a@x")}).name
+    assert "cues=a@x" in names[1]
+
+
+def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(tmp_path: Any) -> None:
+    from remind.perception.encode import SentenceEncoder
+
+    encoder = SentenceEncoder()
+    down = True
+
+    def answer(request: Request) -> Reply:
+        if request.stage == "strategy":
+            return said(STRATEGY)
+        return Reply("", failure="server", message="down") if down else said("A cue of the model.")
+
+    def fresh() -> tuple[Perception, Scripted, ChatLLM]:
+        model = Scripted(answer)
+        llm = ChatLLM({"cues": model, "strategy": model}, OfflineLLM(encoder))
+        return Perception(PerceptionConfig(), encoder, llm, tmp_path), model, llm
+
+    perception, model, llm = fresh()
+    made = perception.perceive_all(TALK, [SINGLE, DIRECT])
+    segments = len(perception.index(TALK).segments)
+    assert [one.strategy.speakers for one in made] == [("Ana",), ("Ana",)]
+    assert [len(batch) for batch in model.batches] == [segments, 2]
+    assert len(llm.failures) == segments
+    assert not list(tmp_path.rglob("cues-*"))
+    # once the server is back the cues are asked for again, and only then kept
+    down = False
+    perception, model, llm = fresh()
+    perception.perceive(TALK, SINGLE)
+    assert perception.index(TALK).cues(None).texts == ("A cue of the model.",) * segments
+    assert not llm.failures
+    perception, model, _ = fresh()
+    perception.perceive(TALK, SINGLE)
+    assert [batch[0].stage for batch in model.batches] == ["strategy"]

@@ -1,0 +1,239 @@
+"""Costs, JSON in replies, dry runs, local models, and endpoints from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+
+from remind.cli import parse
+from remind.errors import ConfigError, DataError
+from remind.llm.batch import key_of
+from remind.llm.cache import ReplyCache, Spent
+from remind.llm.dry import DryChat, DryRun
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.llm.ledger import Ledger, Payment, percentile, table
+from remind.llm.opening import Chats
+from remind.llm.request import Message, Reply, Request
+from remind.llm.structured import NotValid, placeholder, read_value
+
+Ask = Callable[..., Request]
+Endpoint = Callable[..., EndpointConfig]
+
+
+@dataclass
+class Config:
+    """A script's configuration."""
+
+    out: str
+    """A folder."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoints."""
+
+
+def test_the_ledger_adds_by_stage_sample_and_endpoint(ask: Ask, endpoint: Endpoint) -> None:
+    ledger = Ledger()
+    place = endpoint("http://h/v1", price_prompt=2.0, price_completion=10.0)
+    paid = [Payment("k1", Spent(2, 1_000_000, 100_000, 3.0), Spent(1, 0, 0, 1.0))]
+    ledger.add(ask("a", "cues", sample="s1"), Reply("x"), paid, place)
+    before = [Payment("k2", Spent(), Spent(1, 500_000, 0, 2.0))]
+    ledger.add(ask("b", "judge", sample="s1"), Reply("x", cached=True), before, place)
+    # the same request for another sample, and a second time after it was paid for here: nothing is added
+    ledger.add(ask("b", "judge", sample="s2"), Reply("x", cached=True), before, place)
+    ledger.add(
+        ask("a", "cues", sample="s1"), Reply("x", cached=True), [Payment("k1", Spent(), Spent(3, 9, 9, 4.0))], place
+    )
+    ledger.add(ask("c", "judge", sample="s3"), Reply("", failure="server"), [Payment("k3", Spent(4), Spent())], place)
+    summary = ledger.summary()
+    assert summary["total"] == {
+        "requests": 5,
+        "cached": 3,
+        "failures": {"server": 1},
+        "calls": 8,
+        "prompt_tokens": 1_500_000,
+        "completion_tokens": 100_000,
+        "cost_usd": pytest.approx(4.0),
+        "now": {"calls": 6, "prompt_tokens": 1_000_000, "completion_tokens": 100_000, "cost_usd": pytest.approx(3.0)},
+        "seconds": {"p50": 2.0, "p95": 4.0},
+    }
+    assert summary["stages"]["cues"]["cost_usd"] == pytest.approx(3.0)
+    assert summary["stages"]["judge"]["calls"] == 5
+    assert list(summary["endpoints"]) == ["m@http://h/v1"]
+    assert summary["samples"] == {"count": 3, "cost_usd_mean": pytest.approx(4 / 3), "cost_usd_max": pytest.approx(4.0)}
+    assert ledger.samples()["s2"]["calls"] == 0
+    json.dumps(summary)
+    assert [line.split()[0] for line in table(summary).splitlines()] == ["stage", "cues", "judge", "total"]
+
+
+def test_percentiles_by_nearest_rank() -> None:
+    assert percentile([], 50) is None
+    assert [percentile([4, 1, 3, 2], p) for p in (25, 50, 51, 95, 100)] == [1, 2, 3, 4, 4]
+    assert percentile(list(range(1, 101)), 95) == 95
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (' \n{"a": 1}\n', {"a": 1}),
+        ('Here:\n```json\n{"a": 1}\n```\nDone.', {"a": 1}),
+        ('{"b": 2} then {"a": 1} then {"a": 2}', {"a": 1}),
+        ('<think>maybe {"a": 7}</think>{"a": 1}', {"a": 1}),
+        ('[{"a": 1}]', None),
+        ('{"a": "1"}', None),
+        ('{"a": NaN}', None),
+        ('{"a": 1', None),
+        ("", None),
+        ("[" * 100_000, None),
+        ('{"x":' * 100_000, None),
+    ],
+)
+def test_values_in_replies(text: str, value: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    if value is None:
+        with pytest.raises(NotValid):
+            read_value(text, schema)
+    else:
+        assert read_value(text, schema) == value
+    with pytest.raises(NotValid, match="cut off"):
+        read_value('{"a": 1}', schema, finished=False)
+
+
+def test_placeholders_match_their_schemas() -> None:
+    from jsonschema import validate
+
+    schema = {
+        "type": "object",
+        "properties": {
+            "steps": {"type": "array", "minItems": 2, "items": {"type": "string"}},
+            "option": {"type": "string", "enum": ["B", "C"]},
+            "n": {"type": "integer", "minimum": 3},
+            "maybe": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+            "fine": {"type": ["boolean", "null"]},
+        },
+        "required": ["steps", "option", "n", "maybe", "fine"],
+        "additionalProperties": False,
+    }
+    validate(placeholder(schema), schema)
+
+
+def test_a_dry_run_writes_what_would_be_asked(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+    place = endpoint("http://127.0.0.1:9/v1", price_prompt=1e6, price_completion=2e6)
+    cache = ReplyCache(tmp_path / "c.sqlite")
+    cache.put(key_of(ask("known"), place), Reply("paid", None, 3, 1), "e", "judge")
+    run = DryRun(tmp_path / "deep" / "prompts.jsonl")
+    chat = DryChat(place, run, cache)
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    requests = [
+        ask("12345678", max_tokens=5),
+        ask("known"),
+        ask("12345678", max_tokens=5),
+        ask("x", "cues", schema=schema),
+    ]
+    seen: list[int] = []
+    replies = chat.complete(requests, lambda index, reply: seen.append(index))
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert (replies[1].text, replies[1].cached, replies[3].value) == ("paid", True, {"a": "-"})
+    assert all(reply.failure is None and reply.calls == 0 for reply in replies)
+    lines = [json.loads(line) for line in run.path.read_text().splitlines()]
+    assert [line["messages"][0]["content"] for line in lines] == ["12345678", "x"]
+    assert lines[0]["prompt_tokens"] == 2 + 4
+    summary = run.summary()
+    assert summary["stages"]["judge"] == {
+        "requests": 3,
+        "cached": 2,
+        "prompt_tokens": 6,
+        "completion_tokens": 5,
+        "cost_usd": 6 + 10,
+    }
+    assert summary["counted_by"] == "characters / 4"
+    assert "nothing was asked" in run.report()
+
+
+def test_a_dry_run_counts_with_a_tokenizer(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0] * len(text.split())}
+
+    run = DryRun(tmp_path / "p.jsonl", tokenizer)
+    assert DryChat(endpoint("http://h/v1"), run).complete([ask("three long words")])[0].prompt_tokens == 3 + 4
+    assert run.summary()["counted_by"] == "tokenizer"
+    with pytest.raises(DataError, match=r"p\.jsonl"):
+        DryRun(tmp_path / "p.jsonl" / "q")
+
+
+def test_endpoints_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "llm:\n  default: {model: big, base_url: 'http://h:1/v1', price_prompt: 2}\n  cues: {model: small}\n"
+    )
+    words = ["--out", "o", "--config", str(file), "--llm.cues.base_url", "http://i:2/v1", "--llm.judge.model", "wise"]
+    cfg = parse(Config, "", [*words, "--llm.judge.extra_body", "{seed: 1}", "--llm.cache", "null"]).llm
+    assert cfg.endpoint("summary") == EndpointConfig("big", "http://h:1/v1", price_prompt=2)
+    assert cfg.endpoint("cues") == EndpointConfig("small", "http://i:2/v1")
+    assert cfg.endpoint("judge") == EndpointConfig("wise", extra_body={"seed": 1})
+    assert cfg.cache is None
+    assert parse(Config, "", ["--out", "o"]).llm.endpoint("judge") is None
+
+
+def test_mistakes_on_the_command_line_are_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--llm.judge.retries", "-1"], "retries must be at least 0"),
+        (["--llm.judge.base_url", "http://me:pass@h/v1"], "keys come from the environment"),
+        (["--llm.judge.colour", "red"], "colour"),
+    ):
+        with pytest.raises(SystemExit):
+            parse(Config, "", ["--out", "o", *words])
+        message = capsys.readouterr().err
+        assert said in message
+        assert message.count("\n") == 1
+        assert "pass@" not in message
+    with pytest.raises(ConfigError, match="no model is named for judge"):
+        LLMConfig(judge=EndpointConfig(base_url="http://h/v1")).endpoint("judge")
+
+
+def test_stages_share_what_they_can(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the extra llm is not installed")
+    one, two = EndpointConfig("a", "http://h/v1"), EndpointConfig("b", "http://h/v1")
+    chats = Chats(LLMConfig(default=one, judge=two, cache=str(tmp_path / "c.sqlite")))
+    chats.check()
+    assert chats.stage("cues") is chats.stage("summary")
+    assert chats.stage("judge") is not chats.stage("cues")
+    assert chats.stage("judge").name == "b@http://h/v1"  # type: ignore[union-attr]
+    nothing = Chats(LLMConfig())
+    assert nothing.stage("cues") is None
+    dry = Chats(LLMConfig(default=one, cache=None, dry_run=str(tmp_path / "p.jsonl")))
+    assert isinstance(dry.stage("cues"), DryChat)
+
+
+def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path, ask: Ask) -> None:
+    from remind.backbone import load_backbone
+    from remind.evaluation.answer import generate
+    from remind.llm.local import LocalChat, as_prompt
+
+    backbone = load_backbone("nano-untrained")
+    cache, ledger = ReplyCache(tmp_path / "c.sqlite"), Ledger()
+    texts = ["Where is Ann?", "What does Ben like to eat in the evening?", "Who?"]
+    expected = generate(backbone, texts, 5, batch_size=2)
+    chat = LocalChat(backbone, 2, cache, ledger)
+    first = chat.complete([ask(text, max_tokens=5) for text in texts[:2]])
+    seen: list[int] = []
+    replies = chat.complete([ask(text, max_tokens=5) for text in texts], lambda index, reply: seen.append(index))
+    assert [reply.text for reply in replies] == [output.text for output in expected if output]
+    assert [reply.cached for reply in replies] == [True, True, False]
+    assert [reply.text for reply in first] == [reply.text for reply in replies[:2]]
+    assert sorted(seen) == [0, 1, 2]
+    assert ledger.summary()["total"]["calls"] == 3
+    hot, long = chat.complete([ask("x", temperature=1.0), ask("word " * 40_000, max_tokens=5)])
+    assert (hot.failure, long.failure) == ("refused", "too_long")
+    strict = chat.complete([ask("x", max_tokens=4, schema={"type": "object"})])[0]
+    assert (strict.failure, strict.calls) == ("invalid", 2)
+    assert LocalChat(backbone, cache=cache, identity="tuned").complete([ask(texts[0], max_tokens=5)])[0].calls == 1
+    talk = (Message("system", "S"), Message("user", "U"), Message("assistant", "A"), Message("user", "V"))
+    assert as_prompt(talk[:2]) == "S\n\nU"
+    assert as_prompt(talk) == "S\n\nRequest:\nU\n\nYour reply:\nA\n\nRequest:\nV"

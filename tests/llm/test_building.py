@@ -1,0 +1,189 @@
+"""States built with a chat model over HTTP: what it writes, what it costs, what happens where it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+
+import torch
+from fault_proxy import Proxy, completion, error
+
+from remind import prompts
+from remind.errors import ConfigError, ModelError
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.pipeline import BuildStatesConfig, build_states
+from remind.states import read_manifest, read_states
+from sae import TopKSAE, layer_folder
+
+pytestmark = pytest.mark.slow
+
+SAID = {
+    "s1": ["I quit smoking in March.", "Well done! How do you feel?", "Restless. I run at dawn now."],
+    "s2": ["My sister bought a violin.", "Does she play well?", "Not yet. We laugh about it."],
+}
+STRATEGY = {
+    "target_speaker": ["Ana", "Zoe"],
+    "related_entities": ["cigarettes"],
+    "behavioural_focus": [],
+    "temporal_scope": ["March"],
+    "reasoning": ["Find what stopped."],
+}
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> BuildStatesConfig:
+    """One dialogue of two sessions, a direct question and one with options, an untrained SAE."""
+    sessions = [
+        {
+            "id": name,
+            "time": None,
+            "turns": [
+                {"id": f"{name}:{n}", "speaker": ("Ana", "Ben")[n % 2], "text": text, "images": []}
+                for n, text in enumerate(texts)
+            ],
+        }
+        for name, texts in SAID.items()
+    ]
+    common = {"type": "question", "context_id": "c", "images": [], "evidence": ["s1:0"], "split": "test"}
+    rows = [
+        {"type": "context", "id": "c", "sessions": sessions},
+        {
+            **common,
+            "id": "q1",
+            "question": "What did Ana stop?",
+            "format": "direct",
+            "options": [],
+            "answers": ["x-gold"],
+        },
+        {
+            **common,
+            "id": "q2",
+            "question": "What is Ana's habit?",
+            "format": "single",
+            "options": ["running", "violin"],
+            "answers": ["A"],
+        },
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 5))
+    made = BuildStatesConfig(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), sae=str(tmp_path / "sae"))
+    made.cache = str(tmp_path / "cache")
+    made.perception.retrieve.top_share = 1.0
+    return made
+
+
+def llm(url: str, tmp_path: Path, **fields: Any) -> LLMConfig:
+    endpoint = EndpointConfig(
+        "tiny", url, name="test", timeout=5, retries=12, price_prompt=2.0, price_completion=10.0, **fields
+    )
+    return LLMConfig(endpoint, cache=str(tmp_path / "llm.sqlite"))
+
+
+def write(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """A server that knows its part: by the names of the fences it tells what it is asked for."""
+    user = body["messages"][-1]["content"]
+    if user.startswith("<<<excerpt"):
+        if "violin" in user:
+            return error(400, "This model's maximum context length is 10 tokens")
+        return 200, {}, completion("Ana gave up cigarettes.")
+    if user.startswith("<<<speakers"):
+        return 200, {}, completion(json.dumps(STRATEGY))
+    assert user.startswith("<<<conversation")
+    letters = re.findall(r"^([A-Z])\. ", user, re.MULTILINE)
+    evidence = [{"option": one, "finding": f"About {one}."} for one in letters] or [{"finding": "She says so."}]
+    value = {"understanding": "What ended.", "evidence": evidence, "conclusion": "A change of habits."}
+    return 200, {}, completion(f"```json\n{json.dumps(value)}\n```")
+
+
+def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+    with Proxy(answer=write, share=0.3, seed=3, faults=("rate", "cut", "malformed")) as proxy:
+        cfg.llm = llm(proxy.url, tmp_path)
+        cfg.max_failed = 0.5
+        first = build_states(cfg)
+        paid = dict(proxy.paid)
+        assert set(paid.values()) == {1}
+        assert proxy.faults
+        assert not any("x-gold" in json.dumps(body) for body in proxy.bodies)
+        direct, single = read_states(first)
+        assert (
+            "Target speaker: Ana\nRelated entities: cigarettes\nTemporal scope: March\nStep 1: Find what stopped."
+            in (direct.x0.text)
+        )
+        assert "Evidence:\n- She says so.\nConclusion: A change of habits.\n\nQuestion" in direct.x2.text
+        assert "A. running - About A.\nB. violin - About B.\nConclusion" in single.x2.text
+        assert direct.target is not None
+        assert "x-gold" in direct.target
+
+        manifest = read_manifest(first)
+        report = manifest["llm_report"]
+        assert {name: (row["prompt"], row["failed"]) for name, row in report["stages"].items()} == {
+            "cues": (prompts.prompt_id("ask_cue"), 1),
+            "strategy": (prompts.prompt_id("ask_strategy"), 0),
+            "summary": (prompts.prompt_id("ask_summary"), 0),
+        }
+        assert [(one["stage"], one["failure"]) for one in report["failures"]] == [("cues", "too_long")]
+        assert report["failures"][0]["sample"].startswith("c s2:0..")
+        assert report["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
+        total = report["costs"]["total"]
+        assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * len(paid), 3 * len(paid))
+        assert total["cost_usd"] == pytest.approx(len(paid) * (10 * 2.0 + 3 * 10.0) / 1e6)
+        assert total["calls"] == proxy.hits
+        assert "tiny@test" in manifest["llm"]
+
+        # again: only the cue that failed is asked for, and the states do not change by a byte
+        proxy.share, hits = 0.0, proxy.hits
+        cfg.out = str(tmp_path / "again")
+        second = build_states(cfg)
+        assert proxy.hits == hits + 1
+        assert dict(proxy.paid) == paid
+        assert [p.read_bytes() for p in sorted(first.glob("part-*"))] == [
+            p.read_bytes() for p in sorted(second.glob("part-*"))
+        ]
+
+
+def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+    with Proxy(answer=write) as proxy:
+        cfg.llm = llm(proxy.url, tmp_path)
+        with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than") as caught:
+            build_states(cfg)
+    assert "context length" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_asks_nothing_and_builds_nothing(
+    cfg: BuildStatesConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Proxy(answer=write) as proxy:
+        cfg.llm = llm(proxy.url, tmp_path)
+        cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
+        assert build_states(cfg) == tmp_path / "asked.jsonl"
+        assert proxy.hits == 0
+    stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    assert (stages.count("strategy"), stages.count("summary")) == (2, 2)
+    assert stages.count("cues") >= 2
+    assert "USD at most" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "cache").rglob("cues-*"))
+    cfg.llm.default = None
+    with pytest.raises(ConfigError, match="a dry run needs"):
+        build_states(cfg)
+
+
+def test_a_model_in_this_process_goes_the_same_way(cfg: BuildStatesConfig) -> None:
+    cfg.llm = LLMConfig(EndpointConfig("nano", "local", max_tokens=8), cache=None)
+    cfg.max_failed = 1.0
+    manifest = read_manifest(build_states(cfg))
+    stages = manifest["llm_report"]["stages"]
+    assert "nano@local" in manifest["llm"]
+    # it was never taught to write strategies: what it says is no JSON, and the stand-in's are used
+    assert (stages["strategy"]["asked"], stages["strategy"]["failed"]) == (2, 2)
+    assert {one["failure"] for one in manifest["llm_report"]["failures"] if one["stage"] != "cues"} == {"invalid"}
+    assert manifest["llm_report"]["costs"]["stages"]["strategy"]["completion_tokens"] > 0
+    assert [record.x2.text for record in read_states(cfg.out)]

@@ -1,0 +1,288 @@
+"""The client against a server that spoils calls: what is tried again, what is not, and what a reply says of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+
+from fault_proxy import Proxy, completion, error
+
+from remind.errors import ConfigError, ModelError
+from remind.llm.cache import ReplyCache
+from remind.llm.client import OpenAIChat
+from remind.llm.endpoints import EndpointConfig
+from remind.llm.ledger import Ledger
+from remind.llm.request import Message, Reply, Request
+from remind.llm.retry import of_status, retry_after, wait
+
+Ask = Callable[..., Request]
+Endpoint = Callable[..., EndpointConfig]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def test_every_request_completes_although_a_third_of_the_tries_is_spoiled(
+    quick: None, endpoint: Endpoint, ask: Ask
+) -> None:
+    with Proxy(share=0.3, seed=1, slow=3.0) as proxy:
+        chat = OpenAIChat(endpoint(proxy.url, timeout=2, retries=12))
+        seen: list[int] = []
+        requests = [ask(f"word {number}") for number in range(60)]
+        replies = chat.complete(requests, lambda index, reply: seen.append(index))
+    assert [reply.text for reply in replies] == [f"you said: word {number}" for number in range(60)]
+    assert sorted(seen) == list(range(60))
+    assert set(proxy.faults) == {"rate", "broken", "slow", "cut", "malformed"}
+    assert sum(reply.calls for reply in replies) == proxy.hits == 60 + proxy.faults.total()
+    assert set(proxy.paid.values()) == {1}
+
+
+def test_with_few_tries_the_rest_is_reported_failed(quick: None, endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy(share=0.6, seed=2, slow=1.5) as proxy:
+        replies = OpenAIChat(endpoint(proxy.url, timeout=1, retries=1)).complete([ask(str(n)) for n in range(40)])
+    failed = [reply for reply in replies if reply.failure]
+    assert 0 < len(failed) < 40
+    assert all(reply.failure == "server" and reply.text == "" and reply.calls == 2 for reply in failed)
+    assert all("after 2 tries" in reply.message and "\n" not in reply.message for reply in failed)
+    assert len(replies) - len(failed) == proxy.paid.total()
+
+
+def test_retry_after_is_waited_for(quick: None, endpoint: Endpoint, ask: Ask) -> None:
+    answers = iter([error(429, "slow down", **{"Retry-After": "0.7"}), (200, {}, completion("well"))])
+    with Proxy(answer=lambda body: next(answers)) as proxy:
+        reply = OpenAIChat(endpoint(proxy.url)).complete([ask("hello")])[0]
+        assert (reply.text, reply.calls) == ("well", 2)
+        assert proxy.times[1] - proxy.times[0] >= 0.7
+        assert reply.seconds >= 0.7
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "failure"),
+    [
+        (400, "temperature is out of range", "refused"),
+        (401, "Incorrect API key provided: sk-abcd****wxyz", "refused"),
+        (403, "not for you", "refused"),
+        (404, "The model `m` does not exist", "refused"),
+        (422, "Unexpected fields in the request: {'foo'}", "refused"),
+        (400, "max_tokens is too large: this model supports at most 16384 completion tokens", "refused"),
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000", "too_long"),
+        (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)", "too_long"),
+        (400, "the request exceeds the available context size, try increasing it", "too_long"),
+        (422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000", "too_long"),
+        (400, "The input token count (5000) exceeds the maximum number of tokens allowed (4096)", "too_long"),
+        (400, "prompt is too long: 5000 tokens > 4096 maximum", "too_long"),
+        (413, "payload too large", "too_long"),
+    ],
+)
+def test_what_no_further_try_can_mend_is_not_tried_again(
+    status: int, message: str, failure: str, endpoint: Endpoint, ask: Ask
+) -> None:
+    with Proxy(answer=lambda body: error(status, message)) as proxy:
+        reply = OpenAIChat(endpoint(proxy.url)).complete([ask("hello")])[0]
+    assert (reply.failure, reply.calls, proxy.hits) == (failure, 1, 1)
+    assert str(status) in reply.message
+    assert "sk-abcd" not in reply.message
+
+
+def test_error_codes_and_spent_quotas() -> None:
+    def kind(status: int, body: Any) -> tuple[str, bool]:
+        trouble = of_status(status, body, {}, None)
+        return trouble.failure, trouble.again
+
+    assert kind(400, {"message": "too much", "code": "context_length_exceeded"}) == ("too_long", False)
+    assert kind(500, {"error": {"message": "", "type": "exceed_context_size_error"}}) == ("too_long", False)
+    assert kind(429, {"message": "pay first", "code": "insufficient_quota"}) == ("refused", False)
+    assert kind(429, {"message": "pay later", "code": "rate_limit_exceeded"}) == ("server", True)
+    assert kind(503, "<html>busy</html>") == ("server", True)
+    assert kind(408, None) == ("server", True)
+    assert kind(418, ["odd"]) == ("refused", False)
+    assert "html" not in of_status(503, "<html>busy</html>", {}, None).message
+
+
+def test_retry_after_in_all_its_forms() -> None:
+    assert retry_after({"retry-after": "3"}) == 3
+    assert retry_after({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=90.0) == 10
+    assert retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=200.0) == 0
+    assert retry_after({"retry-after": "soon"}) is None
+    assert retry_after({"retry-after": "nan"}) is None
+    assert retry_after({}) is None
+
+
+def test_waits_double_with_jitter_and_an_end() -> None:
+    rng = random.Random(0)
+    for tries, longest in ((1, 0.5), (2, 1.0), (3, 2.0), (20, 30.0)):
+        waits = [wait(tries, None, rng) for _ in range(200)]
+        assert longest / 2 <= min(waits) < max(waits) <= longest
+        assert max(waits) - min(waits) > longest / 4
+    assert wait(1, 5.0, rng) >= 5.0
+
+
+def test_a_server_that_asks_for_an_hour_is_not_waited_for(endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy(answer=lambda body: error(429, "later", **{"Retry-After": "3600"})) as proxy:
+        started = time.monotonic()
+        reply = OpenAIChat(endpoint(proxy.url)).complete([ask("hello")])[0]
+    assert (reply.failure, proxy.hits) == ("server", 1)
+    assert "3600 s" in reply.message
+    assert time.monotonic() - started < 60
+
+
+def test_no_server_ends_the_whole_call(quick: None, endpoint: Endpoint, ask: Ask) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    with pytest.raises(ModelError, match=r"127\.0\.0\.1.*is the server running\?"):
+        OpenAIChat(endpoint(url)).complete([ask(str(n)) for n in range(20)])
+
+
+def test_no_server_and_no_retries(endpoint: Endpoint, ask: Ask) -> None:
+    with pytest.raises(ModelError, match="is the server running"):
+        OpenAIChat(endpoint("http://127.0.0.1:9/v1", retries=0)).complete([ask("hello")])
+
+
+def test_text_that_cannot_be_sent_is_refused(endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy() as proxy:
+        odd, fine = OpenAIChat(endpoint(proxy.url)).complete([ask("lone \ud800"), ask("hello")])
+    assert (odd.failure, odd.calls) == ("refused", 0)
+    assert "cannot be sent" in odd.message
+    assert fine.text == "you said: hello"
+
+
+def test_a_server_that_goes_away_later_fails_single_requests(quick: None, endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy(answer=lambda body: (200, {"Connection": "close"}, completion("well"))) as proxy:
+        chat = OpenAIChat(endpoint(proxy.url, retries=1))
+        assert chat.complete([ask("one")])[0].failure is None
+    reply = chat.complete([ask("two")])[0]
+    assert (reply.failure, reply.calls) == ("server", 0)
+
+
+def test_a_dripping_reply_is_given_up(quick: None, endpoint: Endpoint, ask: Ask) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+                peer.recv(65536)
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+                for _ in range(200):
+                    peer.sendall(b" ")
+                    time.sleep(0.05)
+            except OSError:
+                return
+
+    threading.Thread(target=drip, daemon=True).start()
+    started = time.monotonic()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    reply = OpenAIChat(endpoint(url, timeout=0.5, retries=0)).complete([ask("hello")])[0]
+    listener.close()
+    assert reply.failure == "server"
+    assert "no whole reply within 0.5 s" in reply.message
+    assert time.monotonic() - started < 8
+
+
+def test_concurrency_holds_over_threads(endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy(delay=0.1) as proxy:
+        chat = OpenAIChat(endpoint(proxy.url, concurrency=3))
+        threads = [
+            threading.Thread(target=lambda k=k: chat.complete([ask(f"{k} {n}") for n in range(6)])) for k in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert proxy.hits == 18
+    assert proxy.most_busy == 3
+
+
+def test_same_words_are_asked_once(endpoint: Endpoint, ask: Ask) -> None:
+    with Proxy() as proxy:
+        replies = OpenAIChat(endpoint(proxy.url)).complete([ask("a", sample="1"), ask("b"), ask("a", sample="2")])
+    assert [reply.text for reply in replies] == ["you said: a", "you said: b", "you said: a"]
+    assert [reply.cached for reply in replies] == [False, False, True]
+    assert proxy.hits == 2
+
+
+def test_what_is_sent(endpoint: Endpoint) -> None:
+    request = Request(
+        (Message("system", "be brief"), Message("user", "hé \U0001f600")), "cues", max_tokens=7, schema=SCHEMA
+    )
+    fields = {"structured": True, "extra_body": {"seed": 3, "temperature": None, "max_completion_tokens": 9}}
+    with Proxy(answer=lambda body: (200, {}, completion('{"n": 1}'))) as proxy:
+        OpenAIChat(endpoint(proxy.url, model="the/model", **fields)).complete([request])
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hé \U0001f600"}]
+    format_ = {"type": "json_schema", "json_schema": {"name": "cues", "schema": SCHEMA}}
+    rest = {"max_tokens": 7, "seed": 3, "max_completion_tokens": 9, "response_format": format_}
+    assert proxy.bodies == [{"model": "the/model", "messages": messages, **rest}]
+
+
+def test_a_callback_that_fails_ends_the_call(ask: Ask, endpoint: Endpoint) -> None:
+    def fail(index: int, reply: Reply) -> None:
+        raise KeyboardInterrupt
+
+    with Proxy(delay=0.05) as proxy, pytest.raises(KeyboardInterrupt):
+        OpenAIChat(endpoint(proxy.url, concurrency=2)).complete([ask(str(n)) for n in range(100)], fail)
+    assert proxy.hits < 20
+
+
+def test_the_key_is_sent_and_appears_nowhere_else(
+    ask: Ask, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "secret-0123456789"
+    monkeypatch.setenv("MY_KEY", key)
+    caplog.set_level(logging.DEBUG)
+
+    def echo(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        if body["messages"][0]["content"] == "bad":
+            return error(400, f"you sent Bearer {key}")
+        return 200, {}, completion(f"your key is {key}")
+
+    with Proxy(answer=echo) as proxy:
+        cache, ledger = ReplyCache(tmp_path / "c.sqlite"), Ledger()
+        chat = OpenAIChat(endpoint(proxy.url, key_env="MY_KEY"), cache, ledger)
+        replies = chat.complete([ask("good"), ask("bad")])
+        cache.close()
+    assert proxy.heads[0]["authorization"] == f"Bearer {key}"
+    assert replies[0].text == "your key is [key]"
+    told = [repr(replies), repr(chat), chat.name, repr(vars(chat.endpoint)), str(ledger.summary()), caplog.text]
+    assert all(key not in text for text in told)
+    assert all(key.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_keys_that_are_missing_or_not_meant_for_the_server(
+    ask: Ask, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ModelError, match="OPENAI_API_KEY"):
+        OpenAIChat(EndpointConfig("m"))
+    with pytest.raises(ModelError, match="NO_SUCH_KEY"):
+        OpenAIChat(endpoint("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY"))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai-only")
+    with Proxy() as proxy:
+        OpenAIChat(endpoint(proxy.url)).complete([ask("hello")])
+    assert "sk-for" not in str(proxy.heads)
+
+
+def test_mistakes_in_an_endpoint() -> None:
+    for fields, word in (
+        ({"base_url": "http://user:pass@host/v1"}, "no user"),
+        ({"base_url": "https://host/v1?api-key=1"}, "query"),
+        ({"base_url": "host:80"}, "base_url"),
+        ({"base_url": "http://host:99999/v1"}, "base_url"),
+        ({"extra_body": {"Api-Key": "x"}}, "extra_body must hold no Api-Key"),
+        ({"retries": -1}, "retries"),
+        ({"timeout": 0}, "timeout"),
+        ({"concurrency": 0}, "concurrency"),
+        ({}, "model"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            OpenAIChat(EndpointConfig(**fields))  # type: ignore[arg-type]
