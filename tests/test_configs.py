@@ -7,8 +7,12 @@ import pytest
 from remind.alignment.trainer import TrainConfig
 from remind.cli import parse
 from remind.demo import DemoConfig
+from remind.evaluation.cost import InferenceCostConfig
 from remind.evaluation.faithfulness import FaithfulnessConfig
 from remind.evaluation.harness import EvaluateConfig
+from remind.inspector import InspectConfig
+from remind.pipeline import BuildStatesConfig
+from remind.refmem.config import RefMemConfig
 from remind.sae_training import TrainSAEConfig
 from remind.testbed.proof.config import ProofConfig
 from remind.testbed.stability import StabilityConfig
@@ -16,11 +20,15 @@ from remind.testbed.write import MakeWorldConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KINDS = {
+    "build": (BuildStatesConfig, ["--input", "i", "--out", "o"]),
     "demo": (DemoConfig, []),
     "evaluate": (EvaluateConfig, ["--states", "s", "--model", "m", "--out", "o"]),
     "faithfulness": (FaithfulnessConfig, []),
+    "inference": (InferenceCostConfig, []),
+    "inspect": (InspectConfig, ["--question", "q"]),
     "pra": (TrainConfig, ["--states", "s", "--out", "o"]),
     "proof": (ProofConfig, ["--model", "m", "--out", "o"]),
+    "refmem": (RefMemConfig, ["--input", "i", "--out", "o"]),
     "sae": (TrainSAEConfig, ["--out", "o"]),
     "world": (MakeWorldConfig, ["--out", "o"]),
     "stability": (StabilityConfig, ["--model", "m", "--out", "o"]),

@@ -1,0 +1,203 @@
+// Pointing, choosing, keys, and the prompts.
+const dialogue = byId("dialogue"), tip = byId("tip");
+let chosen = null, resting = null, featured = false;
+function shadeChosen() {
+  const by = byId("by").value;
+  featured = false;
+  shadeBy(by === "s" ? TOKENS.s : by === "r" ? TOKENS.r : LAYERS[Number(by)].r);
+  markChosen();
+}
+function markChosen() {
+  for (const span of dialogue.querySelectorAll('[aria-pressed="true"]')) span.setAttribute("aria-pressed", "false");
+  if (chosen !== null && spans.has(chosen)) spans.get(chosen).setAttribute("aria-pressed", "true");
+}
+function rest(span) {
+  if (resting) resting.tabIndex = -1;
+  resting = span;
+  if (span) span.tabIndex = 0;
+}
+function choose(t) {
+  unturn();
+  chosen = t;
+  tip.hidden = true;
+  markChosen();
+  tokenPanel(t);
+}
+function unturn() {
+  for (const turn of dialogue.querySelectorAll(".turn.chosen")) turn.classList.remove("chosen");
+}
+function chooseTurn(n) {
+  unturn();
+  chosen = null;
+  markChosen();
+  turnOf(n).classList.add("chosen");
+  turnPanel(n);
+}
+/** Close the panel and go back to shading by resonance; the focus stays in the dialogue. */
+function shut() {
+  const inside = panel.contains(document.activeElement);
+  unturn();
+  chosen = null;
+  tip.hidden = true;
+  if (featured) shadeChosen();
+  markChosen();
+  guidancePanel();
+  if (inside && resting) resting.focus({ preventScroll: true });
+}
+function showFeature(layer, local) {
+  featured = true;
+  const from = shadeByFeature(layer, local);
+  markChosen();
+  byId("said").textContent = from < 0 ? "No token shows it." : `The dialogue is shaded by feature ${LAYERS[layer].ids[local]}.`;
+}
+function show(n) {
+  fill(n);
+  turnOf(n).scrollIntoView({ block: "center" });
+}
+/** Go to a token and choose it. */
+function go(t) {
+  show(TOKENS.turn[t]);
+  const span = spans.get(t);
+  if (span) {
+    rest(span);
+    span.focus({ preventScroll: true });
+  }
+  choose(t);
+}
+function spansOf(n) {
+  fill(n);
+  return [...turnOf(n).querySelectorAll(".tok")];
+}
+/** The nearest turn with tokens in a direction, and one of its tokens. */
+function turnBeyond(n, step, last) {
+  for (let at = n + step; at >= 0 && at < DATA.turns; at += step) {
+    const found = spansOf(at);
+    if (found.length) return last ? found[found.length - 1] : found[0];
+  }
+  return null;
+}
+function move(span, key) {
+  const n = TOKENS.turn[Number(span.dataset.t)], row = spansOf(n), place = row.indexOf(span);
+  if (key === "Home") return row[0];
+  if (key === "End") return row[row.length - 1];
+  if (key === "ArrowUp") return turnBeyond(n, -1, false);
+  if (key === "ArrowDown") return turnBeyond(n, 1, false);
+  const forward = (key === "ArrowRight") !== (getComputedStyle(span.closest("p")).direction === "rtl");
+  return row[place + (forward ? 1 : -1)] || turnBeyond(n, forward ? 1 : -1, !forward);
+}
+dialogue.addEventListener("click", (event) => {
+  const span = event.target.closest(".tok"), button = event.target.closest(".number");
+  if (span) {
+    rest(span);
+    choose(strongest(span));
+  } else if (button) chooseTurn(Number(button.closest(".turn").id.slice(1)));
+});
+dialogue.addEventListener("keydown", (event) => {
+  const span = event.target.closest(".tok");
+  if (!span || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter" || event.key === " ") {
+    event.preventDefault();
+    // characters made of several tokens: once more for the next of them
+    const first = Number(span.dataset.t), n = Number(span.dataset.n);
+    const inside = n > 1 && chosen !== null && chosen >= first && chosen < first + n;
+    choose(inside ? first + ((chosen - first + 1) % n) : strongest(span));
+  } else if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) {
+    event.preventDefault();
+    const next = move(span, event.key);
+    if (next) {
+      rest(next);
+      next.focus();
+      next.scrollIntoView({ block: "nearest" });
+    }
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") shut();
+});
+function point(span) {
+  const box = span.getBoundingClientRect();
+  tip.replaceChildren(...tipOf(strongest(span)).map((line) => el("div", {}, line)));
+  tip.hidden = false;
+  const below = box.bottom + 6 + tip.offsetHeight < innerHeight;
+  tip.style.left = `${Math.max(6, Math.min(box.left, innerWidth - tip.offsetWidth - 6))}px`;
+  tip.style.top = `${below ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;
+}
+for (const [come, leave] of [["pointerover", "pointerout"], ["focusin", "focusout"]]) {
+  dialogue.addEventListener(come, (event) => {
+    const span = event.target.closest(".tok");
+    if (!span) return;
+    if (come === "focusin") rest(span);
+    if (event.pointerType !== "touch") point(span);
+  });
+  dialogue.addEventListener(leave, () => { tip.hidden = true; });
+}
+addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+byId("by").addEventListener("change", shadeChosen);
+if (byId("overview")) byId("overview").addEventListener("click", (event) => {
+  const box = event.currentTarget.getBoundingClientRect();
+  const n = Math.max(0, Math.min(DATA.turns - 1, Math.floor(((event.clientX - box.left) / box.width) * DATA.turns)));
+  show(n);
+  chooseTurn(n);
+});
+for (const button of document.querySelectorAll("[data-jump]")) button.addEventListener("click", () => {
+  const wanted = [...dialogue.querySelectorAll(button.dataset.jump === "block" ? ".turn.opens" : ".turn.gold")].map((node) => Number(node.id.slice(1)));
+  if (!wanted.length) return;
+  const step = Number(button.dataset.step), key = `at_${button.dataset.jump}`;
+  const at = dialogue.dataset[key] === undefined ? (step > 0 ? -1 : wanted.length) : Number(dialogue.dataset[key]);
+  const next = (at + step + wanted.length) % wanted.length;
+  dialogue.dataset[key] = String(next);
+  show(wanted[next]);
+  chooseTurn(wanted[next]);
+});
+function paneOf(name) {
+  const { text, markers, strategy } = DATA.levels[name], cuts = [];
+  for (const [list, kind] of [[markers, "marker"], [strategy, "strategy"]]) for (let i = 0; i < list.length; i += 2) cuts.push([list[i], list[i + 1], kind]);
+  cuts.sort((a, b) => a[0] - b[0]);
+  const pre = el("pre", { tabindex: "0", role: "tabpanel", id: `pane-${name}`, "aria-label": `Prompt of ${name}` });
+  let at = 0;
+  for (const [start, end, kind] of cuts) {
+    pre.append(text.slice(at, start), el("mark", { class: kind }, text.slice(start, end)));
+    at = end;
+  }
+  pre.append(text.slice(at));
+  return pre;
+}
+function prompts() {
+  const names = Object.keys(DATA.levels), panes = el("div", { class: "panes" }, ...names.map(paneOf));
+  const tabs = names.map((name) => el("button", { type: "button", role: "tab", "aria-controls": `pane-${name}`, "data-level": name }, name));
+  const beside = el("button", { type: "button", "aria-pressed": "false" }, "Side by side");
+  let at = 0, all = false;
+  const draw = () => {
+    tabs.forEach((tab, i) => {
+      tab.setAttribute("aria-selected", String(all || i === at));
+      tab.tabIndex = i === at ? 0 : -1;
+      panes.children[i].hidden = !all && i !== at;
+    });
+    beside.setAttribute("aria-pressed", String(all));
+    panes.classList.toggle("beside", all);
+  };
+  const pick = (i) => { at = (i + names.length) % names.length; all = false; draw(); };
+  tabs.forEach((tab, i) => {
+    tab.addEventListener("click", () => pick(i));
+    tab.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+      pick(i + (event.key === "ArrowRight" ? 1 : -1));
+      tabs[at].focus();
+    });
+  });
+  beside.addEventListener("click", () => { all = !all; draw(); });
+  byId("prompts-body").append(el("div", { class: "row" }, el("div", { role: "tablist", "aria-label": "States" }, ...tabs, beside)), panes);
+  draw();
+}
+byId("prompts").addEventListener("toggle", () => { if (!byId("prompts-body").childNodes.length) prompts(); });
+
+shadeBy(TOKENS.s);
+guidancePanel();
+for (const turn of dialogue.querySelectorAll(".turn")) nearby.observe(turn);
+for (let n = 0; n < DATA.turns && !resting; n += 1) rest(spansOf(n)[0] || null);
+// a link to a turn
+addEventListener("hashchange", () => {
+  const found = location.hash.match(/^#t(\d+)$/);
+  if (found && Number(found[1]) < DATA.turns) show(Number(found[1]));
+});
+document.documentElement.dataset.ready = "true";

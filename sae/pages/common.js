@@ -1,0 +1,76 @@
+"use strict";
+// Elements are made from text alone: nothing that came with the data is ever read as markup.
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+const byId = (id) => document.getElementById(id);
+const DATA = JSON.parse(byId("data").textContent);
+const KINDS = { f4: Float32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
+function unpack(text, kind) {
+  const raw = atob(text), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
+  return new KINDS[kind](bytes.buffer);
+}
+const SHADES = 8;
+/** 0 (unshaded) to SHADES for a value between low and high. */
+function shade(value, low, high) {
+  if (!(value > low) || !(high > low)) return 0;
+  return Math.min(SHADES, Math.max(1, Math.ceil((SHADES * (value - low)) / (high - low))));
+}
+function shown(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
+  return text.replace("-", "−");
+}
+function percent(share) {
+  return `${shown(100 * share, 2)} %`;
+}
+/** A snippet whose tokens are shaded by digits 0 to 9; pieces: [text, digit or null, is it the peak]. */
+function snippet(pieces, note) {
+  const line = el("bdi", { dir: "auto" });
+  for (const [text, digit, peak] of pieces) {
+    const level = digit === null ? 0 : Math.ceil((digit * SHADES) / 9);
+    const blank = level || peak ? text.length - text.trimStart().length : 0;
+    line.append(text.slice(0, blank), level || peak ? el("span", { class: `${level ? `v${level}` : ""}${peak ? " peak" : ""}` }, text.slice(blank)) : text);
+  }
+  return el("p", { class: "example" }, line, note ? el("small", {}, ` ${note}`) : null);
+}
+/** An example from a corpus: [snippet, peak token, digits, activation]. */
+function fromCorpus([number, peak, levels, value]) {
+  const [text, ends, label] = DATA.snippets[number], pieces = [];
+  let at = 0;
+  ends.forEach((end, i) => {
+    if (end > at) pieces.push([text.slice(at, end), Number(levels[i]), i === peak]);
+    at = Math.max(at, end);
+  });
+  return { pieces, value, note: label };
+}
+/** The words some examples peak on, as a handle to remember a feature by. */
+function peakWords(examples) {
+  const words = examples.map(({ pieces }) => (pieces.find((piece) => piece[2]) || [""])[0].trim().toLowerCase());
+  return [...new Set(words.filter(Boolean))].slice(0, 3).join(" · ");
+}
+function meter(share) {
+  const bar = el("b", {});
+  bar.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el("span", { class: "meter", "aria-hidden": "true" }, bar);
+}
+(function theme() {
+  const root = document.documentElement, key = "sae-page-theme";
+  // storage is refused to some pages that are opened from disk
+  try { const kept = localStorage.getItem(key); if (kept === "dark" || kept === "light") root.dataset.theme = kept; } catch { /* not kept */ }
+  byId("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    try { localStorage.setItem(key, root.dataset.theme); } catch { /* not kept */ }
+  });
+})();

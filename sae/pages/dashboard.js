@@ -1,0 +1,65 @@
+const list = byId("features"), byFeature = new Map(), given = DATA.features;
+const highest = Math.max(1e-9, ...given.map((one) => one.max));
+function strength({ edges, counts }) {
+  const box = document.createElementNS("http://www.w3.org/2000/svg", "svg"), most = Math.max(1, ...counts);
+  for (const [name, value] of Object.entries({ viewBox: `0 0 ${Math.max(1, counts.length)} 100`, preserveAspectRatio: "none", class: "strength", role: "img", "aria-label": `Tokens by activation, from ${shown(edges[0])} to ${shown(edges[edges.length - 1])}: ${counts.join(", ")}` })) box.setAttribute(name, value);
+  counts.forEach((count, i) => {
+    const bar = document.createElementNS("http://www.w3.org/2000/svg", "rect"), height = (100 * count) / most;
+    for (const [name, value] of Object.entries({ x: i + 0.05, width: 0.9, y: 100 - height, height })) bar.setAttribute(name, value);
+    box.append(bar);
+  });
+  return el("div", {}, box, el("div", { class: "ends small soft num" }, el("span", {}, shown(edges[0])), el("span", {}, shown(edges[edges.length - 1]))));
+}
+function body(one) {
+  const side = el("div", {});
+  if (one.counts.length) side.append(el("h3", {}, "Tokens by activation"), strength(one));
+  side.append(el("h3", {}, "Nearest decoder rows"), el("ul", { class: "near" }, ...one.near.map(([other, cosine]) => {
+    const known = byFeature.has(other);
+    const words = known ? peakWords(byFeature.get(other).one.examples.map(fromCorpus)) : "";
+    return el("li", { class: "small" }, known ? el("button", { type: "button", class: "num", onclick: () => openFeature(other) }, String(other)) : el("span", { class: "num" }, String(other)),
+      el("span", { class: "num" }, ` cosine ${shown(cosine, 2)} `), el("bdi", { class: "words" }, words));
+  })));
+  if (one.tokens) side.append(el("h3", {}, "Tokens it promotes"), el("p", { class: "small" }, ...one.tokens.flatMap((token) => [el("bdi", {}, token.trim() || "␣"), " · "]).slice(0, -1)));
+  const examples = one.examples.map((example) => {
+    const { pieces, value, note } = fromCorpus(example);
+    return snippet(pieces, `${shown(value)} · ${note}`);
+  });
+  return [el("div", {}, ...(examples.length ? examples : [el("p", { class: "soft" }, "It fired on no token.")])), side];
+}
+function openFeature(id) {
+  const found = byFeature.get(id);
+  if (!found) return;
+  found.row.hidden = false;
+  found.row.open = true;
+  found.row.scrollIntoView({ block: "start" });
+  found.row.querySelector("summary").focus({ preventScroll: true });
+}
+for (const one of given) {
+  const words = peakWords(one.examples.map(fromCorpus)), inside = el("div", { class: "body" });
+  const row = el("details", { class: "feature", id: `f${one.id}` }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
+    el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(one.fired / Math.max(1, DATA.tokens))} of tokens`), el("bdi", { class: "words small" }, words)), inside);
+  row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });
+  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.examples.map(([number]) => DATA.snippets[number][0]).join(" ")}`.toLowerCase() });
+  list.append(row);
+}
+byId("find").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let left = 0;
+  for (const { one, row, text } of byFeature.values()) {
+    row.hidden = !words.every((word) => (/^\d+$/.test(word) ? String(one.id).startsWith(word) : text.includes(word)));
+    left += row.hidden ? 0 : 1;
+  }
+  byId("found").textContent = words.length ? `${left} of ${given.length} features` : "";
+});
+byId("order").addEventListener("change", (event) => {
+  const by = { given: () => 0, max: (a, b) => b.max - a.max, fired: (a, b) => b.fired - a.fired, rare: (a, b) => a.fired - b.fired, id: (a, b) => a.id - b.id }[event.target.value];
+  list.append(...[...given].sort(by).map((one) => byFeature.get(one.id).row));
+});
+function fromAddress() {
+  const found = location.hash.match(/^#f(\d+)$/);
+  if (found) openFeature(Number(found[1]));
+}
+addEventListener("hashchange", fromAddress);
+if (location.hash) fromAddress();
+else if (given.length) byFeature.get(given[0].id).row.open = true;
+document.documentElement.dataset.ready = "true";

@@ -1,0 +1,183 @@
+"""Feature pages: figures against brute force over dense codes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sae import ConfigError, ShapeError, SparseCodes
+from sae.dashboard import Activations, neighbours, promoted_tokens, record, write_dashboard
+from sae.pages import number, packed, script_json, utf16
+from sae.probe.encoder import Probe
+
+
+@pytest.fixture(scope="module")
+def probe(gpt2: Any, make_tokenizer: Any, make_coder: Any) -> Probe:
+    return Probe(gpt2, make_tokenizer(), {2: make_coder(16)})
+
+
+@pytest.fixture(scope="module")
+def texts(make_texts: Any) -> list[str]:
+    return make_texts(40, 12)
+
+
+def data_of(path: Path) -> Any:
+    found = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+    coder = probe.coders[2]
+    kept = record(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
+    path = write_dashboard(tmp_path / "page.html", coder, kept, features=range(coder.d_sae), probe=probe, title="<b>2")
+    data = data_of(path)
+    encoded = probe.encode(texts)
+    codes = [one.codes[2].dense(coder.d_sae)[one.counted] for one in encoded]
+    every = torch.cat(codes)
+    assert data["tokens"] == len(every)
+    rows = torch.nn.functional.normalize(coder.W_dec, dim=1)
+    for row in data["features"]:
+        feature = row["id"]
+        column = every[:, feature]
+        assert row["fired"] == int((column > 0).sum())
+        assert sum(row["counts"]) == row["fired"]
+        for count, low, high in zip(row["counts"], row["edges"], row["edges"][1:], strict=False):
+            # edges are written with four digits
+            inside = ((column > low * 1.0005) & (column < high * 0.9995)).sum()
+            around = ((column > low * 0.9995) & (column < high * 1.0005)).sum()
+            assert inside <= count <= around
+        best = sorted((float(part[:, feature].max()) for part in codes if len(part)), reverse=True)
+        assert [value for _, _, _, value in row["examples"]] == pytest.approx([v for v in best if v > 0][:3], abs=1e-4)
+        cosine = rows @ rows[feature]
+        cosine[feature] = -2
+        assert row["near"][0][0] == int(cosine.argmax())
+        assert [value for _, value in row["near"]] == pytest.approx(
+            cosine.sort(descending=True).values[:6].tolist(), abs=1e-3
+        )
+    for text, ends, label in data["snippets"]:
+        assert ends[-1] == len(text)
+        words = text.replace("[BOS]", "").replace("[EOS]", "").strip()
+        assert words
+        assert words in texts[int(label.split()[1])]
+    html = path.read_text(encoding="utf-8")
+    assert "&lt;b&gt;2" in html
+    assert "<b>2" not in html
+
+
+def test_the_strongest_features_come_first(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+    kept = record(probe, texts)[2]
+    data = data_of(write_dashboard(tmp_path / "page.html", probe.coders[2], kept, most=5))
+    peaks = torch.cat([one.codes[2].dense(48)[one.counted] for one in probe.encode(texts)]).amax(0)
+    assert [row["id"] for row in data["features"]] == peaks.sort(descending=True).indices[:5].tolist()
+    assert data["features"][0]["tokens"] is None
+
+
+def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert: Any) -> None:
+    coder = probe.coders[2]
+    found = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
+    assert found is not None
+    for feature, tokens in zip((0, 7), found, strict=True):
+        scores = [float(coder.W_dec[feature] @ row) for row in gpt2.get_output_embeddings().weight]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[:3]
+        assert tokens == [probe.tokenizer.decode([i]) for i in order]
+    assert promoted_tokens(bert, probe.tokenizer, coder, [0]) is None
+
+
+def test_activations_are_counted_by_half_octaves() -> None:
+    counted = Activations(3)
+    values = torch.tensor([[1.0, 2.0], [1.5, 0.0], [1e-9, 1e9], [1.0, 1.41]])
+    counted.add(SparseCodes(values, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])))
+    edges, counts = counted.histogram(0)
+    assert sum(counts) == 4
+    assert counts[0] == 1
+    assert counts[-2:] == [2, 1]
+    assert edges[-1] == 2.0
+    assert edges[-2] == pytest.approx(math.sqrt(2))
+    assert counted.histogram(1)[1] == [1, 1, 0, 1][-len(counted.histogram(1)[1]) :] or sum(counted.histogram(1)[1]) == 2
+    assert sum(counted.histogram(2)[1]) == 1
+    assert Activations(2).histogram(1) == ([], [])
+    with pytest.raises(ShapeError):
+        counted.add(SparseCodes(torch.ones(1, 1), torch.tensor([[3]])))
+
+
+def test_a_lone_feature_has_no_neighbours(make_coder: Any) -> None:
+    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
+
+
+def test_what_is_not_there_is_refused(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
+    kept = record(probe, texts)[2]
+    with pytest.raises(ConfigError, match="feature 48"):
+        write_dashboard(tmp_path / "page.html", probe.coders[2], kept, features=[48])
+    with pytest.raises(ShapeError):
+        write_dashboard(tmp_path / "page.html", make_coder(16, d_sae=12), kept)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_data_cannot_leave_its_block() -> None:
+    value = ["</script><!--<script>", "\u2028\u2029&", "\ud83d alone", "\U0001f634"]
+    text = script_json(value)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == value
+    text.encode("utf-8")
+    with pytest.raises(ValueError):
+        script_json(math.nan)
+
+
+def test_offsets_are_those_of_a_browser() -> None:
+    text = "a\U0001f634b\u05d0"
+    assert utf16(text).tolist() == [0, 1, 3, 4, 5]
+    assert len(text.encode("utf-16-le")) // 2 == 5
+    assert packed([1, 258], "u2") == "AQACAQ=="
+    assert [number(value) for value in (None, -1.5, 0.12345, 12345.0)] == ["–", "−1.5", "0.123", "12,345"]
+
+
+def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
+    named = os.environ.get("CHROMIUM")
+    program = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
+    label = "</script><img src=x onerror=window.hacked=1>"
+    kept = record(probe, [(label, text) for text in texts])[2]
+    path = write_dashboard(
+        tmp_path / "page.html", probe.coders[2], kept, title="</title><script>window.hacked=2</script>"
+    )
+    said: list[str] = []
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+        data = data_of(path)
+        first = data["features"][0]
+        row = page.locator("details.feature").first
+        assert row.locator(".example").count() == len(first["examples"])
+        assert label in row.locator(".example").first.inner_text()
+        assert row.locator(".strength rect").count() == len(first["counts"])
+        other = row.locator(".near button").first
+        name = other.inner_text()
+        other.click()
+        assert page.locator(f"#f{name}").evaluate("row => row.open && row.contains(document.activeElement)")
+        page.fill("#find", name)
+        seen = [row["id"] for row in data["features"] if str(row["id"]).startswith(name)]
+        assert page.locator("details.feature:visible").count() == len(seen)
+        page.fill("#find", "")
+        page.select_option("#order", "rare")
+        ids = page.evaluate("[...document.querySelectorAll('details.feature')].map(row => Number(row.id.slice(1)))")
+        fired = {row["id"]: row["fired"] for row in data["features"]}
+        assert [fired[feature] for feature in ids] == sorted(fired.values())
+        assert page.evaluate("window.hacked") is None
+        browser.close()
+    assert said == []
