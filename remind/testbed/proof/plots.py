@@ -6,34 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.io import atomic_path
+from remind.plots.style import LEVEL_COLOURS
+from remind.plots.trajectory import plot_trajectory as draw_trajectory
 from remind.testbed.proof.arms import ARMS, TITLES
+from sae.figures import COLOURS, Picture, new_figure
+
+__all__ = ["COLOURS", "LEVEL_COLOURS", "SHAPES", "new_figure", "plot_accuracy", "plot_trajectory", "save"]
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which the colour-blind can tell apart; shapes differ besides.
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#000000", "#F0E442")
 SHAPES = ("o", "s", "^", "v", "D", "P", "*", "X")
-LEVEL_COLOURS = {"x0": COLOURS[0], "x1": COLOURS[4], "x2": COLOURS[2]}
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG, whole or not at all."""
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
-    return path
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """A figure that needs no screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure((width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Picture(figure).save(path)
 
 
 def plot_accuracy(results: Mapping[str, Any], path: Path) -> Path:
@@ -89,52 +78,10 @@ def _dots(axes: Axes, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any]
 
 def plot_trajectory(traced: Mapping[tuple[str, str], Mapping[str, Any]], path: Path) -> Path:
     """For every traced run: shares of the loss terms, divergences, and accuracy under the three states, over steps."""
-    figure = new_figure(12, 3.2 * len(traced) + 0.6)
-    figure.suptitle("Training trajectories. A low divergence (JSD) is not success: see the accuracy beside it")
-    grid = figure.subplots(len(traced), 3, squeeze=False)
-    for line, ((arm, title), run) in zip(grid, traced.items(), strict=True):
-        _shares(line[0], run["trace"]["steps"])
-        _divergences(line[1], run["trace"]["steps"])
-        _accuracies(line[2], run["trace"]["accuracy"])
-        line[0].set_title(f"{TITLES.get(arm, arm)}, {title}", loc="left", fontsize=10)
-    for axes in grid[-1]:
-        axes.set_xlabel("optimiser step")
-    return save(figure, path)
-
-
-def _names(rows: Sequence[Mapping[str, Any]], start: str) -> list[str]:
-    return sorted({name for row in rows for name in row if name.startswith(start)})
-
-
-def _shares(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = _names(rows, "share_")
-    steps = [row["step"] for row in rows]
-    labels = {"share_hard": "hard loss"}
-    labels |= {f"share_dist{s}{t}": f"x{t} → x{s}" for s in range(3) for t in range(3)}
-    if names:
-        values = [[row.get(name, 0.0) for row in rows] for name in names]
-        axes.stackplot(steps, values, labels=[labels.get(name, name) for name in names], colors=COLOURS, alpha=0.8)
-        axes.legend(loc="lower right", fontsize=8)
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("share of the loss")
-
-
-def _divergences(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = _names(rows, "jsd")
-    for name, colour, line in zip(names, COLOURS, ("-", "--", ":"), strict=False):
-        values = [row.get(name, float("nan")) for row in rows]
-        label = f"x{name[-2]} and x{name[-1]}"
-        axes.plot([row["step"] for row in rows], values, line, color=colour, label=label)
-    if names:
-        axes.legend(loc="upper right", fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("JSD (nats)")
-
-
-def _accuracies(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    for level, marker in (("x0", "o"), ("x1", "s"), ("x2", "^")):
-        values = [row[level] for row in rows]
-        axes.plot([row["step"] for row in rows], values, marker=marker, color=LEVEL_COLOURS[level], label=level)
-    axes.set_ylim(0, 1.02)
-    axes.set_ylabel("accuracy")
-    axes.legend(loc="lower right", fontsize=8)
+    runs = {}
+    for (arm, title), run in traced.items():
+        rows = [("train", row) for row in run["trace"]["steps"]] + [
+            ("accuracy", row) for row in run["trace"]["accuracy"]
+        ]
+        runs[f"{TITLES.get(arm, arm)}, {title}"] = [{**row, "kind": kind} for kind, row in rows]
+    return draw_trajectory(runs, ("shares", "jsd", "accuracy")).save(path)

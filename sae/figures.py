@@ -1,0 +1,64 @@
+"""Figures that need no screen, and that notebooks show by themselves."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#000000", "#F0E442")
+_DPI = 110
+
+
+class Picture:
+    """A figure. The last line of a notebook's cell shows it; `save` writes it as PNG, SVG or PDF, by the file's name.
+
+    Attributes:
+        figure: matplotlib's, to be changed at will.
+    """
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+
+    def save(self, path: str | Path, dpi: int = 150) -> Path:
+        """Write the figure, whole or not at all; returns the path. Raises ValueError for a kind matplotlib has not."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix or ".png", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            self.figure.savefig(temporary, dpi=dpi, bbox_inches="tight")
+            mask = os.umask(0)
+            os.umask(mask)
+            # mkstemp makes files private
+            temporary.chmod(0o666 & ~mask)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.figure.savefig(out, format="png", dpi=_DPI, bbox_inches="tight")
+        return out.getvalue()
+
+    def __repr__(self) -> str:
+        width, height = self.figure.get_size_inches()
+        return f"Picture({width:g} x {height:g} inches)"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

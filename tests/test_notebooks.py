@@ -1,0 +1,133 @@
+"""The notebooks run from top to bottom on the nano backbone, and git holds them without outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the notebooks need pip install 'remind-toolkit[notebooks]'")
+pytest.importorskip("nbclient", reason="the notebooks need pip install 'remind-toolkit[notebooks]'")
+pytest.importorskip("ipykernel", reason="the notebooks need pip install 'remind-toolkit[notebooks]'")
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+BOOKS = sorted(FOLDER.glob("*.ipynb"))
+#: Processor seconds of a notebook on one core, imports included.
+MOST = 45
+#: What each must show: pictures, and HTML of text.
+SHOWN = {
+    "01_probe_sae_features": (4, 5),
+    "02_grounding": (3, 2),
+    "03_alignment": (3, 1),
+    "04_from_dialogue_to_checkpoint": (1, 1),
+}
+
+
+def test_there_are_four() -> None:
+    assert [path.stem for path in BOOKS] == list(SHOWN)
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+def test_git_holds_no_outputs_and_the_first_lines_say_how_to_use_another_model(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert "Qwen3-VL-8B" in book.cells[0].source
+    assert "dialogues of your own" in book.cells[0].source
+    assert '"nano"' in code[0].source
+    # a cell holds a call and a picture: no cell defines more than one function, none a class
+    assert all(cell.source.count("\ndef ") <= 1 and "class " not in cell.source for cell in code)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Executes a notebook in a folder of its own; returns it with outputs and the processor seconds it took."""
+    from nbclient import NotebookClient
+
+    def run(path: Path, last: str = "None") -> tuple[Any, float, Any]:
+        book = nbformat.read(path, as_version=4)
+        asks = f"import json, time\nprint(json.dumps([time.process_time(), {last}]))"
+        book.cells.append(nbformat.v4.new_code_cell(asks))
+        folder = tmp_path_factory.mktemp(path.stem)
+        # a busy machine may take many times the processor's seconds
+        client = NotebookClient(book, timeout=1800, resources={"metadata": {"path": str(folder)}})
+        client.execute()
+        told = json.loads(book.cells.pop().outputs[-1].text.splitlines()[-1])
+        return book, told[0], told[1]
+
+    return run
+
+
+def _outputs(book: Any, kind: str) -> list[str]:
+    return [
+        output.data[kind]
+        for cell in book.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "execute_result" and kind in output.data
+    ]
+
+
+def _check(stem: str, book: Any, seconds: float) -> None:
+    pictures, pages = SHOWN[stem]
+    assert len(_outputs(book, "image/png")) >= pictures
+    assert len(_outputs(book, "text/html")) >= pages
+    assert seconds <= MOST
+
+
+@pytest.mark.slow
+def test_probing(executed: Any) -> None:
+    last = "[len(bench.layers), examples[LAYER].n_tokens, len(top_features(encoded, LAYER, span=span))]"
+    book, seconds, (layers, tokens, features) = executed(BOOKS[0], last)
+    _check("01_probe_sae_features", book, seconds)
+    assert layers == 2
+    assert tokens > 1000
+    assert features > 0
+    assert any("poker" in page for page in _outputs(book, "text/html"))
+
+
+@pytest.mark.slow
+def test_grounding(executed: Any) -> None:
+    last = "[len(trace.state.blocks), [turn.id for turn in state.turns], carried]"
+    book, seconds, (blocks, turns, carried) = executed(BOOKS[1], last)
+    _check("02_grounding", book, seconds)
+    assert blocks > 0
+    assert carried
+    page = _outputs(book, "text/html")[0]
+    assert page.count("<p ") >= 17
+    assert sum(f">{turn} " in page for turn in turns) == 16
+    assert "[ATTENTION]" in _outputs(book, "text/html")[-1]
+
+
+@pytest.mark.slow
+def test_alignment_tells_the_run_that_learned_from_the_one_that_forgot(executed: Any) -> None:
+    from remind.alignment.metrics import read_metrics
+
+    book, seconds, folders = executed(
+        BOOKS[2], "[str(__import__('pathlib').Path(folder).resolve()) for folder in runs.values()]"
+    )
+    _check("03_alignment", book, seconds)
+    anchored, drifting = (read_metrics(folder) for folder in folders)
+    assert _accuracy(anchored)[-1] > _accuracy(anchored)[0]
+    assert _accuracy(drifting)[-1] < _accuracy(anchored)[-1]
+    for rows in (anchored, drifting):
+        jsd = [row["jsd01"] for row in rows if row["kind"] == "train"]
+        assert sum(jsd[-4:]) < sum(jsd[:4])
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> list[float]:
+    return [row["x0"] for row in rows if row["kind"] == "accuracy"]
+
+
+@pytest.mark.slow
+def test_from_dialogue_to_checkpoint(executed: Any) -> None:
+    book, seconds, model = executed(BOOKS[3], "str(model.resolve())")
+    _check("04_from_dialogue_to_checkpoint", book, seconds)
+    assert (Path(model) / "config.json").is_file()
+    assert (Path(model) / "model.safetensors").is_file()
+    answers = _outputs(book, "text/plain")[-1]
+    assert "What trip suits Ana next?" in answers
+    assert "after" in answers
