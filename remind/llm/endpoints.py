@@ -111,7 +111,7 @@ class LLMConfig:
     """Endpoint for verdicts on direct answers."""
     answer: EndpointConfig | None = None
     """Endpoint that answers the questions."""
-    items: EndpointConfig | None = None
+    questions: EndpointConfig | None = None
     """Endpoint that writes questions for a new benchmark (build_refmem.py)."""
     cache: str | None = "~/.cache/remind/llm.sqlite"
     """SQLite file of replies that were paid for; None: none is kept."""
