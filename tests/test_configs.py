@@ -12,6 +12,7 @@ from remind.evaluation.faithfulness import FaithfulnessConfig
 from remind.evaluation.harness import EvaluateConfig
 from remind.inspector import InspectConfig
 from remind.pipeline import BuildStatesConfig
+from remind.refmem.config import RefMemConfig
 from remind.sae_training import TrainSAEConfig
 from remind.testbed.proof.config import ProofConfig
 from remind.testbed.stability import StabilityConfig
@@ -27,6 +28,7 @@ KINDS = {
     "inspect": (InspectConfig, ["--question", "q"]),
     "pra": (TrainConfig, ["--states", "s", "--out", "o"]),
     "proof": (ProofConfig, ["--model", "m", "--out", "o"]),
+    "refmem": (RefMemConfig, ["--input", "i", "--out", "o"]),
     "sae": (TrainSAEConfig, ["--out", "o"]),
     "world": (MakeWorldConfig, ["--out", "o"]),
     "stability": (StabilityConfig, ["--model", "m", "--out", "o"]),

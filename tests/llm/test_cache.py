@@ -80,7 +80,8 @@ def test_a_killed_run_pays_for_no_answer_twice(tmp_path: Path) -> None:
 def test_two_processes_at_once_pay_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, count = tmp_path / "c.sqlite", 30
     monkeypatch.setenv("GATE", str(tmp_path / "gate"))
-    with Proxy(delay=0.3) as proxy:
+    # slow enough that the second is there long before the first is through
+    with Proxy(delay=1.0) as proxy:
         both = [start(proxy.url, cache, count, tmp_path / name) for name in "ab"]
         until(lambda: all((tmp_path / f"{name}.ready").exists() for name in "ab"))
         (tmp_path / "gate").touch()

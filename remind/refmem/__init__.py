@@ -1,0 +1,1 @@
+"""Building a benchmark of reflective memory from dialogues: clusters, questions, annotation, split, statistics."""

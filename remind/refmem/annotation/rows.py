@@ -1,0 +1,136 @@
+"""One annotator's decision on one item, as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from remind.errors import DataError
+from remind.io import write_text
+from remind.readers.source import Place, Source
+from remind.refmem.annotation.shown import fingerprint, letters
+from remind.refmem.items import Item
+
+
+@dataclass(frozen=True)
+class Row:
+    """What an annotator says of an item.
+
+    Attributes:
+        answers: letters for single and multi, phrases for direct; empty only where `remove` is set.
+        evidence, images: turn ids and image indices that carry the answer; both empty: evidence was not checked.
+        confidence: 1 (guess) to 5 (sure); None only where `remove` is set.
+        seconds: time spent on the item.
+        fingerprint: of the item as it was shown; None: not known.
+    """
+
+    item_id: str
+    annotator: str
+    answers: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    confidence: int | None = None
+    remove: bool = False
+    note: str = ""
+    seconds: float = 0.0
+    fingerprint: str | None = None
+
+
+def write_annotations(rows: Iterable[Row], path: str | Path) -> None:
+    """Replace a file by these rows, whole or not at all."""
+    write_text(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_annotations(path: str | Path, items: Sequence[Item], annotator: str | None = None) -> list[Row]:
+    """The rows of one annotator's file, checked against the items they are about. An empty file has none.
+
+    Args:
+        annotator: who they should be by; None: anyone, but one person.
+
+    Raises:
+        DataError: a record that is no annotation, an item twice, two annotators in a file, rows of another build (an
+            item that is not there, or that reads otherwise now).
+    """
+    path = Path(path)
+    known = {item.id: item for item in items}
+    if not path.is_file():
+        raise DataError("no such file; give the JSON Lines an annotator saved", path)
+    if not path.read_bytes().strip():
+        return []
+    rows: list[Row] = []
+    for place, value in Source(path).records:
+        row = parse_row(place, value)
+        check_row(place.at(row.item_id), row, known)
+        rows.append(row)
+    if len({row.item_id for row in rows}) < len(rows):
+        twice = next(row.item_id for n, row in enumerate(rows) if row.item_id in {r.item_id for r in rows[:n]})
+        raise DataError("the item is annotated twice in this file; keep one of the rows", path, twice)
+    names = sorted({row.annotator for row in rows})
+    if len(names) > 1:
+        raise DataError(f"holds rows of several annotators ({', '.join(names)}); one file each", path)
+    if annotator is not None and names not in ([], [annotator]):
+        raise DataError(f"is {names[0]}'s file, not {annotator}'s; give another path", path)
+    return rows
+
+
+def parse_row(place: Place, value: object) -> Row:
+    """A row by its form alone. Raises DataError."""
+    record = place.mapping(value, "an annotation")
+    name = place.name(record.get("item_id"), "item_id")
+    annotator = place.at(name).name(record.get("annotator"), "annotator")
+    place = place.at(name)
+    images = place.sequence(record.get("images") or [], "images")
+    if not all(type(index) is int and index >= 0 for index in images):
+        raise place.error("images should be a list of image indices")
+    remove, confidence, seconds = record.get("remove", False), record.get("confidence"), record.get("seconds", 0.0)
+    if not isinstance(remove, bool):
+        raise place.error("remove should be true or false")
+    if confidence is None and not remove:
+        raise place.error("confidence is missing; it is a whole number from 1 to 5")
+    if confidence is not None and (type(confidence) is not int or not 1 <= confidence <= 5):
+        raise place.error(f"confidence is a whole number from 1 to 5, not {confidence!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds < 0:
+        raise place.error("seconds should be a number from 0")
+    return Row(
+        item_id=name,
+        annotator=annotator,
+        answers=_texts(place, record, "answers"),
+        evidence=_texts(place, record, "evidence"),
+        images=tuple(dict.fromkeys(images)),
+        confidence=confidence,
+        remove=remove,
+        note=place.optional_text(record.get("note"), "note") or "",
+        seconds=float(seconds),
+        fingerprint=place.optional_text(record.get("fingerprint"), "fingerprint"),
+    )
+
+
+def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(place.name(text, key).strip() for text in place.sequence(record.get(key) or [], key)))
+
+
+def check_row(place: Place, row: Row, known: Mapping[str, Item]) -> None:
+    """Whether the row can be about these items. Raises DataError."""
+    item = known.get(row.item_id)
+    if item is None:
+        raise place.error("no such item: these annotations are of another build; give the items they were made from")
+    if row.fingerprint is not None and row.fingerprint != fingerprint(item):
+        raise place.error("the item reads otherwise now: these annotations are of another build")
+    if not row.answers and not row.remove:
+        raise place.error("answers are missing; skipped items have no row")
+    check_answers(place, item, row.answers)
+
+
+def check_answers(place: Place, item: Item, answers: Sequence[str]) -> None:
+    """Letters must name options, and single choice has one. Raises DataError."""
+    if item.format == "direct":
+        return
+    wrong = [letter for letter in answers if letter not in list(letters(item))]
+    if wrong:
+        raise place.error(f"answer {wrong[0]!r} names no option; they are {', '.join(letters(item))}")
+    if item.format == "single" and len(answers) > 1:
+        raise place.error(f"a single-choice item has one answer, not {len(answers)}")

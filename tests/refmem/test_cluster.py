@@ -1,0 +1,91 @@
+"""Clusters against scipy's tree and scikit-learn's K-Means on the same vectors."""
+
+import numpy as np
+import pytest
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
+from sklearn.cluster import KMeans
+
+from remind.dialogue import Corpus
+from remind.errors import ConfigError, DataError
+from remind.refmem.cluster import cluster, groups, image_clusters, text_clusters
+from remind.refmem.config import ClusterConfig
+from remind.refmem.images import Shown
+from remind.refmem.segments import Piece
+
+
+def partition(labels: np.ndarray) -> set[frozenset[int]]:
+    return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
+
+
+def some_vectors(seed: int, n: int = 90) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(7, 24))
+    rows = centres[rng.integers(0, 7, n)] + rng.normal(scale=0.7, size=(n, 24))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("method", ["average", "complete", "single"])
+def test_small_groups_are_those_of_the_tree_and_large_ones_those_of_kmeans(seed: int, method: str) -> None:
+    vectors = some_vectors(seed)
+    config = ClusterConfig(distance=0.5, linkage=method, max_size=9, seed=3)  # type: ignore[arg-type]
+    tree = fcluster(linkage(pdist(vectors.astype(np.float64), "cosine"), method), 0.5, "distance")
+    expected: set[frozenset[int]] = set()
+    divided = 0
+    for members in partition(tree):
+        own = np.array(sorted(members))
+        if len(own) <= 9:
+            expected.add(members)
+            continue
+        divided += 1
+        parts = KMeans(n_clusters=int(np.ceil(len(own) / 9)), n_init=10, random_state=3).fit_predict(vectors[own])
+        expected |= {frozenset(own[parts == part].tolist()) for part in set(parts.tolist())}
+    labels = cluster(vectors, config)
+    assert partition(labels) == expected
+    assert divided or method == "complete"
+    # numbered by first appearance, so that ids do not hang on a library's order
+    assert list(dict.fromkeys(labels.tolist())) == list(range(labels.max() + 1))
+
+
+def test_the_same_vectors_give_the_same_groups_and_small_ones_are_left_out() -> None:
+    vectors = some_vectors(9)
+    config = ClusterConfig(distance=0.4, max_size=8, min_size=3)
+    found = groups(vectors, config)
+    assert found == groups(vectors.copy(), config)
+    assert found
+    assert all(len(members) >= 3 for members in found)
+    sizes = np.bincount(cluster(vectors, config))
+    assert len(found) == int((sizes >= 3).sum())
+
+
+def test_one_vector_none_and_a_zero_one() -> None:
+    config = ClusterConfig()
+    assert cluster(np.ones((1, 4)), config).tolist() == [0]
+    assert groups(np.zeros((0, 4)), config) == []
+    with pytest.raises(DataError, match="zero"):
+        cluster(np.array([[1.0, 0.0], [0.0, 0.0]]), config)
+    with pytest.raises(ConfigError, match="cosine distance"):
+        ClusterConfig(distance=3)
+
+
+def test_a_text_cluster_spans_sessions_and_an_image_cluster_one_speaker(corpus: Corpus) -> None:
+    talk = corpus.dialogues[0]
+    # two segments of session 1, two alike of sessions 2 and 3
+    pieces = [Piece("talk", 0, 4), Piece("talk", 5, 9), Piece("talk", 10, 14), Piece("talk", 20, 24)]
+    vectors = np.array([[1, 0], [1, 0.01], [0, 1], [0.01, 1]], dtype=np.float32)
+    found = text_clusters(Corpus((talk,)), pieces, vectors, ClusterConfig(min_size=2))
+    assert [one.turns[0] for one in found] == ["D2:1"]
+    assert found[0].turns[-1] == "D3:5"
+    own = [image for turn in talk.turns for image in turn.images]
+    shown = [
+        Shown("talk", turn.speaker, turn.id, image.index, "caption", image.index)
+        for turn in talk.turns
+        for image in turn.images
+    ]
+    spaces = {"caption": np.ones((len(own), 3), dtype=np.float32), "clip": np.zeros((0, 1), dtype=np.float32)}
+    made = image_clusters(Corpus((talk,)), shown, spaces, ClusterConfig(min_size=2, max_size=500))
+    assert [one.speaker for one in made] == ["Ana", "Bo"]
+    for one in made:
+        assert {talk.turn(turn).speaker for turn in one.turns} == {one.speaker}
+    assert sorted(index for one in made for index in one.images) == list(range(len(own)))

@@ -1,0 +1,178 @@
+"""Each filter on items made to trip it, and on ones that must pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from remind.dialogue import Corpus
+from remind.llm.request import Reply, Request
+from remind.perception.lexical import stems
+from remind.refmem.blind import guessed_by_rule, shuffled
+from remind.refmem.config import FilterConfig
+from remind.refmem.filters import REASONS, apply_filters, leaks, near_pairs, uneven
+from remind.refmem.items import Item
+
+Make = Callable[..., Item]
+
+
+def test_an_answer_in_the_question_leaks(make_item: Make) -> None:
+    assert leaks(make_item(question="Why does Ana go walking?"))
+    # another form of the word
+    assert leaks(make_item(question="Why does Ana walk so often?"))
+    assert not leaks(make_item(question="Why does Ana go cooking?"))
+    every = ("walking", "walks", "walked", "a walk")
+    assert not leaks(make_item(question="Why does Ana walk?", options=every))
+    assert leaks(make_item(format="direct", options=(), answers=("the sea", "long walks"), question="Walks how long?"))
+    assert not leaks(make_item(format="direct", options=(), answers=("3",), question="How often in the 13 weeks?"))
+
+
+def test_options_of_uneven_length(make_item: Make) -> None:
+    config = FilterConfig()
+    long = "because she has always liked the quiet of it"
+    assert uneven(make_item(options=(long, "for fun", "for money", "by chance")), config)
+    assert not uneven(make_item(), config)
+    assert not uneven(make_item(options=("a", "bcdefghij", "kl", "m")), config)
+
+
+def test_every_reason_is_counted_and_the_first_of_its_kind_stays(corpus: Corpus, make_item: Make) -> None:
+    good = make_item(id="good", question="Which habit of hers returns?")
+    items = [
+        good,
+        make_item(id="bad", answers=("F",)),
+        make_item(id="gone", evidence=("D99:1",)),
+        make_item(id="none", evidence=()),
+        make_item(id="image", dimension="cross_modal_latent_inference", evidence=(), images=(10_000,)),
+        make_item(id="leak", question="Does she like walking or not?"),
+        make_item(id="long", options=("x" * 60, "cooking", "reading", "singing")),
+        replace(good, id="twin", question="Which habit of hers returns"),
+        replace(good, id="near", question="Which is the habit of hers that returns?"),
+        replace(good, id="other", question="Which habit of hers returns?", answers=("B",)),
+    ]
+    done = apply_filters(items, corpus, FilterConfig(blind_draws=0))
+    assert [item.id for item in done.kept] == ["good", "other"]
+    assert {item.id: reason for item, reason in done.removed} == {
+        "bad": "malformed",
+        "gone": "evidence",
+        "none": "evidence",
+        "image": "evidence",
+        "leak": "leak",
+        "long": "uneven",
+        "twin": "duplicate",
+        "near": "near_duplicate",
+    }
+    assert set(done.counts) == set(REASONS)
+    assert done.counts["evidence"] == 3
+    assert sum(done.counts.values()) + len(done.kept) == len(items)
+
+
+@pytest.mark.parametrize("threshold", [0.4, 0.7, 1.0])
+def test_near_pairs_are_those_of_a_brute_force(make_item: Make, threshold: float) -> None:
+    rng = Random(4)
+    words = ["garden", "river", "kettle", "violin", "ladder", "pepper", "candle", "marble"]
+    items = [
+        make_item(
+            format="direct",
+            options=(),
+            question=" ".join(rng.choices(words, k=rng.randint(2, 6))),
+            answers=(rng.choice(words[:3]),),
+            dialogue_id=rng.choice(["talk", "chat"]),
+        )
+        for _ in range(120)
+    ]
+
+    def jaccard(a: str, b: str) -> float:
+        x, y = set(stems(a)), set(stems(b))
+        return len(x & y) / len(x | y)
+
+    expected = [
+        (i, j)
+        for i, j in combinations(range(len(items)), 2)
+        if items[i].dialogue_id == items[j].dialogue_id
+        and jaccard(items[i].question, items[j].question) >= threshold
+        and items[i].answers == items[j].answers
+    ]
+    assert near_pairs(items, threshold) == expected
+    assert expected
+
+
+class Guesser:
+    """Knows some items by heart, without context; fails on others."""
+
+    name = "guesser"
+
+    def __init__(self, known: dict[str, str], broken: str = "") -> None:
+        self.known, self.broken, self.asked = known, broken, list[Request]()
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        replies = []
+        for request in requests:
+            self.asked.append(request)
+            if request.sample == self.broken:
+                replies.append(Reply("no", failure="invalid"))
+                continue
+            wanted = self.known.get(request.sample, "")
+            lines = request.messages[1].text.split("\n")
+            letter = next((line[0] for line in lines if line.endswith(f". {wanted}")), None)
+            value = {"answers": [letter or wanted or "A"]}
+            replies.append(Reply(json.dumps(value), value))
+        return replies
+
+
+def test_what_a_model_answers_without_the_dialogue_goes(corpus: Corpus, make_item: Make) -> None:
+    by_heart = make_item(id="by heart", question="What do people do with their feet?")
+    hard = make_item(id="hard", question="Which of them is hers?")
+    lucky = make_item(id="lucky", question="And which of them is his?")
+    said = make_item(id="said", format="direct", options=(), answers=("green tea",), question="Her favourite drink?")
+    unsaid = make_item(id="unsaid", format="direct", options=(), answers=("oolong",), question="And her other drink?")
+    broken = make_item(id="broken", question="Which one then?")
+    chat = Guesser({"by heart": "walking", "hard": "cooking", "said": "Green tea"}, "broken")
+    items = [by_heart, hard, lucky, said, unsaid, broken]
+    done = apply_filters(items, corpus, FilterConfig(blind_draws=6), chat)
+    assert {item.id for item, _ in done.removed} == {"by heart", "said"}
+    assert done.counts["blind"] == 2
+    assert done.no_guess == 6
+    # nothing of the dialogue is shown, and the options stand in several orders
+    shown = [request.messages[1].text for request in chat.asked if request.sample == "by heart"]
+    assert len(shown) == 6
+    assert len(set(shown)) > 1
+    assert not any(corpus.dialogues[0].turns[0].text in text for text in shown)
+    assert all("Ana:" not in text for text in shown)
+
+
+def test_rules_catch_a_tell_and_leave_what_only_the_dialogue_tells(make_item: Make) -> None:
+    rng = Random(0)
+    plain = [
+        make_item(cluster_id=f"c{n}", question=f"Which one, case {n}?", options=tuple(rng.sample("kmpq", 4)))
+        for n in range(80)
+    ]
+    plain = [replace(item, answers=("ABCD"[n % 4],)) for n, item in enumerate(plain)]
+    telling = [
+        make_item(
+            id=f"t{n}", cluster_id=f"d{n}", question=f"Which of these, case {n}?", options=("yes", "no", "so", "ha")
+        )
+        for n in range(40)
+    ]
+    shared = make_item(
+        id="word", cluster_id="e", question="What is the kettle for?", options=("the old kettle", "a", "b", "c")
+    )
+    gone = guessed_by_rule([*plain, *telling, shared], 3, 0)
+    assert {item.id for item in telling} <= gone
+    assert "word" in gone
+    assert not gone & {item.id for item in plain}
+    assert guessed_by_rule([*telling, shared], 0, 0) == set()
+
+
+def test_a_draw_moves_the_options_and_keeps_the_answer(make_item: Make) -> None:
+    item = make_item(format="multi", answers=("A", "C"))
+    orders = {shuffled(item, 0, draw).options for draw in range(8)}
+    assert len(orders) > 2
+    for draw in range(8):
+        assert set(shuffled(item, 0, draw).gold) == {"walking", "reading"}

@@ -1,0 +1,95 @@
+"""Vectors of images: a tiny CLIP against its own forward, captions where pixels are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from remind.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.errors import DataError, ModelError
+from remind.refmem.images import ClipEncoder, make_images, read_images
+
+
+class Captions:
+    """Stands for the sentence encoder: a caption's length and first letter."""
+
+    name = "captions"
+
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        return torch.tensor([[float(len(text)), float(ord(text[0]))] for text in texts]).reshape(len(texts), 2)
+
+
+@pytest.fixture(scope="module")
+def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={**small, "vocab_size": 20, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2},
+        vision_config={**small, "image_size": 16, "patch_size": 8},
+        projection_dim=12,
+    )
+    folder = tmp_path_factory.mktemp("clip")
+    CLIPModel(config).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+def painted(folder: Path, seed: int) -> str:
+    path = folder / f"{seed}.png"
+    pixels = np.random.default_rng(seed).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+    Pillow.fromarray(pixels).save(path)
+    return str(path)
+
+
+def test_clip_vectors_are_its_image_features(tiny_clip: Path, tmp_path: Path) -> None:
+    from transformers import CLIPModel
+
+    paths = [painted(tmp_path, seed) for seed in range(3)]
+    found = ClipEncoder(str(tiny_clip)).encode(paths)
+    model = CLIPModel.from_pretrained(tiny_clip).eval()
+    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073]).reshape(3, 1, 1)
+    std = torch.tensor([0.26862954, 0.26130258, 0.27577711]).reshape(3, 1, 1)
+    pixels = torch.stack([torch.from_numpy(np.array(Pillow.open(path))).permute(2, 0, 1) / 255 for path in paths])
+    with torch.no_grad():
+        features = model.visual_projection(model.vision_model((pixels - mean) / std).pooler_output)
+    expected = (features / features.norm(dim=-1, keepdim=True)).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"bad\.png"):
+        ClipEncoder(str(tiny_clip)).encode([str(tmp_path / "bad.png")])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        ClipEncoder(str(tmp_path / "nothing"))
+
+
+def test_a_speaker_without_all_pixels_is_told_by_captions(tiny_clip: Path, tmp_path: Path) -> None:
+    a, b, c = (painted(tmp_path, seed) for seed in range(3))
+    shown = [
+        ("Ana", Image(0, a, "a boat")),
+        ("Bo", Image(1, b, "a hill")),
+        ("Bo", Image(2, None, "the  moon")),
+        ("Ana", Image(3, c, None)),
+        ("Bo", Image(4, None, None)),
+    ]
+    turns = tuple(Turn(f"t{n}", who, "look", images=(image,)) for n, (who, image) in enumerate(shown))
+    corpus = Corpus((Dialogue("talk", (Session("1", None, turns),)),))
+    told = make_images(tmp_path, corpus, Captions(), str(tiny_clip), "cpu")  # type: ignore[arg-type]
+    assert told == {"clip": 2, "caption": 2, "neither": 1, "checkpoint": str(tiny_clip)}
+    rows, vectors = read_images(tmp_path)
+    assert [(row.speaker, row.image, row.space, row.row) for row in rows] == [
+        ("Ana", 0, "clip", 0),
+        ("Ana", 3, "clip", 1),
+        ("Bo", 1, "caption", 0),
+        ("Bo", 2, "caption", 1),
+    ]
+    assert vectors["clip"].shape == (2, 12)
+    assert vectors["caption"].tolist() == [[6.0, ord("a")], [8.0, ord("t")]]
+    # without a checkpoint all go by caption, and what has none is counted
+    assert make_images(tmp_path, corpus, Captions(), None, "cpu")["caption"] == 3  # type: ignore[arg-type]
+    assert make_images(tmp_path, Corpus((corpus.dialogues[0],)), Captions(), None, "cpu")["neither"] == 2  # type: ignore[arg-type]
