@@ -207,7 +207,8 @@ def table(rows: Mapping[str, Row]) -> str:
 
 def plot(rows: Mapping[str, Row], path: Path) -> Path:
     """Accuracy under x0, x1, x2 before and after, over all formats."""
-    from remind.testbed.proof.plots import LEVEL_COLOURS, new_figure, save
+    from remind.plots.style import LEVEL_COLOURS
+    from sae.figures import Picture, new_figure
 
     figure = new_figure(7.5, 1.2 + 0.6 * len(rows))
     axes = figure.subplots()
@@ -222,7 +223,7 @@ def plot(rows: Mapping[str, Row], path: Path) -> Path:
     axes.set_xlabel("test questions answered rightly")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles[: len(LEVELS)], labels[: len(LEVELS)], loc="outside lower right", ncols=3, frameon=False)
-    return save(figure, path)
+    return Picture(figure).save(path)
 
 
 def _example(asked: Sequence[StateRecord]) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_rows(path: str | Path, rows: Iterable[Any]) -> None:
+    """A JSONL file: each row a line."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_json(path: str | Path, value: Any) -> None:

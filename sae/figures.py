@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sae.files import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,19 +29,8 @@ class Picture:
     def save(self, path: str | Path, dpi: int = 150) -> Path:
         """Write the figure, whole or not at all; returns the path. Raises ValueError for a kind matplotlib has not."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix or ".png", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            self.figure.savefig(temporary, dpi=dpi, bbox_inches="tight")
-            mask = os.umask(0)
-            os.umask(mask)
-            # mkstemp makes files private
-            temporary.chmod(0o666 & ~mask)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with atomic(path) as temporary:
+            self.figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=dpi, bbox_inches="tight")
         return path
 
     def _repr_png_(self) -> bytes:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,3 +30,23 @@ def remind_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"REMIND_DATA={folder} is not a folder")
     return path
+
+
+def chromium() -> str | None:
+    """An installed Chromium or Chrome."""
+    named = os.environ.get("CHROMIUM")
+    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+# no longer than a file: while it is open its event loop runs, and others cannot start theirs
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser; tests that need it skip where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
+    with sync_api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,8 +43,3 @@ def put_row(file: TextIO, row: Mapping[str, Any]) -> None:
     """Append a row and hand it to the system."""
     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a file by these rows, whole or not at all."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

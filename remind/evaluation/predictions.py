@@ -12,8 +12,8 @@ from typing import Any, TextIO, get_args
 from remind.errors import ConfigError, DataError
 from remind.evaluation.answer import Failure, Generation
 from remind.evaluation.conditions import Prompt
-from remind.evaluation.jsonl import bad_row, put_row, read_rows, write_rows
-from remind.io import read_json, write_json
+from remind.evaluation.jsonl import bad_row, put_row, read_rows
+from remind.io import read_json, write_json, write_rows
 
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from remind.errors import DataError
 from remind.evaluation.answer import Generation
-from remind.evaluation.jsonl import bad_row, put_row, read_rows, write_rows
+from remind.evaluation.jsonl import bad_row, put_row, read_rows
 from remind.evaluation.judge import Case, Ruling, rule
 from remind.evaluation.parse import ParsedAnswer, parse_answer
+from remind.io import write_rows
 from remind.states import StateRecord
 
 if TYPE_CHECKING:

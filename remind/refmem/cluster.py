@@ -11,9 +11,10 @@ import numpy as np
 
 from remind.dialogue import Corpus
 from remind.errors import DataError
+from remind.io import write_rows
 from remind.refmem.config import ClusterConfig
 from remind.refmem.images import Shown
-from remind.refmem.items import read_rows, write_rows
+from remind.refmem.items import read_rows
 from remind.refmem.segments import Piece, of_dialogue
 
 

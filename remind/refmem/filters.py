@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from remind.dialogue import Corpus
+from remind.io import write_rows
 from remind.llm.request import ChatModel
 from remind.perception.lexical import stems, words
 from remind.refmem.blind import guessed_by_model, guessed_by_rule
 from remind.refmem.config import FilterConfig
-from remind.refmem.items import Item, anchors_missing, write_items, write_rows
+from remind.refmem.items import Item, anchors_missing, write_items
 
 #: In the order in which they are applied; an item is counted under the first that removes it.
 REASONS = ("malformed", "evidence", "leak", "uneven", "duplicate", "near_duplicate", "blind")

@@ -11,8 +11,9 @@ import numpy as np
 
 from remind.dialogue import Corpus, Dialogue, Image
 from remind.errors import DataError, ModelError
+from remind.io import write_rows
 from remind.progress import track, without_loading_bars
-from remind.refmem.items import read_rows, write_rows
+from remind.refmem.items import read_rows
 
 if TYPE_CHECKING:
     from remind.perception.encode import SentenceEncoder

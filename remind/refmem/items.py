@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from remind.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
 from remind.errors import DataError
-from remind.io import atomic_path
+from remind.io import write_rows
 from remind.pyramid import LETTERS
 
 _LISTS = ("options", "answers", "candidates", "evidence", "images")
@@ -103,12 +103,6 @@ def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
     known = all(turn in dialogue.positions for turn in item.evidence)
     shown = all(0 <= index < len(dialogue.images) for index in item.images)
     return not (item.evidence or item.images) or not known or not shown
-
-
-def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON line for each row; the file is whole or absent."""
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

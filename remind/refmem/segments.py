@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remind.dialogue import Corpus, Dialogue
+from remind.io import write_rows
 from remind.perception.segment import SegmentConfig, segment, turn_text
 from remind.progress import track
-from remind.refmem.items import read_rows, write_rows
+from remind.refmem.items import read_rows
 
 if TYPE_CHECKING:
     from remind.perception.encode import SentenceEncoder

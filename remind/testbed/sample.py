@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from remind.dialogue import DIMENSIONS, FORMATS
-from remind.io import write_text
+from remind.io import write_rows
 from remind.testbed.author import Author, Line, Record, Thread, bank
 
 #: How many dialogues each split has; a dialogue is in one split only.
@@ -174,7 +174,7 @@ def write(folder: str | Path) -> list[Path]:
         parts[f"sample/{split_of[record.get('context_id', record['id'])]}.jsonl"].append(record)
     parts["corpus/talk.jsonl"] = small_talk()
     for name, rows in parts.items():
-        write_text(Path(folder) / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_rows(Path(folder) / name, rows)
     return [Path(folder) / name for name in parts]
 
 

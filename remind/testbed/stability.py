@@ -15,10 +15,10 @@ from remind.testbed.proof.arms import Knobs
 from remind.testbed.proof.bench import Shelf, Spec, base_spec
 from remind.testbed.proof.conditions import named
 from remind.testbed.proof.config import BenchConfig
-from remind.testbed.proof.plots import new_figure, save
 from remind.testbed.proof.queue import read_result, run_all
 from remind.testbed.proof.runs import share
 from remind.testbed.proof.table import FALL, collapsed
+from sae.figures import Picture, new_figure
 
 Teacher = Literal["live", "ema", "base"]
 Grad = Literal["detach", "flow"]
@@ -196,4 +196,4 @@ def draw(results: Mapping[str, Any], path: Path) -> Path:
     if image is not None:
         figure.colorbar(image, ax=panels, label="accuracy")
     figure.suptitle("Accuracy after training. ×: collapsed in at least one seed. A low loss is no sign of success")
-    return save(figure, path)
+    return Picture(figure).save(path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from remind.errors import ConfigError
-from remind.io import atomic_folder, write_text
+from remind.io import atomic_folder, write_rows
 from remind.readers.refmem import write_refmem
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, write_states
@@ -48,7 +47,7 @@ def write_world(cfg: MakeWorldConfig) -> World:
     world = make_world(cfg.world)
     with atomic_folder(out) as folder:
         write_refmem(world.corpus, folder / WORLD)
-        write_text(folder / TRUTH, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in truths(world)))
+        write_rows(folder / TRUTH, truths(world))
         write_states(world, folder / STATES, cfg.ladder, cfg.labels)
     print(f"{len(world.dialogues)} dialogues with {len(world.asked)} questions, and their states: {out}")
     return world

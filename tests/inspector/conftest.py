@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -113,25 +111,6 @@ def hostile_state() -> FactualState:
     strategy = Strategy((HOSTILE[0],), entities=(HOSTILE[2], "הכלב"))
     dialogue = Dialogue(question.dialogue_id, (Session("s", "<u>now</u>", turns),))
     return FactualState(dialogue, question, (Segment(0, len(turns) - 1),), strategy)
-
-
-def chromium() -> str | None:
-    """An installed Chromium or Chrome."""
-    named = os.environ.get("CHROMIUM")
-    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A headless browser; tests that need it skip where there is none."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-    path = chromium()
-    if path is None:
-        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
-    with sync_api.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 class Opened:

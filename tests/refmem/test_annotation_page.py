@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,19 +31,6 @@ ITEMS = [
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_annotation_page(ITEMS, corpus(), "Ana <b>", tmp_path_factory.mktemp("page") / "page.html")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
-    with sync_api.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 class Opened:

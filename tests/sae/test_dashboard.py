@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,44 +138,37 @@ def test_offsets_are_those_of_a_browser() -> None:
     assert [number(value) for value in (None, -1.5, 0.12345, 12345.0)] == ["–", "−1.5", "0.123", "12,345"]
 
 
-def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-    named = os.environ.get("CHROMIUM")
-    program = named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
+def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, browser: Any) -> None:
     label = "</script><img src=x onerror=window.hacked=1>"
     kept = record(probe, [(label, text) for text in texts])[2]
     path = write_dashboard(
         tmp_path / "page.html", probe.coders[2], kept, title="</title><script>window.hacked=2</script>"
     )
     said: list[str] = []
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(path.as_uri())
-        page.wait_for_function("document.documentElement.dataset.ready === 'true'")
-        data = data_of(path)
-        first = data["features"][0]
-        row = page.locator("details.feature").first
-        assert row.locator(".example").count() == len(first["examples"])
-        assert label in row.locator(".example").first.inner_text()
-        assert row.locator(".strength rect").count() == len(first["counts"])
-        other = row.locator(".near button").first
-        name = other.inner_text()
-        other.click()
-        assert page.locator(f"#f{name}").evaluate("row => row.open && row.contains(document.activeElement)")
-        page.fill("#find", name)
-        seen = [row["id"] for row in data["features"] if str(row["id"]).startswith(name)]
-        assert page.locator("details.feature:visible").count() == len(seen)
-        page.fill("#find", "")
-        page.select_option("#order", "rare")
-        ids = page.evaluate("[...document.querySelectorAll('details.feature')].map(row => Number(row.id.slice(1)))")
-        fired = {row["id"]: row["fired"] for row in data["features"]}
-        assert [fired[feature] for feature in ids] == sorted(fired.values())
-        assert page.evaluate("window.hacked") is None
-        browser.close()
+    page = browser.new_page()
+    page.set_default_timeout(60_000)
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    data = data_of(path)
+    first = data["features"][0]
+    row = page.locator("details.feature").first
+    assert row.locator(".example").count() == len(first["examples"])
+    assert label in row.locator(".example").first.inner_text()
+    assert row.locator(".strength rect").count() == len(first["counts"])
+    other = row.locator(".near button").first
+    name = other.inner_text()
+    other.click()
+    assert page.locator(f"#f{name}").evaluate("row => row.open && row.contains(document.activeElement)")
+    page.fill("#find", name)
+    seen = [row["id"] for row in data["features"] if str(row["id"]).startswith(name)]
+    assert page.locator("details.feature:visible").count() == len(seen)
+    page.fill("#find", "")
+    page.select_option("#order", "rare")
+    ids = page.evaluate("[...document.querySelectorAll('details.feature')].map(row => Number(row.id.slice(1)))")
+    fired = {row["id"]: row["fired"] for row in data["features"]}
+    assert [fired[feature] for feature in ids] == sorted(fired.values())
+    assert page.evaluate("window.hacked") is None
+    page.close()
     assert said == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter, defaultdict
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from remind.evaluation.faithfulness.measure import Ablation, Question, Row, meas
 from remind.evaluation.faithfulness.places import prompt_of
 from remind.evaluation.faithfulness.report import plot, summarise, table
 from remind.grounding.config import GroundingConfig
-from remind.io import atomic_folder, sha256_file, write_json, write_text
+from remind.io import atomic_folder, sha256_file, write_json, write_rows
 from remind.progress import track
 from remind.states import StateRecord, iterate_states, read_manifest
 
@@ -97,7 +96,7 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
         },
     }
     with atomic_folder(out) as folder:
-        write_text(folder / "questions.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_rows(folder / "questions.jsonl", rows)
         plot(result, folder / "faithfulness.png")
         write_json(folder / "result.json", result)
     return result

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from remind.dialogue import DIMENSIONS, FORMATS
 from remind.errors import ConfigError, DataError
-from remind.io import write_json, write_text
+from remind.io import write_json, write_rows, write_text
 from remind.readers.source import Place, Source
 from remind.refmem.annotation.agreement import Ballots, agreement
 from remind.refmem.annotation.report import report
 from remind.refmem.annotation.rows import Row, check_answers, read_annotations
 from remind.refmem.annotation.shown import fingerprint
 from remind.refmem.annotation.votes import Outcome, decide
-from remind.refmem.items import Item, read_items, write_items, write_rows
+from remind.refmem.items import Item, read_items, write_items
 
 FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
 

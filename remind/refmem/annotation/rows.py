@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.errors import DataError
-from remind.io import write_text
+from remind.io import write_rows
 from remind.readers.source import Place, Source
 from remind.refmem.annotation.shown import fingerprint, letters
 from remind.refmem.items import Item
@@ -42,7 +41,7 @@ class Row:
 
 def write_annotations(rows: Iterable[Row], path: str | Path) -> None:
     """Replace a file by these rows, whole or not at all."""
-    write_text(path, "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+    write_rows(path, (asdict(row) for row in rows))
 
 
 def read_annotations(path: str | Path, items: Sequence[Item], annotator: str | None = None) -> list[Row]:

@@ -6,23 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.plots.style import LEVEL_COLOURS
 from remind.plots.trajectory import plot_trajectory as draw_trajectory
 from remind.testbed.proof.arms import ARMS, TITLES
 from sae.figures import COLOURS, Picture, new_figure
 
-__all__ = ["COLOURS", "LEVEL_COLOURS", "SHAPES", "new_figure", "plot_accuracy", "plot_trajectory", "save"]
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHAPES = ("o", "s", "^", "v", "D", "P", "*", "X")
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, whole or not at all."""
-    return Picture(figure).save(path)
 
 
 def plot_accuracy(results: Mapping[str, Any], path: Path) -> Path:
@@ -46,7 +37,7 @@ def plot_accuracy(results: Mapping[str, Any], path: Path) -> Path:
     }
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
-    return save(figure, path)
+    return Picture(figure).save(path)
 
 
 def _dots(axes: Axes, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any], title: str) -> None:

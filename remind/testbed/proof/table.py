@@ -15,6 +15,7 @@ from remind.testbed.proof.conditions import split_records
 from remind.testbed.proof.config import ProofConfig
 from remind.testbed.proof.plan import Chosen, cells
 from remind.testbed.proof.queue import read_result
+from remind.testbed.proof.runs import share
 from remind.testbed.proof.statistics import Array, Resamples, marks
 
 #: Arm and title of the condition.
@@ -69,14 +70,9 @@ def collapsed(run: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     if run["guard"] or run["stopped"]:
         return True
     return any(
-        _share(base["right"][level], len(run["right"][level])) - FALL > _share(run["right"][level])
+        share(base["right"][level][: len(run["right"][level])]) - FALL > share(run["right"][level])
         for level in LEVELS[1:]
     )
-
-
-def _share(right: str, first: int | None = None) -> float:
-    some = right[:first]
-    return some.count("1") / len(some) if some else 0.0
 
 
 class Judge:
