@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 #: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
 Message = Mapping[str, Any]
 _IMAGE_TOKEN = "<|image_pad|>"
+#: What a picture may be, by its content. Others of Pillow's formats start programs (EPS) or are hardly ever read.
+PICTURE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+
+#: Most pixels of a picture (Pillow refuses twice as many, and only warns of these).
+MOST_PIXELS = 89_478_485
 
 
 class Tokens(NamedTuple):
@@ -195,7 +201,7 @@ def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
 
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height in pixels, from the head of a local file alone. Raises ImagePathError."""
-    return _opened(str(path), load=False).size
+    return opened(str(path), load=False).size
 
 
 def open_image(value: Any) -> PILImage:
@@ -205,7 +211,7 @@ def open_image(value: Any) -> PILImage:
     if isinstance(value, Image.Image):
         image = value
     elif isinstance(value, str | Path) and str(value):
-        image = _opened(str(value), load=True)
+        image = opened(str(value), load=True)
     else:
         raise ImagePathError(f"an image is a path or a PIL image, not {type(value).__name__}")
     if image.mode == "RGBA":
@@ -215,19 +221,28 @@ def open_image(value: Any) -> PILImage:
     return image.convert("RGB")
 
 
-def _opened(text: str, load: bool) -> PILImage:
+def opened(text: str, load: bool = True) -> PILImage:
+    """A picture in a local file as it is stored. Raises ImagePathError, also for more than `MOST_PIXELS`."""
     from PIL import Image
 
     if re.match(r"(?i)(https?|data|ftp):", text):
         raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
     path = Path(text.removeprefix("file://"))
     try:
-        image = Image.open(path)
+        if not path.is_file():  # a pipe would be waited for
+            raise ImagePathError(
+                "cannot be read as an image: not a regular file" if path.exists() else "no such image", path
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(path, formats=PICTURE_FORMATS)
+        if image.width * image.height > MOST_PIXELS:
+            raise ImagePathError(f"an image of {image.width} x {image.height} pixels is too large", path)
         if load:
             image.load()
-    except FileNotFoundError:
-        raise ImagePathError("no such image", path) from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except ImagePathError:
+        raise
+    except Exception as error:  # decoders of damaged files raise all sorts
         raise ImagePathError(f"cannot be read as an image: {error}", path) from None
     return image
 

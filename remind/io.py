@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,9 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         yield temporary
-        temporary.chmod(0o755)
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o777 & ~mask)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
             target.rename(old / "old")
@@ -71,19 +74,45 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
 
 
+class KeyTwice(ValueError):
+    """A JSON object that names a key twice, of which `json` would silently keep the last."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook`. Raises KeyTwice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise KeyTwice(f"the key {key[:80]!r} stands twice in one object; which value counts is unclear")
+            seen.add(key)
+    return found
+
+
 def read_json(path: str | Path) -> Any:
-    """Parse a JSON file. Raises DataError naming file and line where it is missing, not UTF-8 or not JSON."""
+    """Parse a JSON file.
+
+    Raises:
+        DataError: it is missing, no regular file, not UTF-8 or not JSON, or an object names a key twice; names file
+            and, where it can, line.
+    """
     path = Path(path)
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        if not stat.S_ISREG(mode := path.stat().st_mode):
+            what = "is a folder, a file was expected" if stat.S_ISDIR(mode) else "is not a regular file"
+            raise DataError(what, path)
+        return json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except FileNotFoundError:
         raise DataError("no such file", path) from None
-    except IsADirectoryError:
-        raise DataError("is a folder, a file was expected", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 (byte {error.start})", path) from None
     except RecursionError:
         raise DataError("nested too deeply", path) from None
+    except KeyTwice as error:
+        raise DataError(str(error), path) from None
     except ValueError as error:
         line = getattr(error, "lineno", None)
         raise DataError(

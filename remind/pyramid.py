@@ -6,6 +6,7 @@ instructions, dialogue, strategy, marker reminder (x1, x2), summary (x2), questi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -186,9 +187,17 @@ class _Writer:
         return (start, self.length)
 
 
+#: A tag that an answer is read by, where somebody says it.
+_SAID_TAG = re.compile(r"<(?=\s*(?:/\s*)?(?:answer|explanation)\s*>)", re.IGNORECASE)
+
+
 def one_line(text: str) -> str:
-    """Text on a single line: one turn is one line, so that it can be quoted as one evidence line."""
-    return " ".join(text.split())
+    """Text on a single line: one turn is one line, so that it can be quoted as one evidence line.
+
+    A tag of ours that is said gets another bracket, so that it ends no answer and no explanation that quotes it.
+    """
+    line = " ".join(text.split())
+    return _SAID_TAG.sub("‹", line) if "<" in line else line
 
 
 def line_of(turn: Turn) -> str:
@@ -300,6 +309,14 @@ def render(state: State) -> Rendered:
         for letter, option in zip(LETTERS, question.options, strict=False):
             out.put(f"{letter}. {one_line(option)}\n")
     return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))
+
+
+def shown_images(rendered: Rendered, turn: TurnSpan) -> list[int]:
+    """Indices of the images whose captions a turn of the prompt shows, by the headers before their spans."""
+    text = rendered.text
+    # the header is the last one before the caption, whatever the turn itself says
+    headers = [text[text.rindex("[Image #", turn.start, start) : start] for start, _ in turn.captions]
+    return [int(header.removeprefix("[Image #").split(" ", 1)[0]) for header in headers]
 
 
 def strip_markers(rendered: Rendered) -> str:

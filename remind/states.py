@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 from remind.errors import DataError, FormatError
 from remind.io import atomic_path, read_json, write_json
 from remind.pyramid import LEVELS, Rendered, TurnSpan
+from remind.readers.place import shown
 from remind.split import check_overlap
+from remind.states_check import check_table
 
 FORMAT_VERSION = 2
 #: Version 1 knew nothing of image files.
@@ -153,11 +155,17 @@ def part_name(number: int) -> str:
 def write_part(folder: str | Path, number: int, records: Sequence[StateRecord]) -> Path:
     """Write the states of one dialogue as `part-<number>.parquet`."""
     path = Path(folder) / part_name(number)
+    write_records(path, records)
+    return path
+
+
+def write_records(path: str | Path, records: Sequence[StateRecord]) -> None:
+    """Write states as a Parquet file."""
     rows = [{**asdict(record), "pictures": [one._asdict() for one in record.pictures]} for record in records]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-    return path
+        # sums tell a flipped bit, which compression alone may not
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def write_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
@@ -173,26 +181,34 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
         raise FormatError("not the manifest of a states folder", path)
-    if manifest.get("format_version") not in _READABLE:
-        raise FormatError(
-            f"states of format version {manifest.get('format_version')}, not {FORMAT_VERSION}; build them again",
-            path,
-        )
+    version = manifest.get("format_version")
+    if type(version) is not int or version not in _READABLE:
+        raise FormatError(f"states of format version {shown(version)}, not {FORMAT_VERSION}; build them again", path)
     return manifest
 
 
 def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[StateRecord]:
     """The records of all parts in order, one part in memory at a time; only those of `split` if given."""
+    seen: set[str] = set()
     for path in state_parts(folder):
         for record in read_part(path):
+            if record.question_id in seen:
+                raise DataError(
+                    "the question stands twice in the folder; build the states again", path, record.question_id
+                )
+            seen.add(record.question_id)
             if split is None or record.split == split:
                 yield record
 
 
 def state_parts(folder: str | Path) -> list[Path]:
-    """The files of a states folder in order. Raises FormatError as `read_manifest`."""
-    read_manifest(folder)
-    return sorted(Path(folder).glob("part-*.parquet"))
+    """The files of a states folder in order. Raises FormatError as `read_manifest`, or if one is missing or foreign."""
+    named = read_manifest(folder).get("parts")
+    parts = sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
+    if isinstance(named, dict) and (other := named.keys() ^ {path.name for path in parts}):
+        what = "is missing" if min(other) in named else "is not of this build"
+        raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
+    return parts
 
 
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
@@ -203,18 +219,10 @@ def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) ->
         spans: whether to read where turns, strategy and markers stand in them, too.
 
     Raises:
-        DataError: it cannot be read. FormatError: it is not of states.
+        DataError: it cannot be read, or holds what no state can: see `check_table`. FormatError: it is not of states.
     """
-    plain = [name for name in SCHEMA.names if name not in LEVELS]
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if names not in (SCHEMA.names, SCHEMA.names[:-1]):
-                raise FormatError("its columns are not those of states", path)
-            wanted = [*(n for n in plain if n in names), *(name if spans else f"{name}.text" for name in levels)]
-            table = file.read(columns=wanted)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"cannot be read as Parquet: {error}", path) from None
+    table = _table(path, levels, spans)
+    check_table(table, levels, spans, path)
     records = []
     for row in table.to_pylist():
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
@@ -224,6 +232,29 @@ def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) ->
         values["pictures"] = tuple(Picture(**one) for one in row.get("pictures") or ())
         records.append(StateRecord(**values))
     return records
+
+
+def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:
+    """The columns asked for, each value of the type it should be."""
+    if not path.is_file():
+        raise DataError("no such file, or not a regular one", path)
+    plain = [name for name in SCHEMA.names if name not in LEVELS]
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            if schema.names not in (SCHEMA.names, SCHEMA.names[:-1]):
+                raise FormatError("its columns are not those of states", path)
+            if wrong := next(
+                (name for name in schema.names if schema.field(name).type != SCHEMA.field(name).type), None
+            ):
+                raise FormatError(f"its column {wrong} is not of the type that states have", path)
+            wanted = [*(n for n in plain if n in schema.names), *(name if spans else f"{name}.text" for name in levels)]
+            table = file.read(columns=wanted)
+        # a damaged file may hold text that is no UTF-8, or lists that end before they begin
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise DataError(f"cannot be read as Parquet: {error}", path) from None
+    return table
 
 
 def read_states(folder: str | Path, split: str | None = None) -> list[StateRecord]:

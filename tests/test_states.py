@@ -2,15 +2,28 @@
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from remind.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.errors import DataError, FormatError
-from remind.pipeline import Tally, evidence_share, record_of
+from remind.pipeline import Tally, record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states import StateRecord, check_split, part_name, read_manifest, read_states, write_manifest, write_part
+from remind.states import (
+    StateRecord,
+    check_split,
+    evidence_share,
+    part_name,
+    read_manifest,
+    read_part,
+    read_states,
+    write_manifest,
+    write_part,
+)
 
 
 def make_record(question_id: str = "q", split: str = "train", **changes: object) -> StateRecord:
@@ -84,3 +97,96 @@ def test_shared_evidence_between_train_and_test_is_an_error() -> None:
     check_split([make_record("a", "train"), make_record("b", "test", evidence=("t0",))])
     with pytest.raises(DataError, match="split by evidence cluster"):
         check_split([make_record("a", "train"), make_record("b", "test", evidence=("t0", "t3"))])
+
+
+def level(**changes: object) -> StateRecord:
+    """A record whose x1 is changed."""
+    record = make_record()
+    return dataclasses.replace(record, x1=dataclasses.replace(record.x1, **changes))  # type: ignore[arg-type]
+
+
+def first_turn(**changes: object) -> StateRecord:
+    turns = make_record().x1.turns
+    return level(turns=(dataclasses.replace(turns[0], **changes), *turns[1:]))  # type: ignore[arg-type]
+
+
+def unsound() -> dict[str, tuple[StateRecord, str]]:
+    good = make_record()
+    x1 = good.x1
+    turn, end = x1.turns[0], len(x1.text)
+    return {
+        "dialogue beyond the text": (level(dialogue=(0, end + 1)), "x1: the span of the dialogue"),
+        "reversed": (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
+        "negative": (level(anchors=((-1, 3),)), "x1: a span of anchors"),
+        "marker outside the dialogue": (level(markers=((0, 2), (3, 4))), "x1: a span of markers"),
+        "odd markers": (level(markers=x1.markers[:1]), "x1: a block of markers is not closed"),
+        "marker over a turn": (level(markers=((turn.start, turn.end), x1.markers[1])), "x1: a turn or marker"),
+        "markers in reverse": (level(markers=x1.markers[::-1]), "x1: a marker"),
+        "turns in reverse": (level(turns=x1.turns[::-1]), "x1: a turn"),
+        "turn twice": (level(turns=(turn, turn, *x1.turns[1:])), "x1: a turn"),
+        "turn outside": (first_turn(start=0), "x1: a turn"),
+        "speaker outside its turn": (first_turn(speaker=(0, 1)), "x1: a turn's speaker"),
+        "text outside its turn": (first_turn(text=(turn.start, end)), "x1: a turn's text"),
+        "caption outside its turn": (first_turn(captions=((end - 1, end),)), "x1: a turn's caption"),
+        "no turn id": (first_turn(turn_id=None), "x1: a turn's turn_id is missing"),
+        "span of three": (first_turn(text=(1, 2, 3)), "is no pair of numbers"),
+        "no text": (level(text=None), "the text of x1 is missing"),
+        "salience too short": (dataclasses.replace(good, salience=(0.5,)), "salience"),
+        "no question": (dataclasses.replace(good, question=None), "question is missing"),  # type: ignore[arg-type]
+        "no split": (dataclasses.replace(good, split="valid"), "unknown split 'valid'"),
+        "no format": (dataclasses.replace(good, format="open"), "unknown format 'open'"),
+        "an empty entry": (dataclasses.replace(good, options=(None,)), "an entry of options is missing"),  # type: ignore[arg-type]
+        "found but not gold": (dataclasses.replace(good, evidence_found=("t2",)), "evidence_found names what is not"),
+    }
+
+
+@pytest.mark.parametrize("name", list(unsound()))
+def test_what_no_state_can_say_is_refused(tmp_path: Path, name: str) -> None:
+    record, message = unsound()[name]
+    path = write_part(tmp_path, 0, [make_record("a"), record])
+    with pytest.raises(DataError, match=r"build the states again") as caught:
+        read_part(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{path} [q]: ")
+
+
+def test_a_flipped_bit_is_never_taken_for_another_record(tmp_path: Path) -> None:
+    record = make_record()
+    path = write_part(tmp_path, 0, [record])
+    good = path.read_bytes()
+    rng = random.Random(0)
+    refused = 0
+    for at in rng.sample(range(len(good)), 120):
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        try:
+            assert read_part(path) == [record]
+        except DataError:
+            refused += 1
+    assert refused > 20
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    table = pq.read_table(path)
+    for name, kind in (("question", pa.large_string()), ("visual", pa.int8()), ("salience", pa.list_(pa.float64()))):
+        place = table.column_names.index(name)
+        pq.write_table(table.set_column(place, name, table[name].cast(kind)), path)
+        with pytest.raises(FormatError, match=f"its column {name} is not of the type"):
+            read_part(path)
+    pq.write_table(table.drop_columns(["x1"]), path)
+    with pytest.raises(FormatError, match="columns are not those"):
+        read_part(path)
+
+
+def test_a_part_missing_foreign_or_twice(tmp_path: Path) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_part(tmp_path, 1, [make_record()])
+    write_manifest(tmp_path, {})
+    with pytest.raises(DataError, match="the question stands twice"):
+        read_states(tmp_path)
+    write_manifest(tmp_path, {"parts": {part_name(0): ""}})
+    with pytest.raises(FormatError, match=r"'part-00001\.parquet' is not of this build"):
+        read_states(tmp_path)
+    write_manifest(tmp_path, {"parts": dict.fromkeys(map(part_name, range(3)), "")})
+    with pytest.raises(FormatError, match=r"'part-00002\.parquet' is missing"):
+        read_states(tmp_path)

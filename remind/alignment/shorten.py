@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from remind.chat import end_token_id, prompt_ids, tokenize
-from remind.pyramid import LEVELS, Rendered
+from remind.pyramid import LEVELS, Rendered, shown_images
 from remind.states import StateRecord
 
 _HEADER = re.compile(r"^\[Session [^\n]*\]\n", re.MULTILINE)
-_IMAGE = re.compile(r"^\[Image #(\d+) Caption\]", re.MULTILINE)
 
 
 def shortened(tokenizer: Any, record: StateRecord, limit: int, reserve: int) -> tuple[StateRecord, int]:
@@ -46,11 +45,10 @@ def _length(tokenizer: Any, record: StateRecord, reserve: int) -> int:
 
 def _without(record: StateRecord, count: int) -> StateRecord:
     gone = {turn.turn_id for turn in record.x0.turns[:count]}
-    dropped = record.x0.text[record.x0.dialogue[0] : record.x0.turns[count].start]
     x0, x1, x2 = (_cut(record.level(level), count) for level in LEVELS)
     target = record.target
     if target is not None and record.visual:
-        target = _without_images(target, {int(number) for number in _IMAGE.findall(dropped)})
+        target = _without_images(target, {n for turn in record.x0.turns[:count] for n in shown_images(record.x0, turn)})
     elif target is not None:
         lines = dict(zip(record.evidence, record.evidence_lines, strict=False))
         target = _without_lines(target, {lines[turn] for turn in gone & lines.keys()})
@@ -60,7 +58,10 @@ def _without(record: StateRecord, count: int) -> StateRecord:
 def _cut(rendered: Rendered, count: int) -> Rendered:
     """Without the first `count` turns; the session they stood in and a block that goes on are named again."""
     begin, start = rendered.dialogue[0], rendered.turns[count].start
-    headers = _HEADER.findall(rendered.text[begin:start])
+    ends = [begin, *(turn.end for turn in rendered.turns[:count])]
+    # headers stand between turns; what a turn says can look like one
+    between = [rendered.text[end : turn.start] for end, turn in zip(ends, rendered.turns, strict=False)]
+    headers = _HEADER.findall("".join(between))
     before = [span for span in rendered.markers if span[1] <= start]
     # an odd number of markers: the cut goes through a block
     marker = rendered.text[slice(*before[-1])] if len(before) % 2 else ""
@@ -70,7 +71,7 @@ def _cut(rendered: Rendered, count: int) -> Rendered:
 
 def _without_lines(target: str, lines: set[str]) -> str:
     head, opened, rest = target.partition("<explanation>")
-    body, closed, tail = rest.partition("</explanation>")
+    body, closed, tail = rest.rpartition("</explanation>")
     kept = "\n".join(line for line in body.split("\n") if line not in lines)
     return f"{head}{opened}{kept}{closed}{tail}"
 

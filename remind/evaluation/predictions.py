@@ -143,12 +143,15 @@ class RunFolder:
             DataError: any other line that is not an output.
         """
         found: dict[str, Prediction] = {}
-        for number, row in read_rows(self.path, "an output"):
-            item = _prediction(row)
-            if item is None:
-                raise bad_row(self.path, number, "an output")
-            if item.output.failure is None or item.output.failure not in again:
-                found[row["question_id"]] = item
+        try:
+            for number, row in read_rows(self.path, "an output"):
+                item = _prediction(row)
+                if item is None:
+                    raise bad_row(self.path, number, "an output")
+                if item.output.failure is None or item.output.failure not in again:
+                    found[row["question_id"]] = item
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", self.path) from None
         return found
 
     def append(self) -> TextIO:
@@ -166,14 +169,31 @@ def put(file: TextIO, question_id: str, item: Prediction) -> None:
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction | None:
-    if row.get("failure") not in (None, *get_args(Failure)):
+    failure = row.get("failure")
+    if failure not in (None, *get_args(Failure)) or any(
+        type(row.get(name)) is not kind for name, kind in _TYPES.items()
+    ):
         return None
-    if any(not isinstance(row.get(name), kind) for name, kind in _TYPES.items()):
-        return None
-    output = Generation(failure=row["failure"], **{name: row[name] for name in _TYPES})
+    output = Generation(failure=failure, **{name: row[name] for name in _TYPES})
     evidence, images, cut = row.get("evidence_shown", []), row.get("images_shown", []), row.get("cut_turns", 0)
     left_out, prompt = row.get("left_out"), row.get("prompt", "")
-    fine = isinstance(evidence, list) and isinstance(images, list) and isinstance(cut, int) and isinstance(prompt, str)
+    fine = _all_of(evidence, str) and _all_of(images, int) and type(cut) is int and isinstance(prompt, str)
     if not fine or not isinstance(left_out, str | None):
         return None
+    texts = (row["question_id"], output.text, output.message, prompt, left_out or "", *evidence)
+    if not all(map(_encodes, texts)):
+        return None
     return Prediction(output, prompt, tuple(evidence), tuple(images), cut, left_out)
+
+
+def _all_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _encodes(text: str) -> bool:
+    """Whether it can be written again: JSON can spell half a character, UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

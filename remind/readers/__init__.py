@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,31 +13,31 @@ from remind.dialogue import Corpus
 from remind.errors import DataError, FormatError
 from remind.readers import chat, dialogcc, friends, locomo, longmemeval, msc, realtalk, refmem
 from remind.readers.refmem import write_refmem
-from remind.readers.source import Source
+from remind.readers.source import Source, shown
 
-__all__ = ["FORMATS", "read", "sniff", "write_refmem"]
+__all__ = ["FORMATS", "read", "sniff", "stream", "write_refmem"]
 
 SUFFIXES = {".json", ".jsonl", ".csv"}
 _log = logging.getLogger(__name__)
 
 
 class Reader(NamedTuple):
-    """`matches` looks at the first record of a file; `read` takes all files of one corpus."""
+    """`matches` looks at the first record of a file; `stream` takes all files of one corpus."""
 
     matches: Callable[[Source], bool]
-    read: Callable[[Sequence[Source]], Corpus]
+    stream: Callable[[Sequence[Source]], Iterator[Corpus]]
 
 
 # chat comes last: it takes any record with a text
 _READERS = {
-    "refmem": Reader(refmem.matches, refmem.read),
-    "locomo": Reader(locomo.matches, locomo.read),
-    "longmemeval": Reader(longmemeval.matches, longmemeval.read),
-    "realtalk": Reader(realtalk.matches, realtalk.read),
-    "msc": Reader(msc.matches, msc.read),
-    "dialogcc": Reader(dialogcc.matches, dialogcc.read),
-    "friends": Reader(friends.matches, friends.read),
-    "chat": Reader(chat.matches, chat.read),
+    "refmem": Reader(refmem.matches, refmem.stream),
+    "locomo": Reader(locomo.matches, locomo.stream),
+    "longmemeval": Reader(longmemeval.matches, longmemeval.stream),
+    "realtalk": Reader(realtalk.matches, realtalk.stream),
+    "msc": Reader(msc.matches, msc.stream),
+    "dialogcc": Reader(dialogcc.matches, dialogcc.stream),
+    "friends": Reader(friends.matches, friends.stream),
+    "chat": Reader(chat.matches, chat.stream),
 }
 #: The formats we read.
 FORMATS = tuple(_READERS)
@@ -47,25 +48,43 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
 
     Args:
         path: a file, or a folder; files of a folder are taken in natural order (`Chat_2` before `Chat_10`), and those
-            that are of no format we know, or not of `format`, are left out with a warning in the log.
+            that are of no format we know, or not of `format`, or no regular files, are left out with a warning in the
+            log. Links are followed wherever they lead; image paths start from where the link lies.
         format: one of `FORMATS`; without it the content decides.
 
     Raises:
         FormatError: `format` is unknown, the file is not of it or of no format we know, a folder holds several formats.
         ImagePathError: a local image that is missing or leaves the folder of its file.
-        DataError: no such file, or a record that cannot be used; the message names file and record.
+        DataError: no such file, no regular file, or a record that cannot be used; the message names file and record.
+    """
+    return Corpus.merge(list(stream(path, format)))
+
+
+def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
+    """What `read` gives, in the same order, as a sequence of small corpora: `Corpus.merge(list(stream(path)))`.
+
+    Each is whole in itself: a dialogue with its questions (several, where a RefMem-Bench file mixes the questions of
+    several contexts). Of the file no more is held than the longest record, and the ids of dialogues over all pieces.
+    Files are read twice where a later line may belong to an earlier dialogue (chat, Friends), RefMem-Bench three times.
+
+    Raises:
+        As `read`, before the first piece or between two: what came before an error is of no error itself.
     """
     path = Path(path)
     if format is not None and format not in _READERS:
-        raise FormatError(f"unknown format {format!r}; known: {', '.join(FORMATS)}", path)
-    if path.is_dir():
-        sources, format = _folder(path, format)
-    elif path.exists():
-        sources = [Source(path)]
-        format = _check(sources[0], format)
+        raise FormatError(f"unknown format {shown(format)}; known: {', '.join(FORMATS)}", path)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        reason = "no such file or folder" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise DataError(reason, path) from None
+    if stat.S_ISDIR(mode):
+        paths, format = _folder(path, format)
     else:
-        raise DataError("no such file or folder", path)
-    return _READERS[format].read(sources)
+        paths, format = [path], _check(Source(path), format)
+    # new sources: those looked at hold their first record
+    return _READERS[format].stream([Source(one) for one in paths])
 
 
 def sniff(source: Source) -> str | None:
@@ -92,17 +111,16 @@ def _check(source: Source, format: str | None) -> str:
     raise FormatError(f"of no format we know ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
 
 
-def _folder(folder: Path, format: str | None) -> tuple[list[Source], str]:
-    paths = (p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file())
-    found: dict[str, list[Source]] = {}
+def _folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
+    found: dict[str, list[Path]] = {}
     others: list[Path] = []
-    for path in sorted(paths, key=_natural):
+    for path in _files(folder):
         source = Source(path)
         name = sniff(source) if format is None or not _READERS[format].matches(source) else format
         if name is None or (format is not None and name != format):
             others.append(path)
         else:
-            found.setdefault(name, []).append(source)
+            found.setdefault(name, []).append(path)
     if not found:
         wanted = "a format we know" if format is None else f"format {format}"
         raise FormatError(f"the folder holds no file of {wanted}", folder)
@@ -110,8 +128,27 @@ def _folder(folder: Path, format: str | None) -> tuple[list[Source], str]:
         raise FormatError(f"the folder holds files of several formats ({', '.join(found)}); name one", folder)
     for path in others:
         _log.warning("%s: left out, not a %s file", path, next(iter(found)))
-    name, sources = next(iter(found.items()))
-    return sources, name
+    name, paths = next(iter(found.items()))
+    return paths, name
+
+
+def _files(folder: Path) -> list[Path]:
+    """Data files in natural order. Raises DataError for a link that leads nowhere."""
+    try:
+        entries = [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", folder) from None
+    files: list[Path] = []
+    for path in sorted(entries, key=_natural):
+        try:
+            regular = stat.S_ISREG(path.stat().st_mode)
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", path) from None
+        if regular:
+            files.append(path)
+        else:
+            _log.warning("%s: left out, not a regular file", path)
+    return files
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

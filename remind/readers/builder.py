@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from remind.dialogue import DIMENSIONS, FORMATS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 from remind.readers.evidence import Resolved
 from remind.readers.images import is_remote, local_file
-from remind.readers.source import Place, Source
+from remind.readers.place import Place, shown
+from remind.readers.source import Source
 
 SPLITS = ("train", "dev", "test")
+T = TypeVar("T")
 
 
 class Draft:
@@ -20,14 +24,16 @@ class Draft:
     def __init__(self, place: Place, dialogue_id: str) -> None:
         self.place = place
         self.id = dialogue_id
-        self._sessions: list[tuple[str, str | None, list[Turn]]] = []
+        self._sessions: dict[str, tuple[str | None, list[Turn]]] = {}
+        self._turns: list[Turn] | None = None
         self._images = 0
 
     def session(self, session_id: str, time: str | None = None) -> None:
         """Open the session that the next turns belong to. Raises DataError for an id that is taken."""
-        if any(session_id == taken for taken, _, _ in self._sessions):
-            raise self.place.error(f"session id {session_id!r} occurs twice")
-        self._sessions.append((session_id, time, []))
+        if session_id in self._sessions:
+            raise self.place.error(f"session id {shown(session_id)} occurs twice")
+        self._turns = []
+        self._sessions[session_id] = (time, self._turns)
 
     def image(
         self, place: Place, reference: str | None = None, caption: str | None = None, source: str | None = None
@@ -59,64 +65,85 @@ class Draft:
         said = "" if text is None else place.text(text, "text")
         turn = Turn(turn_id, place.name(speaker, "speaker"), said, time, tuple(images))
         check_turn(place, turn)
-        self._sessions[-1][2].append(turn)
+        assert self._turns is not None
+        self._turns.append(turn)
 
     def build(self) -> Dialogue:
         """Raises DataError where `Dialogue` does, with the place."""
         with self.place.located():
             return Dialogue(
-                self.id, tuple(Session(id_, time, tuple(turns)) for id_, time, turns in self._sessions if turns)
+                self.id,
+                tuple(Session(id_, time, tuple(turns)) for id_, (time, turns) in self._sessions.items() if turns),
             )
 
 
 class CorpusBuilder:
-    """A corpus while its files are read."""
+    """A corpus while its files are read, handed out piece by piece.
+
+    The ids of dialogues are unique over all pieces, and where each stood stays in memory. Those of questions are looked
+    at within a piece: most formats number them by dialogue, and the reader of one that does not looks further itself.
+    """
 
     def __init__(self) -> None:
-        self._dialogues: dict[str, tuple[Place, Dialogue]] = {}
+        self._places: dict[str, Place] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._dialogues: dict[str, Dialogue] = {}
         self._questions: dict[str, tuple[Place, Question]] = {}
         self._dangling: list[Dangling] = []
         self._references = 0
 
     def add_dialogue(self, draft: Draft) -> Dialogue:
         """Raises DataError for an id that is taken, and where `Draft.build` does."""
-        if draft.id in self._dialogues:
-            first = self._dialogues[draft.id][0]
-            raise draft.place.error(f"dialogue id {draft.id!r} occurs twice, first in {_describe(first)}")
+        if first := self._places.get(draft.id):
+            raise draft.place.error(f"dialogue id {shown(draft.id)} occurs twice, first in {describe(first)}")
         dialogue = draft.build()
-        self._dialogues[draft.id] = (draft.place, dialogue)
+        self._dialogues[draft.id] = dialogue
+        self._places[draft.id] = draft.place
         return dialogue
 
     def dialogue(self, place: Place, dialogue_id: str) -> Dialogue:
-        """The dialogue a question asks about. Raises DataError if it is missing."""
+        """The dialogue of this piece that a question asks about. Raises DataError if it is missing."""
         if dialogue_id not in self._dialogues:
-            raise place.error(f"its dialogue {dialogue_id!r} is missing")
-        return self._dialogues[dialogue_id][1]
+            raise place.error(f"its dialogue {shown(dialogue_id)} is missing")
+        return self._dialogues[dialogue_id]
 
     def add_question(self, place: Place, question: Question, evidence: Resolved | None = None) -> None:
         """Raises DataError for an id that is taken, a missing dialogue, and where `check_question` does."""
         evidence = evidence or Resolved()
         if question.id in self._questions:
             first = self._questions[question.id][0]
-            raise place.error(f"question id {question.id!r} occurs twice, first in {_describe(first)}")
+            raise place.error(f"question id {shown(question.id)} occurs twice, first in {describe(first)}")
         check_question(place, question, self.dialogue(place, question.dialogue_id))
         self._questions[question.id] = (place, replace(question, evidence=evidence.turn_ids))
         self._dangling.extend(Dangling(question.id, reference) for reference in evidence.dangling)
         self._references += evidence.references
 
-    def corpus(self, sources: Sequence[Source]) -> Corpus:
-        """Raises DataError if the sources held no dialogue."""
-        if not self._dialogues:
-            raise sources[0].place.error("holds no dialogues")
-        return Corpus(
-            tuple(dialogue for _, dialogue in self._dialogues.values()),
+    def piece(self) -> Corpus:
+        """What was added since the last piece."""
+        corpus = Corpus(
+            tuple(self._dialogues.values()),
             tuple(question for _, question in self._questions.values()),
             tuple(self._dangling),
             self._references,
         )
+        self._begin()
+        return corpus
+
+    def end(self, sources: Sequence[Source]) -> None:
+        """Raises DataError if the sources held no dialogue."""
+        if not self._places:
+            raise sources[0].place.error("holds no dialogues")
 
 
-def _describe(place: Place) -> str:
+def complete(parts: OrderedDict[str, T], last: Mapping[str, int], number: int) -> Iterator[T]:
+    """Take out, from the front, the parts that no record after `number` adds to; `last`: the last record of each."""
+    while parts and last[next(iter(parts))] <= number:
+        yield parts.popitem(last=False)[1]
+
+
+def describe(place: Place) -> str:
     return place.path.name if place.record is None else f"{place.path.name} [{place.record}]"
 
 
@@ -138,11 +165,11 @@ def check_question(place: Place, question: Question, dialogue: Dialogue) -> None
     if not question.text.strip():
         raise place.error("the question is blank")
     if question.format not in FORMATS:
-        raise place.error(f"unknown question format {question.format!r}; known: {', '.join(FORMATS)}")
+        raise place.error(f"unknown question format {shown(question.format)}; known: {', '.join(FORMATS)}")
     if question.dimension is not None and question.dimension not in DIMENSIONS:
-        raise place.error(f"unknown dimension {question.dimension!r}; known: {', '.join(DIMENSIONS)}")
+        raise place.error(f"unknown dimension {shown(question.dimension)}; known: {', '.join(DIMENSIONS)}")
     if question.split is not None and question.split not in SPLITS:
-        raise place.error(f"unknown split {question.split!r}; known: {', '.join(SPLITS)}")
+        raise place.error(f"unknown split {shown(question.split)}; known: {', '.join(SPLITS)}")
     if question.format == "direct":
         if question.options:
             raise place.error("a direct question has no options")
@@ -151,7 +178,7 @@ def check_question(place: Place, question: Question, dialogue: Dialogue) -> None
     count = len(dialogue.images)
     for index in question.images:
         if not 0 <= index < count:
-            raise place.error(f"image index {index} is out of range: dialogue {dialogue.id!r} has {count} images")
+            raise place.error(f"image index {index} is out of range: dialogue {shown(dialogue.id)} has {count} images")
 
 
 def _check_options(place: Place, question: Question) -> None:
@@ -161,7 +188,7 @@ def _check_options(place: Place, question: Question) -> None:
     letters = string.ascii_uppercase[:count]
     for answer in question.answers:
         if len(answer) != 1 or answer not in letters:
-            raise place.error(f"answer {answer!r} is not the letter of an option (A to {letters[-1]})")
+            raise place.error(f"answer {shown(answer)} is not the letter of an option (A to {letters[-1]})")
     if len(set(question.answers)) != len(question.answers):
         raise place.error("an answer stands twice")
     if question.format == "single" and len(question.answers) > 1:

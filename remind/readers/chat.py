@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from remind.dialogue import Corpus, Image
-from remind.readers.builder import CorpusBuilder, Draft
-from remind.readers.source import Place, Source
+from remind.readers.builder import CorpusBuilder, Draft, complete
+from remind.readers.source import Place, Source, shown
 
 #: Where a turn may name its speaker, most specific first.
 _SPEAKER = ("speaker", "name", "role")
@@ -19,7 +20,7 @@ def matches(source: Source) -> bool:
     return whole or "text" in first or "content" in first
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """A line is a dialogue `{"id"?, "messages" | "turns": […]}` or a turn.
 
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
@@ -27,6 +28,7 @@ def read(sources: Sequence[Source]) -> Corpus:
     `{"path" | "url", "caption"?, "source"?}`. Turns stand in the order of the lines. Where ids are not given, a
     dialogue of its own line is `<file>-<number>`, turns without `dialogue` belong to `<file>`, sessions are `S1`,
     turns `<session>:T<n>`. A session begins at the time of its first turn.
+    A piece is one dialogue.
 
     Raises:
         DataError: a turn without speaker or text, an id twice, a session that comes back after another.
@@ -34,29 +36,49 @@ def read(sources: Sequence[Source]) -> Corpus:
     """
     out = CorpusBuilder()
     for source in sources:
-        drafts: dict[str, _Chat] = {}
-        for number, (place, value) in enumerate(source.records, start=1):
-            record = place.mapping(value, "a line")
-            turns = record.get("messages", record.get("turns"))
-            if turns is None:
-                given = record.get("dialogue")
-                name = source.path.stem if given is None else place.name(given, "dialogue")
-                if name not in drafts:
-                    drafts[name] = _Chat(source.place.at(name), name)
-                drafts[name].add(place, record)
-                continue
-            given = record.get("id")
-            name = f"{source.path.stem}-{number:05d}" if given is None else place.name(given, "id")
-            if name in drafts:
-                raise place.error(f"dialogue id {name!r} occurs twice")
-            place = place.at(name)
-            chat = drafts[name] = _Chat(place, name)
-            for count, turn in enumerate(place.sequence(turns, "messages"), start=1):
-                where = place.at(f"turn {count}")
-                chat.add(where, where.mapping(turn, "a turn"))
-        for chat in drafts.values():
-            out.add_dialogue(chat.draft)
-    return out.corpus(sources)
+        # a first look tells when a dialogue of single turns is complete
+        last = {line.name: line.number for line in _lines(source)}
+        drafts: OrderedDict[str, _Chat] = OrderedDict()
+        for line in _lines(source):
+            _add(drafts, source, line)
+            for chat in complete(drafts, last, line.number):
+                out.add_dialogue(chat.draft)
+                yield out.piece()
+    out.end(sources)
+
+
+class _Line(NamedTuple):
+    """A line, and the dialogue it is or belongs to; `turns` is None for a single turn."""
+
+    number: int
+    place: Place
+    record: dict[str, Any]
+    turns: object
+    name: str
+
+
+def _lines(source: Source) -> Iterator[_Line]:
+    for number, (place, value) in enumerate(source.records, start=1):
+        record = place.mapping(value, "a line")
+        turns = record.get("messages", record.get("turns"))
+        key, default = ("dialogue", source.path.stem) if turns is None else ("id", f"{source.path.stem}-{number:05d}")
+        given = record.get(key)
+        yield _Line(number, place, record, turns, default if given is None else place.name(given, key))
+
+
+def _add(drafts: OrderedDict[str, _Chat], source: Source, line: _Line) -> None:
+    if line.turns is None:
+        if line.name not in drafts:
+            drafts[line.name] = _Chat(source.place.at(line.name), line.name)
+        drafts[line.name].add(line.place, line.record)
+        return
+    if line.name in drafts:
+        raise line.place.error(f"dialogue id {shown(line.name)} occurs twice")
+    place = line.place.at(line.name)
+    chat = drafts[line.name] = _Chat(place, line.name)
+    for count, turn in enumerate(place.sequence(line.turns, "messages"), start=1):
+        where = place.at(f"turn {count}")
+        chat.add(where, where.mapping(turn, "a turn"))
 
 
 class _Chat:
@@ -73,7 +95,7 @@ class _Chat:
         time = place.optional_text(turn.get("time"), "time")
         if session != self._session:
             if session in self._sessions:
-                raise place.error(f"session {session!r} comes back after another; keep its turns together")
+                raise place.error(f"session {shown(session)} comes back after another; keep its turns together")
             self.draft.session(session, time)
             self._session, self._sessions[session] = session, 0
         self._sessions[session] += 1
@@ -99,7 +121,7 @@ class _Chat:
             elif kind == "image_url":
                 images.append(self._image(place, part))
             else:
-                raise place.error(f"content part of type {kind!r}; known: text, image_url")
+                raise place.error(f"content part of type {shown(kind)}; known: text, image_url")
         return "\n".join(texts), images
 
     def _image(self, place: Place, entry: object) -> Image:

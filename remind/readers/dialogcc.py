@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remind.dialogue import Corpus, Image
@@ -18,10 +18,11 @@ def matches(source: Source) -> bool:
     return isinstance(dialogue, list) and any(isinstance(turn, dict) and "utterance" in turn for turn in dialogue)
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue of one session (`S1`) per record, turns `S1:T<n>` from 1. URLs are kept as `Image.source`.
 
     An image without a caption of its own takes the turn's `description`, if it is the turn's first.
+    A piece is one record.
 
     Raises:
         DataError: a record that lacks what it needs.
@@ -39,7 +40,8 @@ def read(sources: Sequence[Source]) -> Corpus:
             for count, turn in enumerate(place.sequence(record.get("dialogue"), "dialogue"), start=1):
                 _turn(draft, place.at(f"S1:T{count}"), f"S1:T{count}", turn)
             out.add_dialogue(draft)
-    return out.corpus(sources)
+            yield out.piece()
+    out.end(sources)
 
 
 def _turn(draft: Draft, place: Place, turn_id: str, value: object) -> None:

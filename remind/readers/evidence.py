@@ -6,14 +6,18 @@ LoCoMo and REALTALK name turns `D<session>:<turn>`, but also `D8:6; D9:17`, `D:1
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from remind.readers.place import Place, shown
 
 _ID = re.compile(r"D(\d{1,6}):(\d{1,6})", re.ASCII)
 _TOKEN = re.compile(
     r"""
-      D\s*[:;.,]?\s*(?P<session>\d{1,6}) (?:\s*[:;.,]\s*|\s+) (?P<turn>\d{1,6})(?!\d)
-    | (?P<bare_session>\d{1,6}) \s*:\s* (?P<bare_turn>\d{1,6})(?!\d)
+      D\s*+[:;.,]?+\s*+(?P<session>\d{1,6}) (?:\s*+[:;.,]\s*+|\s++) (?P<turn>\d{1,6})(?!\d)
+    | (?P<bare_session>\d{1,6}) \s*+:\s*+ (?P<bare_turn>\d{1,6})(?!\d)
     | (?P<number>\d{1,6})(?![\d\w])
     | (?P<range>[-–—~]|to\b)
     | (?:and\b|[\s,;.:&+/|()\[\]'"])+
@@ -48,6 +52,16 @@ def exact(references: Iterable[str], known: Iterable[str]) -> Resolved:
     )
 
 
+def written(place: Place, value: object) -> list[str]:
+    """What stands under `evidence` as texts: nothing, one or a list; numbers as their digits. Raises DataError."""
+    items = value if isinstance(value, list) else [value]
+    return [
+        str(item) if isinstance(item, int) and not isinstance(item, bool) else place.text(item, "evidence")
+        for item in items
+        if item is not None
+    ]
+
+
 class EvidenceIndex:
     """The turn ids of one dialogue, in order, by which references resolve."""
 
@@ -58,6 +72,7 @@ class EvidenceIndex:
         for turn_id in self._ids:
             if match := _ID.fullmatch(turn_id):
                 self._by_number.setdefault((int(match[1]), int(match[2])), turn_id)
+        self._ordered = sorted(self._by_number)
 
     def resolve(self, references: object) -> Resolved:
         """Resolve what stands under `evidence`: a list of strings, or one string. Blank strings name nothing.
@@ -66,16 +81,17 @@ class EvidenceIndex:
         sessions. A number alone continues the session before it (`D1:3, 5`). Text that is no reference dangles.
         """
         items = references if isinstance(references, list) else [references]
-        turns: list[str] = []
+        # a hostile file can name the same turns again and again: each is kept once, with how often it was named
+        turns: Counter[str] = Counter()
         dangling: list[str] = []
         for item in items:
             if item is not None:
-                self._read(str(item), turns, dangling)
-        return Resolved(tuple(dict.fromkeys(turns)), tuple(dangling), len(turns) + len(dangling))
+                self._read(item if isinstance(item, str) else shown(item), turns, dangling)
+        return Resolved(tuple(turns), tuple(dangling), sum(turns.values()) + len(dangling))
 
-    def _read(self, text: str, turns: list[str], dangling: list[str]) -> None:
-        if text.strip() in self._position:
-            turns.append(text.strip())
+    def _read(self, text: str, turns: Counter[str], dangling: list[str]) -> None:
+        if name := next((name for name in (text, text.strip()) if name in self._position), None):
+            turns[name] += 1
             return
         last: tuple[int, int] | None = None
         in_range = False
@@ -95,9 +111,9 @@ class EvidenceIndex:
                     junk.append(token[0])
                 continue
             if in_range and last is not None:
-                turns.extend(self._between(last, here))
+                turns.update(self._between(last, here))
             if here in self._by_number:
-                turns.append(self._by_number[here])
+                turns[self._by_number[here]] += 1
             else:
                 dangling.append(f"D{last[0]}:{token[0]}" if token["number"] and last else token[0].strip())
             last, in_range = here, False
@@ -107,7 +123,7 @@ class EvidenceIndex:
     def _between(self, first: tuple[int, int], last: tuple[int, int]) -> list[str]:
         """Turns strictly between two references."""
         if first[0] == last[0]:
-            inside = sorted(n for n in self._by_number if n[0] == first[0] and first[1] < n[1] < last[1])
+            inside = self._ordered[bisect_right(self._ordered, first) : bisect_left(self._ordered, last)]
             return [self._by_number[number] for number in inside]
         if first not in self._by_number or last not in self._by_number:
             return []

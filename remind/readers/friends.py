@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from remind.dialogue import Corpus
-from remind.readers.builder import CorpusBuilder, Draft
-from remind.readers.source import Place, Record, Source
+from remind.readers.builder import CorpusBuilder, Draft, complete
+from remind.readers.source import Place, Record, Source, shown
 
 COLUMNS = {"Utterance", "Speaker", "Scene_ID", "Utterance_ID", "Season", "Episode"}
+
+_NAME = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
+_NAMES = re.compile(rf"\[\s*+(?:{_NAME}\s*+(?:,\s*+{_NAME}\s*+)*+)?+,?+\s*+\]")
 
 
 def matches(source: Source) -> bool:
     return set(source.columns) >= COLUMNS
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per episode (`s01e02`), one session per scene (`S1`), turns `S<scene>:T<utterance>`.
 
     Words said by several at once have the speaker `Monica Geller & Ross Geller`.
+    A piece is one episode.
 
     Raises:
         DataError: a row that lacks a column, a speaker or words.
     """
     out = CorpusBuilder()
     for source in sources:
-        episodes: dict[str, list[Record]] = {}
-        for record in source.rows():
-            place, row = record
-            episodes.setdefault(f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}", []).append(record)
-        for episode, records in episodes.items():
-            draft = Draft(source.place.at(episode), episode)
-            scene: str | None = None
-            for place, row in records:
-                if row["Scene_ID"] != scene:
-                    scene = row["Scene_ID"]
-                    draft.session(f"S{scene}")
-                speaker = _speakers(place, row["Speaker"])
-                turn_id = f"S{scene}:T{row['Utterance_ID']}"
-                draft.turn(place, turn_id, speaker, row["Utterance"], row.get("Start_Time") or None)
-            out.add_dialogue(draft)
-    return out.corpus(sources)
+        # a first look tells when an episode is complete
+        last = {_episode(record): number for number, record in enumerate(source.rows())}
+        episodes: OrderedDict[str, list[Record]] = OrderedDict()
+        for number, record in enumerate(source.rows()):
+            episodes.setdefault(_episode(record), []).append(record)
+            for records in complete(episodes, last, number):
+                out.add_dialogue(_draft(source, records))
+                yield out.piece()
+    out.end(sources)
+
+
+def _draft(source: Source, records: Sequence[Record]) -> Draft:
+    episode = _episode(records[0])
+    draft = Draft(source.place.at(episode), episode)
+    scene: str | None = None
+    for place, row in records:
+        if row["Scene_ID"] != scene:
+            scene = row["Scene_ID"]
+            draft.session(f"S{scene}")
+        speaker = _speakers(place, row["Speaker"])
+        turn_id = f"S{scene}:T{row['Utterance_ID']}"
+        draft.turn(place, turn_id, speaker, row["Utterance"], row.get("Start_Time") or None)
+    return draft
+
+
+def _episode(record: Record) -> str:
+    place, row = record
+    return f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}"
 
 
 def _number(place: Place, row: dict[str, str], column: str) -> str:
@@ -52,10 +72,9 @@ def _speakers(place: Place, text: str) -> str:
     """`"['Monica Geller', 'Ross Geller']"`, or a plain name, as one speaker."""
     if not text.lstrip().startswith("["):
         return text
-    try:
-        names = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise place.error(f"the speaker {text[:80]!r} is not a list of names")
-    return " & ".join(names)
+    # nothing but a list of strings comes before Python's own parser, which deep nesting could exhaust
+    if _NAMES.fullmatch(text.strip()):
+        with warnings.catch_warnings(), suppress(ValueError, SyntaxError):
+            warnings.simplefilter("ignore")
+            return " & ".join(ast.literal_eval(text.strip()))
+    raise place.error(f"the speaker {shown(text)} is not a list of names")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from remind.errors import ImagePathError
-from remind.readers.source import Place
+from remind.readers.place import Place, shown
 
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
 
@@ -27,11 +27,11 @@ def local_file(place: Place, reference: str) -> str:
         target = (folder / reference).resolve()
         inside, there = target.is_relative_to(folder), target.is_file()
     except (OSError, ValueError, RuntimeError):
-        raise ImagePathError(f"image {reference[:200]!r} is not a usable path", place.path, place.record) from None
+        raise ImagePathError(f"image {shown(reference)} is not a usable path", place.path, place.record) from None
     if not inside:
-        raise ImagePathError(f"image {reference!r} leaves the data folder {folder}", place.path, place.record)
+        raise ImagePathError(f"image {shown(reference)} leaves the data folder {folder}", place.path, place.record)
     if not there:
-        raise ImagePathError(f"image {reference!r}: no such file in {folder}", place.path, place.record)
+        raise ImagePathError(f"image {shown(reference)}: no such file in {folder}", place.path, place.record)
     return str(target)
 
 
@@ -45,6 +45,6 @@ def find_file(folder: Path, name: str) -> str | None:
             target = candidate.resolve()
             if target.is_relative_to(root) and target.is_file():
                 return str(target)
-        except OSError:  # a name longer than the file system takes
+        except (OSError, ValueError, RuntimeError):  # a name too long for the file system, a link to itself
             return None
     return None

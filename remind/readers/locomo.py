@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from remind.dialogue import NO_INFORMATION, Corpus, Question
 from remind.readers.builder import CorpusBuilder, Draft
-from remind.readers.evidence import EvidenceIndex
-from remind.readers.source import Place, Source
+from remind.readers.evidence import EvidenceIndex, written
+from remind.readers.source import Place, Source, shown
 
 ADVERSARIAL = 5
-_SESSION = re.compile(r"session_(\d+)")
+_SESSION = re.compile(r"session_(\d{1,9})")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})\s*([ap])m on (\d{1,2}) ([a-z]+),? (\d{4})", re.IGNORECASE)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -22,11 +23,13 @@ def matches(source: Source) -> bool:
     return isinstance(source.first.get("conversation"), dict)
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per sample, turn ids its `dia_id`s, questions `<sample_id>-q<NNN>` counted from 000.
 
     Category 5 is answered by `NO_INFORMATION`, whatever the item says; an item of another category without an answer
     has none.
+
+    A piece is one sample.
 
     Raises:
         DataError: a record that lacks what it needs.
@@ -36,8 +39,9 @@ def read(sources: Sequence[Source]) -> Corpus:
         for place, value in source.records:
             sample = place.mapping(value, "a sample")
             sample_id = place.name(sample.get("sample_id"), "sample_id")
-            _sample(out, Place(place.path, sample_id), sample_id, sample)
-    return out.corpus(sources)
+            _sample(out, source.place, sample_id, sample)
+            yield out.piece()
+    out.end(sources)
 
 
 def sessions(conversation: dict[str, Any]) -> list[tuple[int, str]]:
@@ -46,7 +50,8 @@ def sessions(conversation: dict[str, Any]) -> list[tuple[int, str]]:
     return sorted((int(match[1]), key) for match, key in found if match)
 
 
-def _sample(out: CorpusBuilder, place: Place, sample_id: str, sample: dict[str, Any]) -> None:
+def _sample(out: CorpusBuilder, file: Place, sample_id: str, sample: dict[str, Any]) -> None:
+    place = file.at(sample_id)
     conversation = place.mapping(sample.get("conversation"), "conversation")
     draft = Draft(place, sample_id)
     for number, key in sessions(conversation):
@@ -57,7 +62,7 @@ def _sample(out: CorpusBuilder, place: Place, sample_id: str, sample: dict[str, 
     dialogue = out.add_dialogue(draft)
     index = EvidenceIndex([turn.id for turn in dialogue.turns])
     for number, item in enumerate(place.sequence(sample.get("qa", []), "qa")):
-        where = Place(place.path, f"{sample_id}-q{number:03d}")
+        where = file.at(f"{sample_id}-q{number:03d}")
         item = where.mapping(item, "a question")
         category = category_of(where, item)
         question = Question(
@@ -67,13 +72,13 @@ def _sample(out: CorpusBuilder, place: Place, sample_id: str, sample: dict[str, 
             answers=(NO_INFORMATION,) if category == ADVERSARIAL else answers_of(where, item),
             category=category,
         )
-        out.add_question(where, question, index.resolve(item.get("evidence")))
+        out.add_question(where, question, index.resolve(written(where, item.get("evidence"))))
 
 
 def category_of(place: Place, item: dict[str, Any]) -> int:
     category = item.get("category")
     if not isinstance(category, int) or isinstance(category, bool):
-        raise place.error(f"category should be a whole number, not {category!r}")
+        raise place.error(f"category should be a whole number, not {shown(category)}")
     return category
 
 
@@ -82,7 +87,9 @@ def answers_of(place: Place, item: dict[str, Any]) -> tuple[str, ...]:
     answer = item.get("answer")
     if answer is None:
         return ()
-    if isinstance(answer, int | float):
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        if not math.isfinite(answer):
+            raise place.error(f"answer should be text or a number, not {answer}")
         return (str(answer),)
     return (place.text(answer, "answer"),)
 

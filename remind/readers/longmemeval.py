@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,12 +25,14 @@ def without_haystack(source: Source) -> bool:
     return {"query", "gold_ids"} <= source.first.keys()
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per instance, in the order of the dates; sessions `S<n>` and turns `S<n>:T<m>`, counted from 1.
 
     Session ids of the file are not kept, since gold ones say so in their name. Evidence: the turns with
     `has_answer`; if none is flagged, all turns of the gold sessions; a gold session outside the haystack dangles.
     Questions whose id ends in `_abs` cannot be answered from the haystack; their gold answer says why.
+
+    A piece is one instance.
 
     Raises:
         DataError: a record that lacks what it needs, or lists of sessions, ids and dates of unequal length.
@@ -41,12 +43,13 @@ def read(sources: Sequence[Source]) -> Corpus:
             instance = place.mapping(value, "an instance")
             question_id = place.name(instance.get("question_id"), "question_id")
             _instance(out, place.at(question_id), question_id, instance)
-    return out.corpus(sources)
+            yield out.piece()
+    out.end(sources)
 
 
 def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict[str, Any]) -> None:
     haystack = place.sequence(instance.get("haystack_sessions"), "haystack_sessions")
-    names = place.sequence(instance.get("haystack_session_ids"), "haystack_session_ids")
+    names = _names(place, instance.get("haystack_session_ids"), "haystack_session_ids")
     dates = place.sequence(instance.get("haystack_dates"), "haystack_dates")
     if not len(haystack) == len(names) == len(dates):
         raise place.error(f"{len(haystack)} sessions, {len(names)} session ids and {len(dates)} dates: must be equal")
@@ -56,7 +59,8 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
         # the oracle files are not in time order
         order.sort(key=times.__getitem__)
 
-    gold = [str(name) for name in place.sequence(instance.get("answer_session_ids") or [], "answer_session_ids")]
+    gold = _names(place, instance.get("answer_session_ids") or [], "answer_session_ids")
+    wanted = set(gold)
     draft = Draft(place, question_id)
     flagged: list[str] = []
     in_gold: list[str] = []
@@ -67,13 +71,13 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
             where = place.at(turn_id)
             turn = where.mapping(value, "a turn")
             draft.turn(where, turn_id, turn.get("role"), turn.get("content"))
-            if turn.get("has_answer"):
+            if _flag(where, turn.get("has_answer")):
                 flagged.append(turn_id)
-            if str(names[position]) in gold:
+            if names[position] in wanted:
                 in_gold.append(turn_id)
     out.add_dialogue(draft)
 
-    present = {str(name) for name in names}
+    present = set(names)
     dangling = tuple(name for name in gold if name not in present)
     evidence = flagged or in_gold
     date = instance.get("question_date")
@@ -86,6 +90,16 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
         time=None if date is None else iso_time(place.text(date, "question_date")),
     )
     out.add_question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
+
+
+def _names(place: Place, value: object, what: str) -> list[str]:
+    return [place.name(name, f"an entry of {what}") for name in place.sequence(value, what)]
+
+
+def _flag(place: Place, value: object) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise place.error("has_answer should be true or false")
+    return bool(value)
 
 
 def iso_time(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remind.dialogue import Corpus
@@ -18,11 +18,13 @@ def matches(source: Source) -> bool:
     return isinstance(first.get("dialog"), list) and isinstance(first.get("previous_dialogs", []), list)
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per row: the previous sessions, then its own. Ids are `<file>-<initial_data_id>`.
 
     The files of different session counts tell the same stories: a row of session 3 begins with what the row of
     session 2 of the same `initial_data_id` holds. Read one file where no turn may come twice.
+
+    A piece is one row.
 
     Raises:
         DataError: a record that lacks what it needs.
@@ -34,10 +36,13 @@ def read(sources: Sequence[Source]) -> Corpus:
             row = place.mapping(value, "a row")
             metadata = row.get("metadata")
             name = metadata.get("initial_data_id") if isinstance(metadata, dict) else None
-            key = f"row_{number:05d}" if name is None or str(name) in seen else str(name)
+            key = None if name is None else place.name(name, "initial_data_id")
+            if key is None or key in seen:
+                key = f"row_{number:05d}"
             seen.add(key)
             out.add_dialogue(_row(place, f"{source.path.stem}-{key}", row))
-    return out.corpus(sources)
+            yield out.piece()
+    out.end(sources)
 
 
 def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from remind.dialogue import Corpus, Image, Question
 from remind.readers.builder import CorpusBuilder, Draft
-from remind.readers.evidence import EvidenceIndex
+from remind.readers.evidence import EvidenceIndex, written
 from remind.readers.images import find_file
 from remind.readers.locomo import answers_of, category_of, sessions
 from remind.readers.source import Place, Source
@@ -23,10 +23,10 @@ def matches(source: Source) -> bool:
     return any(isinstance(first[key], list) for _, key in sessions(first))
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per file, its id the file's name without suffix; questions `<dialogue id>-q<NNN>` from 000.
 
-    A turn stands in the session that lists it: its `dia_id` names another one in many files.
+    A turn stands in the session that lists it: its `dia_id` names another one in many files. A piece is one file.
 
     Raises:
         DataError: a record that lacks what it needs.
@@ -35,7 +35,8 @@ def read(sources: Sequence[Source]) -> Corpus:
     for source in sources:
         for place, value in source.records:
             _chat(out, place, source.path.stem, place.mapping(value, "a chat"))
-    return out.corpus(sources)
+            yield out.piece()
+    out.end(sources)
 
 
 def _chat(out: CorpusBuilder, place: Place, dialogue_id: str, chat: dict[str, Any]) -> None:
@@ -58,7 +59,7 @@ def _chat(out: CorpusBuilder, place: Place, dialogue_id: str, chat: dict[str, An
             answers=answers_of(where, item),
             category=category_of(where, item),
         )
-        out.add_question(where, question, index.resolve(item.get("evidence")))
+        out.add_question(where, question, index.resolve(written(where, item.get("evidence"))))
 
 
 def _turn(draft: Draft, place: Place, value: object) -> None:

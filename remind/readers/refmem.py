@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from remind.dialogue import Corpus, Dialogue, Image, Question
 from remind.errors import ImagePathError
 from remind.io import atomic_path
-from remind.readers.builder import CorpusBuilder, Draft, check_question, check_turn
+from remind.readers.builder import CorpusBuilder, Draft, check_question, check_turn, describe
 from remind.readers.evidence import exact
-from remind.readers.source import Place, Source
+from remind.readers.order import cuts
+from remind.readers.source import Place, Source, shown
 
 _TYPES = ("context", "question")
 
@@ -21,29 +24,79 @@ def matches(source: Source) -> bool:
     return source.first.get("type") in _TYPES
 
 
-def read(sources: Sequence[Source]) -> Corpus:
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """Contexts become dialogues; images are numbered in order over the whole context. Files of a folder are one corpus:
     a question may stand in another file than its context, and before it.
+
+    The files are read once to see which question asks about which context, then again for the contexts and, beside
+    them, for the questions. A piece is one context where the questions come in the order of their contexts.
 
     Raises:
         DataError: a record of another type or that lacks what it needs, a question whose context is missing.
         ImagePathError: an image that is missing or leaves the folder of its file.
     """
+    count, asked = _look_through(sources)
     out = CorpusBuilder()
-    questions: list[tuple[Place, dict[str, Any]]] = []
+    contexts, questions = _of_type(sources, "context"), _of_type(sources, "question")
+    for some, several in cuts(count, asked):
+        for place, record in islice(contexts, some):
+            out.add_dialogue(_context(place, record))
+        for place, record in islice(questions, several):
+            _question(out, place, record)
+        yield out.piece()
+    out.end(sources)
+
+
+def _of_type(sources: Sequence[Source], wanted: str | None = None) -> Iterator[tuple[Place, dict[str, Any]]]:
     for source in sources:
         for place, value in source.records:
             record = place.mapping(value, "a record")
             kind = record.get("type")
-            if kind == "context":
-                out.add_dialogue(_context(place, record))
-            elif kind == "question":
-                questions.append((place, record))
-            else:
-                raise place.error(f"unknown record type {kind!r}; known: {', '.join(_TYPES)}")
-    for place, record in questions:
-        _question(out, place, record)
-    return out.corpus(sources)
+            if kind not in _TYPES:
+                raise place.error(f"unknown record type {shown(kind)}; known: {', '.join(_TYPES)}")
+            if wanted is None or kind == wanted:
+                yield place, record
+
+
+def _look_through(sources: Sequence[Source]) -> tuple[int, Sequence[int]]:
+    """How many contexts there are, and for each question the number of its context. Raises DataError."""
+    known: dict[str, int] = {}
+    count = 0
+    # of the questions, which are many, as little is kept as tells whether all is well
+    names: dict[str, int] = {}
+    asked, prints = array("q"), array("q")
+    for place, record in _of_type(sources):
+        name = place.name(record.get("id"), "id")
+        if record["type"] == "context":
+            known.setdefault(name, count)
+            count += 1
+        else:
+            context = place.at(name).name(record.get("context_id"), "context_id")
+            asked.append(names.setdefault(context, len(names)))
+            prints.append(hash(name))
+    _check_unique(sources, prints)
+    if missing := names.keys() - known.keys():
+        for place, record in _of_type(sources, "question"):
+            context, where = place.name(record["context_id"], "context_id"), place.at(str(record["id"]))
+            if context in missing:
+                raise where.error(f"its dialogue {shown(context)} is missing")
+    number_of = [known[name] for name in names]
+    return count, array("q", (number_of[one] for one in asked))
+
+
+def _check_unique(sources: Sequence[Source], prints: array[int]) -> None:
+    """Raises DataError for a question id that occurs twice. `prints`: hashes of all of them."""
+    ordered = sorted(prints)
+    if not (twice := {one for one, other in pairwise(ordered) if one == other}):
+        return
+    seen: dict[str, Place] = {}
+    for place, record in _of_type(sources, "question"):
+        name = place.name(record["id"], "id")
+        place = place.at(name)
+        if name in seen:
+            raise place.error(f"question id {shown(name)} occurs twice, first in {describe(seen[name])}")
+        if hash(name) in twice:
+            seen[name] = place
 
 
 def _context(place: Place, record: dict[str, Any]) -> Draft:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from remind.chat import opened
 from remind.dialogue import Corpus, Dialogue, Image
-from remind.errors import DataError, ModelError
+from remind.errors import ModelError
 from remind.io import write_rows
 from remind.progress import track, without_loading_bars
 from remind.refmem.items import read_rows
@@ -52,24 +53,17 @@ class ClipEncoder:
         try:
             with without_loading_bars():
                 self._model = CLIPModel.from_pretrained(name, use_safetensors=True).to(device).eval()
-                self._processor = AutoImageProcessor.from_pretrained(name)
+                self._processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"CLIP checkpoint {name!r} cannot be loaded: {error}") from None
 
     def encode(self, paths: Sequence[str]) -> np.ndarray:
-        """Unit rows, float32 [n, d]. Raises DataError for a file that is no image."""
+        """Unit rows, float32 [n, d]. Raises ImagePathError for a file that is no image."""
         import torch
-        from PIL import Image as Pillow
 
         rows = []
         for start in range(0, len(paths), _BATCH):
-            pictures = []
-            for path in paths[start : start + _BATCH]:
-                try:
-                    with Pillow.open(path) as picture:
-                        pictures.append(picture.convert("RGB"))
-                except (OSError, Pillow.DecompressionBombError) as error:
-                    raise DataError(f"not a readable image: {error}", path) from None
+            pictures = [opened(path).convert("RGB") for path in paths[start : start + _BATCH]]
             inputs = self._processor(images=pictures, return_tensors="pt").to(self.device)
             with torch.no_grad():
                 pooled = self._model.vision_model(pixel_values=inputs["pixel_values"]).pooler_output

@@ -1,0 +1,157 @@
+"""A small valid file of every format, for mutations to start from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_TURNS = [
+    {"speaker": "Ana", "dia_id": "D1:1", "text": "We went to the lake.", "blip_caption": "a lake", "img_url": ["u"]},
+    {"speaker": "Ben", "dia_id": "D1:2", "text": "Which one?"},
+]
+LOCOMO = [
+    {
+        "sample_id": "s1",
+        "conversation": {
+            "speaker_a": "Ana",
+            "speaker_b": "Ben",
+            "session_1_date_time": "1:56 pm on 8 May, 2023",
+            "session_1": _TURNS,
+            "session_2": [{"speaker": "Ana", "dia_id": "D2:1", "text": "The blue one."}],
+        },
+        "qa": [
+            {"question": "Where?", "answer": "the lake", "evidence": ["D1:1; D2:1", "D1:1-2"], "category": 4},
+            {"question": "Why?", "adversarial_answer": "no", "evidence": [], "category": 5},
+        ],
+    },
+    {"sample_id": "s2", "conversation": {"session_1": _TURNS}, "qa": []},
+]
+REALTALK = {
+    "name": {},
+    "session_1_date_time": "29.12.2023",
+    "session_1": [
+        {"clean_text": "hi", "speaker": "Emi", "date_time": "29.12.2023, 22:42:04", "dia_id": "D1:1"},
+        {"clean_text": "", "speaker": "Kim", "dia_id": "D1:2", "img_file": ["a.jpg", "a_opt.jpg"], "blip_caption": "c"},
+    ],
+    "qa": [{"question": "Who?", "answer": 3, "evidence": ["D1:1, 2"], "category": 1}],
+}
+LONGMEMEVAL = [
+    {
+        "question_id": "q1",
+        "question_type": "multi-session",
+        "question": "What?",
+        "answer": "tea",
+        "question_date": "2023/05/30 (Tue) 23:40",
+        "haystack_session_ids": ["a", "answer_b"],
+        "haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/19 (Fri) 02:21"],
+        "haystack_sessions": [
+            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}],
+            [{"role": "user", "content": "I like tea", "has_answer": True}],
+        ],
+        "answer_session_ids": ["answer_b"],
+    }
+]
+REFMEM = [
+    {
+        "type": "context",
+        "id": "c1",
+        "sessions": [
+            {
+                "id": "s1",
+                "time": "2024-03-01",
+                "turns": [
+                    {"id": "t1", "speaker": "Ana", "text": "hi"},
+                    {
+                        "id": "t2",
+                        "speaker": "Ben",
+                        "text": "",
+                        "images": [{"path": None, "caption": "a", "source": "b"}],
+                    },
+                ],
+            }
+        ],
+    },
+    {
+        "type": "question",
+        "id": "q1",
+        "context_id": "c1",
+        "question": "Which?",
+        "format": "multi",
+        "options": ["one", "two"],
+        "answers": ["A"],
+        "evidence": ["t1"],
+        "images": [0],
+        "dimension": "pattern_induction",
+        "split": "train",
+        "category": None,
+        "time": None,
+    },
+]
+MSC = [
+    {
+        "dialog": [{"text": "hi", "id": "Speaker 1"}, {"text": "ho", "id": "Speaker 2"}],
+        "previous_dialogs": [{"dialog": [{"text": "a"}, {"text": "b"}], "time_back": "1 day"}],
+        "metadata": {"initial_data_id": "x_1"},
+    }
+] * 2
+DIALOGCC = [
+    {
+        "dialogue_id": "d1",
+        "dialogue": [
+            {"utterance": "look", "speaker": "A", "shared_image": [{"image_url": "http://e.org/x", "caption": "x"}]},
+            {"utterance": "nice", "speaker": "B", "shared_image": [], "description": "d"},
+        ],
+    }
+]
+CHAT = [
+    {"id": "a", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+    {"speaker": "Ana", "text": "one", "session": "S1", "dialogue": "b", "images": ["https://e.org/a.png"]},
+    {"speaker": "Ben", "text": "two", "time": "2024-01-01", "dialogue": "b", "images": [{"caption": "c"}]},
+]
+FRIENDS = (
+    "Utterance,Speaker,Scene_ID,Utterance_ID,Season,Episode,Start_Time\n"
+    '"Hi, all.","[\'Monica Geller\']",1,1,1,1,"00:01"\n'
+    "Hey,\"['Ross Geller', 'Joey']\",1,2,1,1,\n"
+    "Bye,Rachel,1,1,1,2,\n"
+)
+PREDICTION = {
+    "question_id": "q1",
+    "text": "<answer>A</answer>",
+    "prompt_tokens": 3,
+    "new_tokens": 2,
+    "finished": True,
+    "failure": None,
+    "message": "",
+    "prompt": "0123456789abcdef",
+    "evidence_shown": ["t1"],
+    "images_shown": [0],
+    "cut_turns": 0,
+    "left_out": None,
+}
+MANIFEST = {"format": "remind-states", "format_version": 2, "inputs": {}, "questions": 1}
+ANSWERS = (
+    "<answer>[A,D]</answer><explanation>Ana: hi\n- Bo: yes</explanation>",
+    "<answer>B. green</answer><explanation>[0, 12]</explanation>",
+    "<answer>a</answer><answer>b</answer> < / explanation >",
+)
+
+
+def as_list(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode()
+
+
+def as_lines(values: list[Any]) -> bytes:
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+#: Valid files by format.
+FILES: dict[str, tuple[bytes, ...]] = {
+    "refmem": (as_lines(REFMEM), as_list(REFMEM), as_lines(REFMEM[::-1])),
+    "locomo": (as_list(LOCOMO), as_lines(LOCOMO)),
+    "longmemeval": (as_list(LONGMEMEVAL),),
+    "realtalk": (as_list(REALTALK),),
+    "msc": (as_lines(MSC),),
+    "dialogcc": (as_list(DIALOGCC), as_lines(DIALOGCC)),
+    "friends": (FRIENDS.encode(), FRIENDS.replace("\n", "\r\n").encode()),
+    "chat": (as_lines(CHAT), as_list(CHAT)),
+}

@@ -1,0 +1,220 @@
+"""Input that means harm: each kind ends in one typed line, or is read rightly."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from remind import read
+from remind.chat import MOST_PIXELS, open_image
+from remind.errors import DataError, ImagePathError, RemindError
+from remind.evaluation.parse import parse_answer
+from remind.evaluation.predictions import PREDICTIONS, RunFolder
+from remind.fuzzing import seeds
+from remind.fuzzing.targets import make_targets, wrong
+from remind.io import read_json
+from remind.readers.evidence import EvidenceIndex
+
+
+@pytest.fixture(scope="module")
+def targets():
+    return make_targets()
+
+
+def turn(**changes):
+    return json.dumps({"speaker": "Ana", "text": "hi", **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"speaker": "Ana", "text": "hi", "text": "ho"}', "the key 'text' stands twice in one object"),
+        ('[{"speaker": "Ana", "text": "hi", "text": "ho"}]', "the key 'text' stands twice in one object"),
+        (f"{turn()}\n" + '{"speaker": "A", "text": {"a": 1, "a": 2}}', "line 2]: the key 'a' stands twice"),
+        (turn(speaker="\ud800"), "speaker holds half a character"),
+        (turn(dialogue="a\nb\u202e" * 99, text=None), "text is missing or blank"),
+        (turn(images=["a\0b"]), "is not a usable path"),
+        (turn(images=["/etc/passwd"]), "leaves the data folder"),
+        (turn(images=["..\\..\\x"]), "no such file"),
+        (turn(images=["file:///etc/passwd"]), "no such file"),
+        (turn(session=[[]] * 9), "session should be text, not a list"),
+        (turn(text=float("nan")), "text should be text, not a number"),
+        ('{"speaker": "Ana", "text": 1e400}', "text should be text, not a number"),
+        ("[" + '{"a":' * 3000, "nested too deeply"),
+        ("[1" + "1" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_hostile_records(tmp_path, content, message):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(DataError) as caught:
+        read(path, "chat") if "speaker" in content else read(path)
+    said = str(caught.value)
+    assert message in said
+    assert "\n" not in said
+    assert len(said) < 500
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("format", "path", "value", "message"),
+    [
+        ("locomo", (0, "qa", 0, "answer"), float("inf"), "answer should be text or a number, not inf"),
+        ("locomo", (0, "qa", 0, "answer"), True, "answer should be text, not true or false"),
+        ("locomo", (0, "qa", 0, "evidence"), [{"a": 1}], "evidence should be text, not an object"),
+        ("locomo", (0, "qa", 0, "evidence"), ["\ud800"], "evidence holds half a character"),
+        ("locomo", (0, "qa", 0, "category"), [[[[]]]], "category should be a whole number, not "),
+        ("longmemeval", (0, "haystack_session_ids", 0), [[]], "an entry of haystack_session_ids should be text"),
+        ("longmemeval", (0, "answer_session_ids"), ["\ud800"], "answer_session_ids holds half a character"),
+        ("longmemeval", (0, "haystack_sessions", 0, 0, "has_answer"), "false", "has_answer should be true or false"),
+        ("msc", (0, "metadata", "initial_data_id"), {}, "initial_data_id should be text, not an object"),
+        ("refmem", (1, "format"), [[[]]], "unknown question format [["),
+    ],
+)
+def test_values_of_the_wrong_kind(tmp_path, format, path, value, message):
+    whole = {"locomo": seeds.LOCOMO, "longmemeval": seeds.LONGMEMEVAL, "msc": seeds.MSC, "refmem": seeds.REFMEM}
+    content = json.loads(json.dumps(whole[format]))
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        read(file, format)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("speaker", ["[{[]: 1}]", "[" * 5000, "['\\N{x}']", "['a', b]", "['\\ud800']"])
+def test_speakers_that_are_no_list_of_names(tmp_path, speaker):
+    header, row = "Utterance,Speaker,Scene_ID,Utterance_ID,Season,Episode\n", f'hi,"{speaker}",1,1,1,1\n'
+    (tmp_path / "x.csv").write_text(header + row)
+    with pytest.raises(DataError, match=r"not a list of names|half a character"):
+        read(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text(header.replace("\n", ",Speaker\n") + row)
+    with pytest.raises(DataError, match="the column 'Speaker' stands twice"):
+        read(tmp_path / "x.csv")
+
+
+def test_ids_that_look_alike_stay_apart(tmp_path):
+    names = ["é", "e\u0301", "E\u0301", "é ", "ﬁ", "fi", "A", "Α", "1", "01"]
+    path = tmp_path / "x.jsonl"
+    contexts = [{**seeds.REFMEM[0], "id": name} for name in names]
+    questions = [{**seeds.REFMEM[1], "id": name, "context_id": name, "question": ascii(name)} for name in names]
+    path.write_bytes(seeds.as_lines([*contexts, *questions]))
+    corpus = read(path)
+    assert [(d.id, [q.text for q in asked]) for d, asked in corpus.by_dialogue()] == [(n, [ascii(n)]) for n in names]
+
+
+def test_what_is_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (tmp_path / "folder.json").mkdir()
+    for path in (tmp_path / "pipe.json", "/dev/zero", "/dev/null", tmp_path / "loop.jsonl", "a\0b", "x" * 5000):
+        with pytest.raises(DataError):
+            read(path)
+        with pytest.raises(DataError):
+            read_json(path)
+    with pytest.raises(DataError, match=r"loop\.jsonl: cannot be read"):
+        read(tmp_path)
+    (tmp_path / "loop.jsonl").unlink()
+    (tmp_path / "x.jsonl").write_text(turn())
+    assert len(read(tmp_path).dialogues) == 1
+
+
+def test_a_linked_file_is_read_and_its_images_stay_by_the_link(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").mkdir()
+    (tmp_path / "far" / "a.png").write_bytes(b"x")
+    (tmp_path / "far" / "x.jsonl").write_text(turn(images=["a.png"]))
+    (tmp_path / "near" / "x.jsonl").symlink_to(tmp_path / "far" / "x.jsonl")
+    with pytest.raises(ImagePathError, match="no such file"):
+        read(tmp_path / "near")
+    (tmp_path / "near" / "a.png").symlink_to(tmp_path / "far" / "a.png")
+    with pytest.raises(ImagePathError, match="leaves the data folder"):
+        read(tmp_path / "near")
+
+
+def test_photos_that_link_to_themselves(tmp_path):
+    (tmp_path / "a.jpg").symlink_to("a.jpg")
+    (tmp_path / "x.json").write_bytes(seeds.as_list(seeds.REALTALK))
+    assert read(tmp_path / "x.json").dialogues[0].images[0].path is None
+
+
+def test_evidence_in_linear_time():
+    index = EvidenceIndex([f"D1:{number}" for number in range(1, 2000)])
+    start = time.process_time()
+    assert index.resolve("D" + " " * 200_000 + "x").references == 1
+    found = index.resolve("D1:1-1999 " * 200)
+    assert time.process_time() - start < 5
+    assert set(found.turn_ids) == {f"D1:{number}" for number in range(1, 2000)}
+
+
+@pytest.mark.parametrize("text", ["<", "<answer></answer>", "A,", "<" + " " * 500 + "/"])
+def test_a_megabyte_is_parsed_in_a_moment(text):
+    start = time.process_time()
+    parse_answer(text * (1_000_000 // len(text)), "multi", ["a", "b"])
+    assert time.process_time() - start < 3
+
+
+def test_letters_that_only_look_like_options():
+    for text in ("Α", "В", "Ａ", "🅰", "ᴀ", "a\u0301", "C"):
+        parsed = parse_answer(f"<answer>{text}</answer>", "multi", ["x", "y"])
+        assert not parsed.letters
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"failure": ...},
+        {"text": "\ud800"},
+        {"evidence_shown": [[]]},
+        {"images_shown": ["0"]},
+        {"cut_turns": True},
+        {"new_tokens": None},
+    ],
+)
+def test_outputs_that_are_none(tmp_path, change):
+    run = RunFolder(tmp_path / "run", {})
+    row = {**seeds.PREDICTION, **change}
+    row = {key: value for key, value in row.items() if value is not ...}
+    (tmp_path / "run" / PREDICTIONS).write_text(json.dumps(row) + "\n")
+    if change == {"failure": ...}:
+        assert list(run.read()) == ["q1"]
+        return
+    with pytest.raises(DataError, match=r"line 1\]: not an output"):
+        run.read()
+
+
+def test_pictures_that_are_none(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "x.png"
+    path.write_text("words")
+    with pytest.raises(ImagePathError, match="cannot be read as an image"):
+        open_image(path)
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+    with pytest.raises(ImagePathError, match="cannot be read as an image"):
+        open_image(path)
+    for side in (int(MOST_PIXELS**0.5) + 2, 14_000):
+        Image.new("1", (side, side)).save(path)
+        assert path.stat().st_size < 100_000
+        with pytest.raises(ImagePathError, match=r"too large|exceeds limit"):
+            open_image(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ImagePathError, match="not a regular file"):
+        open_image(path)
+
+
+def test_files_cut_off_anywhere(tmp_path, targets):
+    for name, files in seeds.FILES.items():
+        for end in range(0, len(files[0]), 13):
+            assert wrong(targets[name], files[0][:end], tmp_path) is None
+
+
+def test_typed_means_one_line():
+    assert "\n" not in str(RemindError("a\nb"))

@@ -1,0 +1,253 @@
+"""Our own marks, written by the people of a dialogue: they stay words, and the real ones stay the only ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remind.alignment.pictures import Pictures
+from remind.alignment.shorten import shortened
+from remind.alignment.tokens import answer_ids, row_of
+from remind.backbone import load_backbone
+from remind.chat import chat_ids, end_token_id, prompt_ids, tokenize
+from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.evaluation.parse import parse_answer
+from remind.pipeline import record_of
+from remind.pipeline.record import Tally
+from remind.pyramid import (
+    MARKER,
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    one_line,
+    strip_markers,
+)
+from remind.states import StateRecord, read_part, write_part
+from remind.testbed.nano import nano_tokenizer
+
+NANO = nano_tokenizer()
+MARKS = (
+    *(MARKER, f"{MARKER}\n", f"\n{MARKER}\n", f"{MARKER}:", "[Session 1]", "[…]", "[Image #0 Caption]"),
+    *("<answer>", "</answer>", "<answer>B</answer>", "<explanation>", "</explanation>", "Question:", "Options:\nA."),
+    *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<|im_start|>", "<|im_end|>"),
+    *("<|im_start|>assistant\n", "<|endoftext|>", "[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]", "</s>", "{{ x }}"),
+    *("slot0q", "slotx", "\u2028", "\x85"),
+)
+words = st.lists(st.sampled_from((*MARKS, "hello", "é😀", " ")), min_size=1, max_size=4).map(" ".join)
+names = words.filter(str.strip)
+
+
+def states(
+    texts: list[str], speakers: list[str], captions: list[str], question: str, options: list[str]
+) -> StateRecord:
+    turns, image = [], 0
+    for number, text in enumerate(texts):
+        shown = (Image(image, caption=captions[number % len(captions)]),) if number % 2 else ()
+        image += len(shown)
+        turns.append(Turn(f"t{number}", speakers[number % len(speakers)], text, images=shown))
+    dialogue = Dialogue("d", (Session("s", texts[0], tuple(turns)),))
+    asked = Question("q", "d", question, "multi", tuple(options), ("A",), (turns[0].id,))
+    last = len(turns) - 1
+    factual = FactualState(dialogue, asked, (Segment(0, last),), Strategy((texts[-1],), (speakers[0],), (texts[0],)))
+    blocks = ((0, 0), (last, last)) if last > 1 else ((0, last),)
+    return record_of(ReflectiveState(AttentionalState(factual, blocks), " ".join(texts)), "train")
+
+
+records = st.builds(
+    states,
+    st.lists(names, min_size=2, max_size=5),
+    st.lists(names, min_size=1, max_size=2),
+    st.lists(words, min_size=1, max_size=2),
+    names,
+    st.lists(words, min_size=1, max_size=3),
+)
+
+
+@given(records)
+@settings(max_examples=25)
+def test_recorded_markers_are_the_only_ones(tmp_path_factory: pytest.TempPathFactory, record: StateRecord) -> None:
+    (back,) = read_part(write_part(tmp_path_factory.getbasetemp(), 0, [record]))
+    assert back == record
+    for level in (back.x1, back.x2):
+        assert [level.text[start:end] for start, end in level.markers] == [f"{MARKER}\n"] * len(level.markers)
+        section = level.text[slice(*level.dialogue)]
+        # a line of its own is what tells a marker
+        assert section.split("\n").count(MARKER) == len(level.markers)
+        assert strip_markers(level) == back.x0.text[slice(*back.x0.dialogue)]
+    assert back.x0.markers == ()
+    assert MARKER not in back.x0.text.split("\n")
+
+
+@given(records)
+@settings(max_examples=25)
+def test_turns_stand_where_their_spans_say(record: StateRecord) -> None:
+    for level in (record.x0, record.x1, record.x2):
+        lines = level.text[slice(*level.dialogue)].split("\n")
+        assert len(lines) == 2 + len(level.markers) + len(level.turns) + sum(len(t.captions) for t in level.turns)
+        for turn in level.turns:
+            assert level.text[slice(*turn.speaker)].endswith(":")
+            assert level.text[turn.end - 1] == "\n"
+
+
+def specials(tokenizer: Any, ids: list[int]) -> list[int]:
+    known = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [token for token in ids if token in known]
+
+
+@given(records)
+@settings(max_examples=25)
+def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> None:
+    template = specials(NANO, prompt_ids(NANO, "hello"))
+    assert template
+    row = row_of(NANO, record)
+    for prompt in row.prompts:
+        assert specials(NANO, prompt.tolist()) == template
+    assert record.target is not None
+    assert specials(NANO, answer_ids(NANO, record.target).tolist()) == [end_token_id(NANO)]
+    said = [{"role": "system", "content": record.question}, {"role": "user", "content": record.x2.text}]
+    plain = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert specials(NANO, chat_ids(NANO, said)) == specials(NANO, chat_ids(NANO, plain))
+
+
+@given(records)
+@settings(max_examples=15)
+def test_encoders_see_no_special_token_in_text(record: StateRecord) -> None:
+    tokenizer = minilm().tokenizer
+    tokens = tokenize(tokenizer, record.x2.text)
+    # an unknown character is the one that text may hold
+    assert set(specials(tokenizer, tokens.ids)) <= {tokenizer.unk_token_id}
+    assert all(0 <= start <= end <= len(record.x2.text) for start, end in tokens.offsets)
+
+
+def minilm() -> Any:
+    if not _LOADED:
+        _LOADED.append(load_backbone("minilm"))
+    return _LOADED[0]
+
+
+_LOADED: list[Any] = []
+
+
+@given(st.lists(names, min_size=2, max_size=4), names, st.booleans())
+@settings(max_examples=10)
+def test_pixels_stand_only_where_images_do(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], caption: str, both: bool
+) -> None:
+    from PIL import Image as Pillow
+
+    path = tmp_path_factory.getbasetemp() / "a.png"
+    Pillow.new("RGB", (64, 64), (9, 9, 9)).save(path)
+    backbone = nano()
+    shown = Pictures(backbone, 16)
+    turns = tuple(
+        Turn(f"t{n}", text, text, images=(Image(n, str(path), caption),) if n == 0 else (Image(n, None, caption),))
+        for n, text in enumerate(texts)
+    )
+    dialogue = Dialogue("d", (Session("s", None, turns),))
+    factual = FactualState(dialogue, Question("q", "d", texts[0]), (Segment(0, len(turns) - 1),), Strategy(()))
+    record = record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), caption), "train")
+    config = backbone.model.config
+    counts = []
+    for level in ("x0", "x1", "x2"):
+        ids = shown.prompt(backbone.tokenizer, record, level)
+        counts.append([ids.count(t) for t in (config.image_token_id, config.vision_start_token_id)])
+    assert counts == [[shown._block(str(path)), 1]] * 3
+
+
+def nano() -> Any:
+    if not _NANO:
+        _NANO.append(load_backbone("nano-untrained"))
+    return _NANO[0]
+
+
+_NANO: list[Any] = []
+
+
+@given(st.lists(st.sampled_from((*MARKS, "hello")), max_size=6), st.sampled_from(["A", "B"]))
+def test_of_a_reply_the_first_whole_answer_counts(pieces: list[str], letter: str) -> None:
+    reply = f"<answer>{letter}</answer><explanation>{' '.join(pieces)}</explanation>"
+    assert parse_answer(reply, "single", ["x", "y"]).letters == {letter}
+
+
+@given(records)
+@settings(max_examples=25)
+def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
+    assert record.target is not None
+    assert parse_answer(record.target, "multi", record.options).letters == {"A"}
+
+
+VISUAL: dict[str, Any] = {
+    "images": (0,),
+    "dimension": "personalized_visual_baselines",
+    "format": "single",
+    "options": ("x",),
+    "answers": ("A",),
+}
+
+
+def small(turns: list[Turn], **asked: Any) -> StateRecord:
+    dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
+    question = Question("q", "d", "why?", **asked)
+    factual = FactualState(dialogue, question, (Segment(0, len(turns) - 1),), Strategy(()))
+    return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "train")
+
+
+def test_evidence_with_a_tag_in_it_is_read_back() -> None:
+    turns = [Turn("t0", "Ana", "I wrote </explanation> there"), Turn("t1", "Ben", "ok")]
+    record = small(turns, answers=("so",), evidence=("t0", "t1"))
+    assert record.target is not None
+    assert parse_answer(record.target).evidence == record.evidence_lines
+
+
+def test_a_gold_answer_with_a_tag_in_it_is_read_back() -> None:
+    record = small([Turn("t0", "Ana", "hi")], answers=("the </answer> tag",))
+    assert record.target is not None
+    assert parse_answer(record.target).answer == one_line("the </answer> tag") == "the ‹/answer> tag"
+
+
+def test_an_image_is_marked_only_where_it_is() -> None:
+    turns = [Turn("t0", "Ana", "see [Image #0 Caption]"), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
+    record = small(
+        turns, images=(0,), dimension="personalized_visual_baselines", format="single", options=("x",), answers=("A",)
+    )
+    tally = Tally()
+    tally.add(record)
+    assert tally.recall()["all"]["marked"] == 0
+
+
+def test_a_cut_keeps_the_evidence_of_images_that_stay() -> None:
+    turns = [Turn("t0", "[Image #0 Caption]", "word " * 80), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
+    record = small(
+        turns, images=(0,), dimension="personalized_visual_baselines", format="single", options=("x",), answers=("A",)
+    )
+    limit = len(prompt_ids(NANO, record.x2.text)) - 50
+    cut, count = shortened(NANO, record, limit, 0)
+    assert count == 1
+    assert cut.target == record.target
+
+
+def test_a_cut_names_the_session_that_stays() -> None:
+    turns = [Turn("t0", "[Session 9", "word " * 80 + "]"), Turn("t1", "Ben", "ok")]
+    record = small(turns, answers=("so",))
+    limit = len(prompt_ids(NANO, record.x2.text)) - 50
+    cut, count = shortened(NANO, record, limit, 0)
+    assert count == 1
+    assert "[Session 9" not in cut.x0.text
+
+
+def test_a_cut_takes_all_evidence_that_goes() -> None:
+    turns = [
+        Turn("t0", "Ana", "a </explanation> b " + "word " * 80),
+        Turn("t1", "Ana", "gone too " + "word " * 80),
+        Turn("t2", "Ben", "stays"),
+    ]
+    record = small(turns, answers=("so",), evidence=("t0", "t1", "t2"))
+    cut, count = shortened(NANO, dataclasses.replace(record), len(prompt_ids(NANO, record.x2.text)) - 100, 0)
+    assert count == 2
+    assert cut.target == "<answer>so</answer><explanation>Ben: stays</explanation>"
