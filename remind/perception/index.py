@@ -1,33 +1,34 @@
-"""The index of one dialogue: turn vectors, segments, cues and their vectors. Built once, read by every question."""
+"""The index of one dialogue: turn vectors, segments, cues and their vectors. Built once, read by every question.
+
+What it holds depends on the dialogue and the settings alone, not on what else the process that built it had encoded.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from remind.dialogue import Dialogue, Question
+from remind.dialogue import Dialogue
 from remind.errors import DataError
-from remind.io import atomic_path, read_json, sha256_json, write_json
+from remind.io import sha256_json
 from remind.llm.base import AuxiliaryLLM
-from remind.perception.encode import SentenceEncoder
+from remind.perception.context import Context
+from remind.perception.costs import GAP, Costs, prompt_costs
+from remind.perception.encode import HELD, SentenceEncoder
 from remind.perception.lexical import BM25, stems
+from remind.perception.scan import Scan, encode_rows
 from remind.perception.segment import SegmentConfig, segment, turn_text
-from remind.pyramid import FactualState, Segment, Strategy, render
+from remind.perception.store import FORMAT_VERSION, IndexFolder
+from remind.pyramid import Segment
 
-FORMAT_VERSION = 1
-#: How the prompt shows a gap inside a session.
-GAP = "[…]"
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
+__all__ = ["FORMAT_VERSION", "GAP", "Costs", "Cues", "DialogueIndex", "content_key", "prompt_costs"]
 
 
 def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: str) -> str:
@@ -45,32 +46,7 @@ class Cues:
 
     texts: tuple[str, ...]
     vectors: Tensor
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Tokens the dialogue section of a prompt takes: each turn with its captions, each session heading, a gap line."""
-
-    turns: tuple[int, ...]
-    headings: tuple[int, ...]
-    gap: int
-
-    def of(self, positions: Sequence[int], session_of: Sequence[int]) -> int:
-        """Tokens of the dialogue section that shows the turns at these ascending positions.
-
-        Args:
-            session_of: number of the session of every turn.
-        """
-        total, previous, session = 0, None, None
-        for position in positions:
-            here = session_of[position]
-            if here != session:
-                total += self.headings[here]
-            elif position - 1 != previous:
-                total += self.gap
-            total += self.turns[position]
-            previous, session = position, here
-        return total
+    scan: Scan
 
 
 class DialogueIndex:
@@ -78,7 +54,7 @@ class DialogueIndex:
 
     Args:
         dialogue: n turns.
-        encoder: φ; called for what the folder does not hold.
+        encoder: φ; called for what the folder does not hold, and given the vectors of turns and cues to hold.
         llm: writes the cues.
         config: segmentation.
         folder: where the index lives on disk; None: in memory only. A file that cannot be used is built again, and a
@@ -86,6 +62,7 @@ class DialogueIndex:
 
     Attributes:
         vectors: φ of every turn, unit rows [n, d].
+        scan: compares a question with them.
         segments: u_1 … u_N in time order.
         costs: tokens of the parts of the dialogue.
         session_of: number of the session of every turn [n].
@@ -99,84 +76,95 @@ class DialogueIndex:
         config: SegmentConfig,
         folder: Path | None,
     ) -> None:
-        self.dialogue, self.encoder, self.llm, self.config, self.folder = dialogue, encoder, llm, config, folder
+        self.dialogue, self.encoder, self.llm, self.config = dialogue, encoder, llm, config
+        self.folder = IndexFolder(folder)
         self.session_of = tuple(
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))
         )
         self._cues: dict[str | None, Cues] = {}
-        self.vectors: Tensor
-        self.segments: tuple[Segment, ...]
-        self.costs: Costs
-        self.vectors, self.segments, self.costs = self._stored("turns", self._read_turns) or self._build_turns()
+        self._contexts: dict[float, Context] = {}
+        self._take(*(self.folder.stored("turns", self._read_turns) or self._build_turns()))
+
+    def _take(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.vectors = tensors["vectors"]
+        self.scan = Scan(self.vectors, tensors)
+        #: First and last turn of every segment [N, 2], and tokens of every turn [n] and heading.
+        self.bounds, self.prices = tensors["segments"].numpy(), tensors["turns"].numpy()
+        self.segments = tuple(Segment(start, end) for start, end in self.bounds.tolist())
+        self.costs = Costs(tuple(self.prices.tolist()), tuple(tensors["headings"].tolist()), int(text["gap"]))
+        last = self.dialogue.turns[-HELD:]
+        self.encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
 
     def cues(self, dimension: str | None) -> Cues:
         """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
         if dimension not in self._cues:
             name = f"cues-{dimension or 'factual'}"
-            stored = self._stored(name, lambda: self._read_cues(name))
-            self._cues[dimension] = stored or self._build_cues(name, dimension)
+            stored = self.folder.stored(name, lambda: self._read_cues(name))
+            cues = stored or self._build_cues(name, dimension)
+            self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
+            self._cues[dimension] = cues
         return self._cues[dimension]
 
     @cached_property
     def bm25(self) -> BM25:
-        """BM25 over the turns; in memory only, since it takes no encoder to build."""
-        return BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
+        """BM25 over the turns, built when first asked for."""
+        stored = self.folder.stored("words", self._read_words)
+        return stored or self._build_words()
+
+    def context(self, sigma: float) -> Context:
+        """The Gaussian of that width over the turns of each session."""
+        if sigma not in self._contexts:
+            self._contexts[sigma] = Context([len(session.turns) for session in self.dialogue.sessions], sigma)
+        return self._contexts[sigma]
+
+    @cached_property
+    def sessions(self) -> np.ndarray:
+        """`session_of` as an array [n]."""
+        return np.array(self.session_of, dtype=np.int64)
+
+    @cached_property
+    def follows(self) -> np.ndarray:
+        """Whether a turn stands in the session of the one before it [n + 1]; the last entry is none."""
+        alike = self.sessions[1:] == self.sessions[:-1]
+        return np.concatenate([[False], alike, [False]])
+
+    @cached_property
+    def headings(self) -> np.ndarray:
+        """Tokens of every session's heading, as an array."""
+        return np.array(self.costs.headings, dtype=np.int64)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every segment's turns [N]."""
+        sums = np.concatenate([[0], np.cumsum(self.prices)])
+        found: np.ndarray = sums[self.bounds[:, 1] + 1] - sums[self.bounds[:, 0]]
+        return found
 
     def cost(self, positions: Sequence[int]) -> int:
         """Tokens of the dialogue section that shows the turns at these ascending positions."""
         return self.costs.of(positions, self.session_of)
 
-    def _stored(self, name: str, load: Callable[[], T]) -> T | None:
-        """What `load` gives, or None where there is nothing on disk or what is there cannot be used."""
-        if self.folder is None or not (self.folder / f"{name}.json").is_file():
-            return None
-        try:
-            return load()
-        except (DataError, SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            _log.warning("%s: %s cannot be used (%s); it is built again", self.folder, name, reason)
-            return None
-
-    def _read(self, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """JSON and tensors of that name, which must have been written together. Raises DataError otherwise."""
-        assert self.folder is not None
-        text = read_json(self.folder / f"{name}.json")
-        with safe_open(self.folder / f"{name}.safetensors", framework="pt") as file:
-            stamp = (file.metadata() or {}).get("json")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if stamp != sha256_json(text):
-            raise DataError("text and tensors do not belong together")
-        return text, tensors
-
-    def _write(self, name: str, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        if self.folder is None:
-            return
-        with atomic_path(self.folder / f"{name}.safetensors") as temporary:
-            save_file(
-                {key: value.contiguous() for key, value in tensors.items()},
-                temporary,
-                metadata={"json": sha256_json(text)},
-            )
-        write_json(self.folder / f"{name}.json", text)
-
-    def _read_turns(self) -> tuple[Tensor, tuple[Segment, ...], Costs]:
-        text, tensors = self._read("turns")
-        vectors, costs = tensors["vectors"], tensors["turns"].tolist()
-        segments = tuple(Segment(start, end) for start, end in tensors["segments"].tolist())
-        covered = [position for part in segments for position in range(part.start, part.end + 1)]
-        n = len(self.dialogue.turns)
-        if vectors.shape != (n, self.encoder.dimension) or len(costs) != n or covered != list(range(n)):
+    def _read_turns(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        text, tensors = self.folder.read("turns")
+        n, bounds = len(self.dialogue.turns), tensors["segments"].numpy()
+        covered = (
+            bounds.shape[1:] == (2,)
+            and bounds[0, 0] == 0
+            and bounds[-1, 1] == n - 1
+            and bool((bounds[:, 0] <= bounds[:, 1]).all())
+            and np.array_equal(bounds[1:, 0], bounds[:-1, 1] + 1)
+        )
+        if tensors["vectors"].shape != (n, self.encoder.dimension) or len(tensors["turns"]) != n or not covered:
             raise DataError("it is of another dialogue or encoder")
-        self.encoder.hold([turn_text(turn) for turn in self.dialogue.turns], vectors)
-        return vectors, segments, Costs(tuple(costs), tuple(tensors["headings"].tolist()), int(text["gap"]))
+        if len(tensors["headings"]) != len(self.dialogue.sessions):
+            raise DataError("it is of other sessions")
+        return text | {"gap": int(text["gap"])}, tensors
 
-    def _build_turns(self) -> tuple[Tensor, tuple[Segment, ...], Costs]:
+    def _build_turns(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         costs = prompt_costs(self.dialogue, self.encoder)
-        vectors = self.encoder.encode([turn_text(turn) for turn in self.dialogue.turns])
+        vectors = self.encoder.encode_apart([turn_text(turn) for turn in self.dialogue.turns])
         segments = tuple(segment(self.dialogue, vectors, self.config, costs.turns))
         text = {
-            "format": "remind-index",
-            "format_version": FORMAT_VERSION,
             "dialogue": self.dialogue.id,
             "encoder": self.encoder.name,
             "llm": self.llm.name,
@@ -191,15 +179,14 @@ class DialogueIndex:
             "headings": torch.tensor(costs.headings),
             "segments": torch.tensor([[part.start, part.end] for part in segments]),
         }
-        self._write("turns", text, tensors)
-        return vectors, segments, costs
+        return self.folder.write("turns", text, tensors | encode_rows(vectors, moments=True))
 
     def _read_cues(self, name: str) -> Cues:
-        text, tensors = self._read(name)
+        text, tensors = self.folder.read(name)
         cues, vectors = tuple(text["cues"]), tensors["vectors"]
         if vectors.shape != (len(self.segments), self.encoder.dimension) or len(cues) != len(self.segments):
             raise DataError("it is of other segments or another encoder")
-        return Cues(cues, vectors)
+        return Cues(cues, vectors, Scan(vectors, tensors))
 
     def _build_cues(self, name: str, dimension: str | None) -> Cues:
         failed = len(self.llm.failures)
@@ -208,29 +195,28 @@ class DialogueIndex:
             raise DataError(
                 f"{self.llm.name} wrote {len(texts)} cues for {len(self.segments)} segments", record=self.dialogue.id
             )
-        cues = Cues(texts, self.encoder.encode(texts))
+        vectors = self._encode_cues(texts)
+        tensors = {"vectors": vectors, **encode_rows(vectors)}
         # kept, a stand-in's cue would pass for the LLM's own in every later build
         if len(self.llm.failures) == failed:
-            self._write(name, {"dimension": dimension, "cues": list(texts)}, {"vectors": cues.vectors})
-        return cues
+            _, tensors = self.folder.write(name, {"dimension": dimension, "cues": list(texts)}, tensors)
+        return Cues(texts, tensors["vectors"], Scan(tensors["vectors"], tensors))
 
+    def _encode_cues(self, texts: Sequence[str]) -> Tensor:
+        """Their vectors; a cue that is a turn word for word has that turn's."""
+        rows = {turn_text(turn): row for row, turn in enumerate(self.dialogue.turns)}
+        new = list(dict.fromkeys(text for text in texts if text not in rows))
+        rows |= {text: len(self.vectors) + row for row, text in enumerate(new)}
+        both = torch.cat([self.vectors, self.encoder.encode_apart(new)]) if new else self.vectors
+        return both[[rows[text] for text in texts]]
 
-def prompt_costs(dialogue: Dialogue, encoder: SentenceEncoder) -> Costs:
-    """Tokens of every turn and session heading as the prompt renders them, in the encoder's vocabulary."""
-    whole, start = [], 0
-    for session in dialogue.sessions:
-        if session.turns:
-            whole.append(Segment(start, start + len(session.turns) - 1))
-        start += len(session.turns)
-    state = FactualState(dialogue, Question("", dialogue.id, ""), tuple(whole), Strategy(()))
-    rendered = render(state)
-    turns = encoder.count_many([rendered.text[span.start : span.end] for span in rendered.turns])
-    headings, before = [], rendered.dialogue[0]
-    firsts = {part.start for part in whole}
-    for position, span in enumerate(rendered.turns):
-        if position in firsts:
-            headings.append(rendered.text[before : span.start])
-        before = span.end
-    counted = iter(encoder.count_many(headings))
-    per_session = tuple(next(counted) if session.turns else 0 for session in dialogue.sessions)
-    return Costs(tuple(turns), per_session, encoder.count_tokens(GAP))
+    def _read_words(self) -> BM25:
+        text, tensors = self.folder.read("words")
+        if int(text["turns"]) != len(self.dialogue.turns):
+            raise DataError("it is of another dialogue")
+        return BM25.of_tensors(int(text["turns"]), tensors)
+
+    def _build_words(self) -> BM25:
+        words = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
+        text, tensors = self.folder.write("words", {"turns": len(self.dialogue.turns)}, words.tensors())
+        return BM25.of_tensors(int(text["turns"]), tensors)

@@ -10,16 +10,25 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
 from remind.errors import ConfigError
+from remind.perception.context import Context
 from remind.perception.index import DialogueIndex
 from remind.perception.lexical import stems
+from remind.perception.ranking import Ranking
+from remind.perception.scan import Scan, relevance
+from remind.perception.section import Section
 from remind.pyramid import Segment
 
+__all__ = ["RetrieveConfig", "relevance", "retrieve", "retrieve_segments", "runs", "take_turns", "turn_scores"]
+
+#: How much more than its budget holds is ranked at first; bounds come in another order than scores.
+_AHEAD = 1.5
 _log = logging.getLogger(__name__)
 
 
@@ -52,12 +61,6 @@ class RetrieveConfig:
             raise ConfigError("retrieve: sigma must not be negative, and the context shares lie between 0 and 1")
 
 
-def relevance(question: Tensor, cues: Tensor) -> Tensor:
-    """Eq. 1: η_n, cosine of φ(q) [d] and φ(κ_n) [N, d] → [N]; 0 where a vector is zero."""
-    norms = (question.norm() * cues.norm(dim=-1)).clamp_min(1e-12)
-    return (cues @ question) / norms
-
-
 def top_count(n: int, share: float) -> int:
     """k_1 = ceil(share × n), at least 1; the product is rounded so that 0.2 × 15 is 3 and nothing above."""
     return min(n, max(1, math.ceil(round(share * n, 9))))
@@ -72,32 +75,51 @@ def retrieve(
         question, vector: the question's text and φ of it [d].
         dimension: which cues Eq. 1 compares with.
     """
-    scores = relevance(vector, index.cues(dimension).vectors).double().numpy()
-    kept = retrieve_segments(index, scores, vector, config)
+    kept = retrieve_segments(index, _cosines(index.cues(dimension).scan, vector), vector, config)
     if config.method == "cue":
         return kept
     budget = index.cost([p for part in kept for p in range(part.start, part.end + 1)])
-    return runs(index, take_turns(index, turn_scores(index, question, vector, config), budget))
+    return runs(index, take_turns(index, turn_ranking(index, question, vector, config), budget))
+
+
+def _cosines(scan: Scan, vector: Tensor) -> Ranking:
+    if not scan.coded:
+        return Ranking(scan.exact(vector))
+    return Ranking(scan.upper(vector), lambda rows: scan.exact(vector, rows))
 
 
 def retrieve_segments(
-    index: DialogueIndex, scores: np.ndarray, vector: Tensor, config: RetrieveConfig
+    index: DialogueIndex, scores: np.ndarray | Ranking, vector: Tensor, config: RetrieveConfig
 ) -> tuple[Segment, ...]:
     """The top share of segments by score [N] (ties: earlier first), less the lowest while they exceed the cap.
 
     Where the best segment alone exceeds it, that segment is cut to the turns round the one closest to the question.
     """
-    order = np.argsort(-scores, kind="stable")[: top_count(len(index.segments), config.top_share)]
-    ranked = [index.segments[number] for number in order]
-    while len(ranked) > 1 and index.cost(_positions(ranked)) > config.max_context_tokens:
-        ranked.pop()
-    if len(ranked) == 1 and index.cost(_positions(ranked)) > config.max_context_tokens:
-        return (_cut(index, ranked[0], vector, config.max_context_tokens),)
-    return tuple(sorted(ranked, key=lambda part: part.start))
+    ranking = scores if isinstance(scores, Ranking) else Ranking(scores)
+    limit, most = config.max_context_tokens, top_count(len(index.segments), config.top_share)
+    section = Section(index)
+    # a segment adds at least its turns less a gap line it closes: once the cap is passed, more can only add
+    final = int(index.lengths.min()) >= index.costs.gap
+    ranked: list[Segment] = []
+    fitting = 0
+    for number in chain.from_iterable(ranking.falling(min(most, _first(limit, index.lengths)))):
+        part = index.segments[number]
+        section.add(part.start, part.end)
+        ranked.append(part)
+        if section.spent <= limit:
+            fitting = len(ranked)
+        elif final:
+            break
+        if len(ranked) == most:
+            break
+    if fitting == 0:
+        return (_cut(index, ranked[0], vector, limit),)
+    return tuple(sorted(ranked[:fitting], key=lambda part: part.start))
 
 
-def _positions(segments: Sequence[Segment]) -> list[int]:
-    return [p for part in sorted(segments, key=lambda s: s.start) for p in range(part.start, part.end + 1)]
+def _first(budget: int, prices: np.ndarray) -> int:
+    """About how many items of these prices to look at first for what fits a budget."""
+    return int(_AHEAD * budget / max(1.0, float(prices.mean()))) + 16
 
 
 def _cut(index: DialogueIndex, part: Segment, vector: Tensor, limit: int) -> Segment:
@@ -119,60 +141,70 @@ def _cut(index: DialogueIndex, part: Segment, vector: Tensor, limit: int) -> Seg
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
     """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
+    context = Context([len(session.turns) for session in index.dialogue.sessions], config.sigma)
     lexical = _standardise(index.bm25.scores(stems(question)))
     dense = _standardise(relevance(vector, index.vectors).double().numpy())
-    return _mix(index, lexical, config.sigma, config.lexical_context) + _mix(
-        index, dense, config.sigma, config.dense_context
-    )
+    return context.mix(lexical, config.lexical_context) + context.mix(dense, config.dense_context)
+
+
+def turn_ranking(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> Ranking:
+    """`turn_scores` as a ranking; of a long dialogue, cosines are taken only round the turns that may come first."""
+    scan = index.scan
+    if not scan.coded:
+        return Ranking(turn_scores(index, question, vector, config))
+    context = index.context(config.sigma)
+    lexical = _standardise(index.bm25.scores(stems(question)))
+    mean, deviation = scan.moments(vector)
+    if deviation <= _SAME:
+        return Ranking(context.mix(lexical, config.lexical_context))
+
+    def exact(rows: np.ndarray) -> np.ndarray:
+        around = context.around(rows)
+        dense = np.zeros(len(lexical))
+        dense[around] = (scan.exact(vector, around) - mean) / deviation
+        mixed = context.mix_at(rows, dense, config.dense_context)
+        return context.mix_at(rows, lexical, config.lexical_context) + mixed
+
+    # shares and kernel are never negative, so that bounds mix to bounds; both are smoothed in one go
+    near, far = lexical.astype(np.float32), (scan.upper(vector) - mean) / deviation
+    upper = (1 - config.lexical_context) * near + (1 - config.dense_context) * far
+    upper += context.smooth(config.lexical_context * near + config.dense_context * far)
+    return Ranking(upper.astype(np.float64) + _ROUNDING * (1 + float(np.abs(upper).max())), exact)
+
+
+#: A spread of scores that is rounding alone.
+_SAME = 1e-9
+#: Of float32, where bounds are mixed.
+_ROUNDING = 1e-4
 
 
 def _standardise(values: np.ndarray) -> np.ndarray:
     deviation = values.std()
-    return (values - values.mean()) / deviation if deviation > 1e-9 else np.zeros_like(values)
+    return (values - values.mean()) / deviation if deviation > _SAME else np.zeros_like(values)
 
 
-def _mix(index: DialogueIndex, values: np.ndarray, sigma: float, share: float) -> np.ndarray:
-    """(1 − share) × values + share × their Gaussian average over the session (zeros beyond its ends)."""
-    if sigma == 0 or share == 0:
-        return values
-    reach = math.ceil(3 * sigma)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    kernel /= kernel.sum()
-    smooth, start = np.empty_like(values), 0
-    for session in index.dialogue.sessions:
-        end = start + len(session.turns)
-        if end > start:
-            smooth[start:end] = np.convolve(values[start:end], kernel)[reach : reach + end - start]
-        start = end
-    return (1 - share) * values + share * smooth
-
-
-def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
+def take_turns(index: DialogueIndex, scores: np.ndarray | Ranking, budget: int) -> list[int]:
     """Positions, ascending, of the best turns that fit a budget of prompt tokens together; at least the best one.
 
-    A turn that does not fit is passed over for lower ones that do. What a turn costs depends on its neighbours: the
-    first of a session brings the heading, one away from the others a gap line, one between two of them removes one.
+    A turn that does not fit is passed over for lower ones that do.
     """
-    costs, session_of, n = index.costs, index.session_of, len(scores)
-    chosen = np.zeros(n, dtype=bool)
-    opened: set[int] = set()
-    spent, cheapest = 0, min(costs.turns)
-    for position in np.argsort(-scores, kind="stable").tolist():
-        session = session_of[position]
-        touching = sum(
-            0 <= other < n and bool(chosen[other]) and session_of[other] == session
-            for other in (position - 1, position + 1)
-        )
-        price = costs.turns[position]
-        price += (1 - touching) * costs.gap if session in opened else costs.headings[session]
-        if spent and spent + price > budget:
-            if spent + cheapest - costs.gap > budget:
-                break
-            continue
-        chosen[position] = True
-        opened.add(session)
-        spent += price
-    return np.flatnonzero(chosen).tolist()
+    ranking = scores if isinstance(scores, Ranking) else Ranking(scores)
+    section = Section(index)
+    position = 0
+    for position in next(ranking.falling(_first(budget, index.prices))):
+        if section.price(position) <= section.room(budget):
+            section.add(position)
+    pool, widest = np.zeros(0, dtype=np.int64), -1.0
+    while True:
+        room = section.room(budget)
+        # a turn that closes a gap can make room
+        pool = np.arange(len(ranking)) if room > widest else pool
+        pool, widest = pool[index.prices[pool] - index.costs.gap <= room], room
+        found = ranking.following(position, pool[section.prices(pool) <= room])
+        if found is None:
+            return section.positions()
+        position = found
+        section.add(position)
 
 
 def runs(index: DialogueIndex, positions: Sequence[int]) -> tuple[Segment, ...]:

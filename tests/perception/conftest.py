@@ -30,6 +30,10 @@ class Counting:
         self.seen += list(texts)
         return self.inner.encode(texts)
 
+    def encode_apart(self, texts: Sequence[str]) -> Tensor:
+        self.seen += list(texts)
+        return self.inner.encode_apart(texts)
+
 
 class Bag:
     """A fast encoder: hashed bags of words as unit vectors."""
@@ -43,6 +47,8 @@ class Bag:
             for word in text.lower().split():
                 row[sum(map(ord, word)) % self.dimension] += 1
         return torch.nn.functional.normalize(rows + 1e-3, dim=-1)
+
+    encode_apart = encode
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         pass

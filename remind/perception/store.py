@@ -1,0 +1,75 @@
+"""Where an index lives on disk: pairs of a JSON and a safetensors file, mapped into memory and read when used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from remind.errors import DataError
+from remind.io import atomic_path, read_json, sha256_json, write_json
+
+FORMAT_VERSION = 2
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+Pair = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+class IndexFolder:
+    """The files of one dialogue's index, by name. Several processes may read and write it: they write the same.
+
+    Args:
+        path: the folder; None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def stored(self, name: str, load: Callable[[], T]) -> T | None:
+        """What `load` gives, or None where there is nothing on disk or what is there cannot be used."""
+        if self.path is None or not (self.path / f"{name}.json").is_file():
+            return None
+        try:
+            return load()
+        except (DataError, SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            _log.warning("%s: %s cannot be used (%s); it is built again", self.path, name, reason)
+            return None
+
+    def read(self, name: str) -> Pair:
+        """JSON and tensors of that name. The tensors are views of the file: pages are read when they are touched.
+
+        Raises:
+            DataError: they were not written together, or by another version.
+        """
+        assert self.path is not None
+        text = read_json(self.path / f"{name}.json")
+        with safe_open(self.path / f"{name}.safetensors", framework="pt") as file:
+            stamp = (file.metadata() or {}).get("json")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if stamp != sha256_json(text):
+            raise DataError("text and tensors do not belong together")
+        if text.get("format_version") != FORMAT_VERSION:
+            raise DataError(f"it has format version {text.get('format_version')}, not {FORMAT_VERSION}")
+        return text, tensors
+
+    def write(self, name: str, text: dict[str, Any], tensors: dict[str, Tensor]) -> Pair:
+        """Keep them and give them back: as views of the file, so that memory holds no second copy."""
+        text = {"format": "remind-index", "format_version": FORMAT_VERSION, **text}
+        if self.path is None:
+            return text, tensors
+        with atomic_path(self.path / f"{name}.safetensors") as temporary:
+            save_file(
+                {key: value.contiguous() for key, value in tensors.items()},
+                temporary,
+                metadata={"json": sha256_json(text)},
+            )
+        # last: without it the tensors count for nothing
+        write_json(self.path / f"{name}.json", text)
+        return self.stored(name, lambda: self.read(name)) or (text, tensors)

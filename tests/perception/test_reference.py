@@ -1,0 +1,198 @@
+"""What is retrieved, against a plain reading of the definition: every cosine, every cost and every order in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remind.dialogue import Dialogue, Session, Turn
+from remind.llm.offline import OfflineLLM
+from remind.perception import Perception, PerceptionConfig, scan
+from remind.perception.index import DialogueIndex
+from remind.perception.lexical import stems
+from remind.perception.retrieve import RetrieveConfig, retrieve, take_turns
+from remind.perception.segment import SegmentConfig, turn_text
+from remind.pyramid import FactualState, Segment, render
+from remind.readers import read
+
+WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river", "stone", "lamp", "coat"]
+
+
+def section(index: DialogueIndex, positions: Sequence[int]) -> int:
+    return index.costs.of(sorted(positions), index.session_of)
+
+
+def within(segments: Sequence[Segment]) -> list[int]:
+    return [p for part in segments for p in range(part.start, part.end + 1)]
+
+
+def cosines(vector: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
+    norms = (vector.norm() * rows.norm(dim=-1)).clamp_min(1e-12)
+    return ((rows @ vector) / norms).double().numpy()
+
+
+def by_eq_1(index: DialogueIndex, vector: torch.Tensor, config: RetrieveConfig) -> list[Segment]:
+    n = len(index.segments)
+    order = np.argsort(-cosines(vector, index.cues(None).vectors), kind="stable")
+    ranked = [index.segments[number] for number in order[: max(1, math.ceil(round(config.top_share * n, 9)))]]
+    while len(ranked) > 1 and section(index, within(ranked)) > config.max_context_tokens:
+        ranked.pop()
+    return sorted(ranked, key=lambda part: part.start)
+
+
+def z(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean()) / values.std() if values.std() > 1e-9 else np.zeros_like(values)
+
+
+def smoothed(index: DialogueIndex, values: np.ndarray, sigma: float, share: float) -> np.ndarray:
+    if sigma == 0 or share == 0:
+        return values
+    reach = math.ceil(3 * sigma)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    kernel /= kernel.sum()
+    smooth, start = np.empty_like(values), 0
+    for session in index.dialogue.sessions:
+        end = start + len(session.turns)
+        if end > start:
+            smooth[start:end] = np.convolve(values[start:end], kernel)[reach : reach + end - start]
+        start = end
+    return (1 - share) * values + share * smooth
+
+
+def bm25(index: DialogueIndex, question: str) -> np.ndarray:
+    import bm25s
+
+    model = bm25s.BM25()
+    model.index([stems(turn_text(turn)) for turn in index.dialogue.turns], show_progress=False)
+    known = [term for term in stems(question) if term in model.vocab_dict]
+    return model.get_scores(known).astype(float) if known else np.zeros(len(index.dialogue.turns))
+
+
+def greedy(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
+    """Taken by falling score; what each adds is read off the cost of the whole section."""
+    costs, session_of, n = index.costs, index.session_of, len(scores)
+    chosen, opened, spent = np.zeros(n, dtype=bool), set(), 0
+    for position in np.argsort(-scores, kind="stable").tolist():
+        session = session_of[position]
+        around = [p for p in (position - 1, position + 1) if 0 <= p < n and session_of[p] == session]
+        price = costs.turns[position]
+        price += (1 - int(chosen[around].sum())) * costs.gap if session in opened else costs.headings[session]
+        if spent and spent + price > budget:
+            continue
+        chosen[position] = True
+        opened.add(session)
+        spent += price
+    kept = np.flatnonzero(chosen).tolist()
+    assert spent == section(index, kept)
+    return kept
+
+
+def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: RetrieveConfig) -> list[int]:
+    kept = within(by_eq_1(index, vector, config))
+    if config.method == "cue":
+        return kept
+    lexical = smoothed(index, z(bm25(index, question)), config.sigma, config.lexical_context)
+    dense = smoothed(index, z(cosines(vector, index.vectors)), config.sigma, config.dense_context)
+    return greedy(index, lexical + dense, section(index, kept))
+
+
+class Loose:
+    """An encoder of random unit vectors, the same for the same text."""
+
+    name = "loose"
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        rows = [torch.randn(self.dimension, generator=torch.Generator().manual_seed(hash_of(t))) for t in texts]
+        return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
+
+    encode_apart = encode
+
+    def hold(self, texts: Sequence[str], vectors: torch.Tensor) -> None:
+        pass
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        return [self.count_tokens(text) for text in texts]
+
+
+def hash_of(text: str) -> int:
+    return sum(ord(letter) * 31**place for place, letter in enumerate(text[:40])) % 2**31
+
+
+def random_dialogue(seed: int, turns: int) -> Dialogue:
+    rng = np.random.default_rng(seed)
+    sessions, place = [], 0
+    while place < turns:
+        count = int(rng.integers(1, 30))
+        spoken = [" ".join(rng.choice(WORDS, size=int(rng.integers(0, 9)))) for _ in range(count)]
+        made = tuple(Turn(f"{place + n}", "AB"[n % 2], text) for n, text in enumerate(spoken))
+        sessions.append(Session(f"s{place}", "monday" if rng.random() < 0.7 else None, made))
+        place += count
+    return Dialogue("random", tuple(sessions))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_random_dialogues(seed: int, data: st.DataObject) -> None:
+    """Many turns here have the same words, so that ties are common."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SMALL", data.draw(st.sampled_from([1, 10**6])))
+        dialogue = random_dialogue(seed, data.draw(st.integers(1, 250)))
+        encoder = Loose(data.draw(st.sampled_from([7, 64])))
+        tokens = data.draw(st.sampled_from([8, 30, 128]))
+        index = DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(max_tokens=tokens), None)  # type: ignore[arg-type]
+        for question in ("dog tea violin", "the", "rain moon rain"):
+            config = RetrieveConfig(
+                method=data.draw(st.sampled_from(["cue", "hybrid"])),
+                top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
+                max_context_tokens=data.draw(st.sampled_from([40, 200, 7200])),
+                sigma=data.draw(st.sampled_from([0.0, 1.5, 2.5])),
+                dense_context=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+            )
+            vector = encoder.encode([question])[0] * 3
+            wanted = expected(index, question, vector, config)
+            if section(index, wanted) > config.max_context_tokens:
+                continue  # a single segment over the cap is cut, which has tests of its own
+            assert within(retrieve(index, question, vector, None, config)) == wanted
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), budget=st.integers(1, 400), levels=st.integers(1, 50))
+def test_turns_taken_by_scores_with_ties(seed: int, budget: int, levels: int) -> None:
+    index = DialogueIndex(random_dialogue(seed, 120), Loose(4), OfflineLLM(), SegmentConfig(), None)  # type: ignore[arg-type]
+    scores = np.random.default_rng(seed).integers(0, levels, len(index.dialogue.turns)).astype(float)
+    assert take_turns(index, scores, budget) == greedy(index, scores, budget)
+
+
+@pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk/Chat_5_Nicolas_Nebraas.json"])
+@pytest.mark.parametrize("method", ["cue", "hybrid"])
+def test_real_dialogues_to_the_prompt(
+    name: str, method: str, remind_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SMALL", 1)
+    corpus = read(remind_data / name)
+    dialogue = corpus.dialogues[0]
+    questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:12]
+    config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
+    perception = Perception(config, Loose(64), OfflineLLM(), tmp_path)  # type: ignore[arg-type]
+    index = perception.index(dialogue)
+    assert index.scan.coded
+    for question in questions:
+        found = perception.perceive(dialogue, question)
+        vector = index.encoder.encode([question.text])[0]
+        positions = expected(index, question.text, vector, config.retrieve)
+        assert list(found.positions) == positions
+        single = tuple(Segment(position, position) for position in positions)
+        assert render(found).text == render(FactualState(dialogue, question, single, found.strategy)).text
