@@ -247,12 +247,7 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         return Backbone(
             name, _place(blank, device), tokenizer, ImageProcessor(nano_image_processor(), tokenizer), "vlm"
         )
-    if name == "nano":
-        from remind.testbed.nano import nano_folder
-
-        folder = str(nano_folder())
-    else:
-        folder = str(_minilm_folder() if name == "minilm" else Path(name).expanduser())
+    folder = str(_built_in(name) or Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)
     tokenizer = _tokenizer(folder)
@@ -261,6 +256,33 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
     if processor is not None and not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
     return Backbone(name, model, tokenizer, processor, kind)
+
+
+def model_folder(name: str) -> Path | None:
+    """Where the files of a model lie: its folder, or its snapshot in the hub's cache.
+
+    Returns:
+        None for a model without files (nano-untrained), and for a hub id that has not been fetched yet.
+
+    Raises:
+        ModelError: neither a folder, nor a hub id, nor built in.
+    """
+    folder = _built_in(name) or Path(name).expanduser()
+    if name == "nano-untrained" or folder.is_dir():
+        return None if name == "nano-untrained" else folder
+    _check_name(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _built_in(name: str) -> Path | None:
+    if name == "nano":
+        from remind.testbed.nano import nano_folder
+
+        return nano_folder()
+    return _minilm_folder() if name == "minilm" else None
 
 
 def kind_of(config: Any, name: str) -> Kind:
@@ -318,14 +340,19 @@ def _brief(error: BaseException) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-def _config(name: str) -> Any:
-    from transformers import AutoConfig
-
+def _check_name(name: str) -> None:
     folder = Path(name)
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
         raise ModelError(
             f"{name}: no such folder, and not a hub id (owner/name); built in are minilm, nano and nano-untrained"
         )
+
+
+def _config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    _check_name(name)
+    folder = Path(name)
     if folder.exists() and not (folder / "config.json").is_file():
         hint = (
             "holds a LoRA adapter, not a model; export it first"

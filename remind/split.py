@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from remind.dialogue import Corpus, Question
+from remind.dialogue import Question
 from remind.errors import ConfigError, DataError
+
+
+class HasQuestions(Protocol):
+    """A corpus, or what is kept of one."""
+
+    @property
+    def questions(self) -> Sequence[Question]: ...
 
 
 @dataclass
@@ -52,7 +59,7 @@ def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
     return list(groups.values())
 
 
-def assign_splits(corpus: Corpus, config: SplitConfig) -> dict[str, str]:
+def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
     """Question id to "train", "dev" or "test". A split the benchmark gives is kept.
 
     Units are dealt in an order that depends on their ids and the seed alone: the first fill train, the next dev, the

@@ -227,6 +227,27 @@ class ChatLLM(AuxiliaryLLM):
             "costs": None if self.ledger is None else self.ledger.summary(),
         }
 
+    def take(self) -> dict[str, Any]:
+        """What was asked, what failed and what it cost, as JSON for `merge`; all of it starts from nothing then."""
+        found = {
+            "asked": dict(self.asked),
+            "failures": [asdict(failure) for failure in self.failures],
+            "strangers": dict(self._strangers),
+            "books": None if self.ledger is None else self.ledger.take(),
+        }
+        self.asked.clear()
+        self.failures.clear()
+        self._strangers.clear()
+        return found
+
+    def merge(self, taken: Mapping[str, Any]) -> None:
+        """Add what another one was asked, so that check and report tell of both."""
+        self.asked.update(taken["asked"])
+        self.failures += [Failure(**failure) for failure in taken["failures"]]
+        self._strangers.update(taken["strangers"])
+        if self.ledger is not None and taken["books"] is not None:
+            self.ledger.merge(taken["books"])
+
     def told(self) -> str:
         """The report for a person: costs by stage, and how much the stand-in wrote."""
         costs = [table(self.ledger.summary())] if self.ledger is not None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from remind.llm.cache import Spent
@@ -51,6 +51,22 @@ class Account:
             "now": _sums(self.now, self.cost_now),
             "seconds": {"p50": percentile(self.seconds, 50), "p95": percentile(self.seconds, 95)},
         }
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON, for `merge`."""
+        # asdict makes nonsense of a Counter
+        return {**asdict(self), "failures": dict(self.failures)}
+
+    def merge(self, dumped: Mapping[str, Any]) -> None:
+        """Add what another account has counted."""
+        self.requests += dumped["requests"]
+        self.cached += dumped["cached"]
+        self.failures.update(dumped["failures"])
+        self.now += Spent(**dumped["now"])
+        self.before += Spent(**dumped["before"])
+        self.cost_now += dumped["cost_now"]
+        self.cost_before += dumped["cost_before"]
+        self.seconds += dumped["seconds"]
 
 
 class Ledger:
@@ -110,6 +126,29 @@ class Ledger:
                     "cost_usd_max": max(costs, default=0.0),
                 },
             }
+
+    def take(self) -> dict[str, Any]:
+        """All books as JSON, for `merge`; they are empty then, but what was counted once is not counted again."""
+        with self._lock:
+            found = {
+                "total": self._total.dump(),
+                **{name: {key: one.dump() for key, one in books.items()} for name, books in self._books().items()},
+            }
+            self._total = Account()
+            for books in self._books().values():
+                books.clear()
+            return found
+
+    def merge(self, taken: Mapping[str, Any]) -> None:
+        """Add the books of another ledger."""
+        with self._lock:
+            self._total.merge(taken["total"])
+            for name, books in self._books().items():
+                for key, dumped in taken[name].items():
+                    books.setdefault(key, Account()).merge(dumped)
+
+    def _books(self) -> dict[str, dict[str, Account]]:
+        return {"stages": self._stages, "endpoints": self._endpoints, "samples": self._samples}
 
     def samples(self) -> dict[str, dict[str, Any]]:
         """The sums of each sample, by its id."""

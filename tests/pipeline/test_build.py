@@ -23,15 +23,7 @@ from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
 from sae.trainer import SAETrainConfig
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
-
-@pytest.fixture(scope="module")
-def minilm_sae(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained SAE of MiniLM: enough to run on, meaningless to read."""
-    folder = tmp_path_factory.mktemp("sae")
-    TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 5))
-    return folder
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 
 
 def script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

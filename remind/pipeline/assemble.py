@@ -1,0 +1,119 @@
+"""The folder of states out of its dialogues' parts: written by whoever finds them all there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from remind import prompts
+from remind.errors import DataError, FormatError
+from remind.io import sha256_file, sha256_json
+from remind.llm.auxiliary import ChatLLM
+from remind.pipeline.config import BuildStatesConfig
+from remind.pipeline.identity import told, versions
+from remind.pipeline.outline import Outline
+from remind.pipeline.record import Tally
+from remind.pipeline.shelf import Parts
+from remind.processes import locked
+from remind.states import part_name, read_manifest, write_manifest
+
+
+def is_built(out: Path, stamp: str) -> bool:
+    """Whether the folder holds the states of the build with that stamp, whole."""
+    try:
+        manifest = read_manifest(out)
+    except (DataError, FormatError):
+        return False
+    parts = manifest.get("parts")
+    if manifest.get("build") != stamp or not isinstance(parts, dict):
+        return False
+    return all((out / name).is_file() and sha256_file(out / name) == digest for name, digest in parts.items())
+
+
+def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str, Any], overwrite: bool) -> None:
+    """Copy the parts to a new folder, write its manifest last, and give it its name.
+
+    What a killed process left half-made is cleared away. Nothing is done where another process was first.
+
+    Raises:
+        OSError: no room, no right to write. DataError: a part that has changed since it was built.
+    """
+    with locked(parts.folder / f"{sha256_json(str(out.resolve()))[:16]}.lock"):
+        if not overwrite and is_built(out, manifest["build"]):
+            return
+        partial = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            hashes = {}
+            for number, key in enumerate(keys):
+                parts.copy(key, partial / part_name(number))
+                hashes[part_name(number)] = sha256_file(partial / part_name(number))
+            write_manifest(partial, {**manifest, "parts": hashes})
+            if out.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
+                out.rename(old / "old")
+                partial.rename(out)
+                shutil.rmtree(old)
+            else:
+                partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def manifest_of(
+    cfg: BuildStatesConfig,
+    stamp: str,
+    inputs: Mapping[str, str],
+    known: Outline,
+    tally: Tally,
+    llm: ChatLLM | str,
+    saes: Path,
+) -> dict[str, Any]:
+    """All that is told of the states beside them; equal for equal builds, however the work was shared out."""
+    config = told(cfg)
+    name, report = (llm, None) if isinstance(llm, str) else (llm.name, llm.report())
+    # who wrote is told by the name, however it was reached
+    settled = {k: v for k, v in config.items() if k not in ("llm", "max_failed")}
+    return {
+        "build": stamp,
+        "inputs": dict(inputs),
+        "config": {"input": cfg.input, **config},
+        "config_hash": sha256_json(settled if report is None else {**settled, "llm": name}),
+        "prompts": prompts.fingerprints(),
+        "llm": name,
+        "llm_report": report,
+        "grounding_tokenizer": cfg.backbone,
+        "sae": {file.parent.name: sha256_file(file) for file in sorted(saes.glob("layer_*/sae_weights.safetensors"))},
+        "counts": {
+            "dialogues": tally.dialogues,
+            "questions": tally.questions,
+            "without_answer": tally.without_answer,
+            "evidence_references": known.references,
+            "evidence_dangling": len(known.dangling),
+        },
+        "evidence_recall": tally.recall(),
+        "dangling": [asdict(item) for item in known.dangling],
+        "versions": versions(),
+    }
+
+
+def told_of(tally: Tally, known: Outline) -> str:
+    """What a person wants to know of the states."""
+    splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
+    lines = [
+        f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",
+        f"{tally.without_answer} questions have no gold answer",
+        f"{len(known.dangling)} of {known.references} evidence references name no turn and are left out",
+        *(f"  {item.question_id}: {item.reference!r}" for item in known.dangling[:5]),
+    ]
+    if len(known.dangling) > 5:
+        lines.append("  … the rest is listed in manifest.json")
+    if table := tally.recall():
+        lines.append(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")
+        lines += [f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{row['marked']:>8.3f}" for key, row in table.items()]
+    return "\n".join(lines)

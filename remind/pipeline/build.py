@@ -1,0 +1,179 @@
+"""From dialogue files to a folder of states: plan, build what is missing, put it together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from remind.backbone import load_backbone, model_folder
+from remind.errors import ConfigError, DataError, FormatError
+from remind.grounding.load import folder_of_saes
+from remind.io import sha256_json
+from remind.llm.auxiliary import ChatLLM, open_llm
+from remind.perception import Perception
+from remind.perception.encode import SentenceEncoder
+from remind.pipeline.assemble import assemble, is_built, manifest_of, told_of
+from remind.pipeline.config import BuildStatesConfig
+from remind.pipeline.dialogue import STAGES, Workshop
+from remind.pipeline.identity import build_identity, input_hashes
+from remind.pipeline.outline import Outline, Task, outline, tasks
+from remind.pipeline.record import Tally
+from remind.pipeline.shelf import Parts
+from remind.pipeline.work import build_all
+from remind.processes import locked, shard_of
+from remind.progress import Counter
+from remind.pyramid import AttentionalState
+from remind.states import read_manifest
+
+
+def build_states(cfg: BuildStatesConfig) -> Path:
+    """Read, build and write; prints what dangles and the evidence recall of x0 by category.
+
+    What a dialogue's states are made from names them in the cache, so that nothing is built twice: a run that was
+    killed goes on, and ends with the same bytes; one that has nothing to do says so and changes nothing.
+
+    Returns:
+        The states folder; in a dry run the file of the prompts. Where other shards have yet to end, it is not there.
+
+    Raises:
+        DataError, ImagePathError, FormatError: an input that cannot be used, or that changes meanwhile.
+        ConfigError: the output exists and is of another build, or the corpus has no questions.
+        ModelError: backbone and SAEs do not fit, or too much of what the LLM was asked for failed.
+        OSError: no room, or no right to write.
+    """
+    return _Build(cfg).run()
+
+
+class _Build:
+    def __init__(self, cfg: BuildStatesConfig) -> None:
+        self.cfg, self.out, self.cache = cfg, Path(cfg.out), Path(cfg.cache).expanduser()
+        self.shard = shard_of(cfg.shard)
+        if self.shard.count > 1 and cfg.overwrite:
+            raise ConfigError("shards do not know which of them is to overwrite; remove the folder first")
+        self.encoder = SentenceEncoder(device=cfg.device, load=False)
+        self.llm = open_llm(cfg.llm, self.encoder)
+        self.chat = self.llm if isinstance(self.llm, ChatLLM) else None
+
+    def run(self) -> Path:
+        cfg = self.cfg
+        if cfg.llm.dry_run is not None:
+            return self._dry_run()
+        self._look_at_out()
+        with locked(self.cache / "sae.lock"):
+            self.saes = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
+        if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
+            # a model of the hub is known by its files, so they are fetched first
+            load_backbone(cfg.backbone, dtype=cfg.dtype)
+        self.identity = build_identity(cfg, self.llm.name, self.saes)
+        self.parts = Parts(self.cache / "states")
+        inputs = input_hashes(cfg.inputs)
+        stamp = self._stamp(inputs)
+        if self.out.exists() and not cfg.overwrite:
+            if not is_built(self.out, stamp):
+                raise ConfigError(f"{self.out} exists, of other input or settings; choose another out or set overwrite")
+            print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
+            return self.out
+        known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+        keys = self._build(known)
+        if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
+            print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues are other shards' and not built yet")
+            return self.out
+        self._assemble(known, keys, inputs, stamp)
+        return self.out
+
+    def _look_at_out(self) -> None:
+        """Refuse at once what is in the way, before hours of work."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=self.out.parent):
+            pass
+        if not self.out.exists() or self.cfg.overwrite:
+            return
+        try:
+            built = read_manifest(self.out).get("build")
+        except (DataError, FormatError):
+            built = None
+        if built is None:
+            raise ConfigError(f"{self.out} exists; choose another out or set overwrite")
+
+    def _stamp(self, inputs: dict[str, str]) -> str:
+        """Hash of all that decides the finished folder."""
+        cfg = self.cfg
+        rest = [cfg.split, cfg.limit, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
+        return sha256_json([inputs, self.identity, [str(value) for value in rest]])
+
+    def _build(self, known: Outline) -> list[str]:
+        """Build what is missing of this shard.
+
+        Returns:
+            The keys of all dialogues, those of other shards included.
+        """
+        keys: list[str] = []
+        mine = sum(asked for number, asked in enumerate(known.asked) if self.shard.holds(number))
+        seconds = dict.fromkeys(STAGES, 0.0)
+        # for the keys alone; its models are loaded by the first dialogue that it builds, which is never
+        namer = Workshop(self.cfg, self.identity, self.saes, self.cfg.device)
+
+        def missing() -> Iterator[Task]:
+            for task in tasks(self.cfg.inputs, self.cfg.format, self.cfg.limit, known):
+                keys.append(namer.key(task))
+                if not self.shard.holds(task.number):
+                    continue
+                account = self.parts.account(keys[-1])
+                if account is None or (account["report"] or {}).get("failures"):
+                    yield task
+                else:
+                    bar.step(len(task.questions))
+
+        def done(task: Task) -> None:
+            account = self._account(keys[task.number])
+            for stage, spent in account["seconds"].items():
+                seconds[stage] += spent
+            if self.chat is not None:
+                self.chat.merge(account["report"])
+                self.chat.check(self.cfg.max_failed, done=False)
+
+        with Counter("states", mine) as bar:
+            build_all(self.cfg, self.identity, self.saes, missing(), bar.step, done)
+        if any(seconds.values()):
+            print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
+        return keys
+
+    def _assemble(self, known: Outline, keys: list[str], inputs: dict[str, str], stamp: str) -> None:
+        tally = Tally()
+        if self.chat is not None:
+            self.chat.take()
+        for key in keys:
+            account = self._account(key)
+            tally.merge(account["tally"])
+            if self.chat is not None:
+                self.chat.merge(account["report"])
+        if self.chat is not None:
+            self.chat.check(self.cfg.max_failed)
+        if input_hashes(self.cfg.inputs) != inputs:
+            raise DataError("the input has changed while the states were built; start again", self.cfg.inputs[0])
+        manifest = manifest_of(self.cfg, stamp, inputs, known, tally, self.chat or self.llm.name, self.saes)
+        assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)
+        print(told_of(tally, known))
+        if self.chat is not None:
+            print(self.chat.told())
+        print(f"states: {self.out}")
+
+    def _account(self, key: str) -> dict[str, Any]:
+        account = self.parts.account(key)
+        if account is None:
+            raise DataError("the states of a dialogue have gone from the cache while others were built", self.cache)
+        return account
+
+    def _dry_run(self) -> Path:
+        """Note all that building would ask, summaries without marked blocks; print the costs."""
+        if self.chat is None or self.chat.dry is None:
+            raise ConfigError("a dry run needs llm.default or another endpoint; the offline stand-in asks nothing")
+        cfg = self.cfg
+        perception = Perception(cfg.perception, self.encoder, self.chat)
+        for task in tasks(cfg.inputs, cfg.format, cfg.limit, outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)):
+            states = perception.perceive_all(task.dialogue, task.questions)
+            self.chat.summaries([AttentionalState(state, ()) for state in states])
+        print(self.chat.dry.report())
+        return self.chat.dry.path

@@ -1,0 +1,74 @@
+"""Settings of `build_states.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from remind.errors import ConfigError
+from remind.grounding import GroundingConfig
+from remind.llm.endpoints import LLMConfig
+from remind.perception import PerceptionConfig
+from remind.split import SplitConfig
+
+
+@dataclass
+class BuildStatesConfig:
+    """Build x0, x1 and x2 for every question of a corpus."""
+
+    input: str | list[str]
+    """File or folder of dialogues with questions; a list of several is merged."""
+    out: str
+    """Folder for the states (part-*.parquet and manifest.json). One that was built from the same input with the same
+    settings is left as it is; any other must not exist unless overwrite is set."""
+    format: str | None = None
+    """Format of the input; None: recognised from the content."""
+    backbone: str = "minilm"
+    """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
+    sae: str | None = None
+    """Folder of trained SAEs (from train_sae.py). None: a small one is trained on sae_data first, and cached."""
+    sae_data: str | list[str] | None = None
+    """Dialogues to train that small SAE on; they should share nothing with the input. None: synthetic small talk."""
+    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
+    """Segments, cues, retrieval (Section 4.2)."""
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    """Guidance, resonance, selection (Section 4.3)."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Who writes cues, strategies and summaries: chat models, or the offline stand-in for those without an endpoint."""
+    max_failed: float = 0.1
+    """Share of a stage's requests that may fail, each then written by the stand-in; beyond it nothing is built."""
+    split: SplitConfig = field(default_factory=SplitConfig)
+    """Train, dev and test."""
+    limit: int | None = None
+    """At most this many questions per dialogue, the first ones; for a quick look."""
+    workers: int = 1
+    """Processes, each with models of its own, that dialogues are dealt out to; 0: one for every core."""
+    shard: str | None = "auto"
+    """Which dialogues this process builds where several are started on the same input, out and cache: i/n (from 1);
+    slurm: the task of a job array or step; auto: what accelerate launch says. The one that ends last writes out."""
+    cache: str = "~/.cache/remind"
+    """Folder for what every stage has made, by the hash of its content; safe to delete. Shards must share it."""
+    keep_codes: bool = True
+    """Keep the sparse codes of dialogues in the cache, too (8 bytes times k for each token and layer); other questions
+    and other settings then need no forward of theirs."""
+    device: str = "cpu"
+    """Device of backbone, SAEs and text encoder; cuda: one GPU for each process in turn."""
+    dtype: str = "float32"
+    """Precision of the backbone."""
+    overwrite: bool = False
+    """Replace an existing states folder."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_failed <= 1:
+            raise ConfigError(f"max_failed is a share from 0 to 1, not {self.max_failed}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 or more, not {self.workers}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit must be at least 1, not {self.limit}")
+
+    @property
+    def inputs(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else list(self.input)
+
+    @property
+    def sae_inputs(self) -> list[str]:
+        return [] if self.sae_data is None else [self.sae_data] if isinstance(self.sae_data, str) else self.sae_data

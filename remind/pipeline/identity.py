@@ -1,0 +1,154 @@
+"""What decides the states, as hashes: of a whole build, and of each dialogue's part of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from remind import prompts
+from remind.dialogue import Dialogue, Question
+from remind.errors import DataError
+from remind.io import read_json, sha256_file, sha256_json, write_json
+from remind.pipeline.config import BuildStatesConfig
+
+#: Fields that say where things lie and how the work is shared out, not what comes of it.
+_ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
+#: What of this toolkit has a part in states; a change of their code makes new ones.
+_CODE = (
+    "remind/abstraction",
+    "remind/grounding",
+    "remind/llm",
+    "remind/perception",
+    "remind/prompts",
+    "remind/backbone.py",
+    "remind/chat.py",
+    "remind/dialogue.py",
+    "remind/pipeline",
+    "remind/pyramid.py",
+    "remind/states.py",
+    "sae",
+)
+
+
+def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
+    """SHA-256 of every input file, by name."""
+    files = [
+        f for path in map(Path, paths) for f in (sorted(path.rglob("*")) if path.is_dir() else [path]) if f.is_file()
+    ]
+    return {file.name: sha256_file(file) for file in files}
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "transformers", "remind-toolkit")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def told(cfg: BuildStatesConfig) -> dict[str, Any]:
+    """The settings a manifest tells: all that have a part in the states."""
+    return {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
+
+
+def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, Any]:
+    """All that decides the states besides dialogues, questions and splits.
+
+    Args:
+        llm: name of the auxiliary LLM. saes: folder of the SAEs.
+    """
+    # who wrote is told by the name, however it was reached; a limit by the questions that come
+    settings = {k: v for k, v in told(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "format")}
+    del settings["sae"], settings["sae_data"]
+    grounding = {k: v for k, v in settings["grounding"].items() if k not in ("codes_folder", "cached_dialogues")}
+    return {
+        **settings,
+        "grounding": grounding,
+        "device": cfg.device.partition(":")[0],
+        "backbone": model_hash(cfg.backbone, Path(cfg.cache).expanduser()),
+        "saes": sae_hashes(saes),
+        "llm": llm,
+        "prompts": prompts.fingerprints(),
+        "code": code_hash(),
+        "versions": {**versions(), "sentence-transformers": version("sentence-transformers")},
+    }
+
+
+def sae_hashes(folder: Path) -> dict[str, str]:
+    """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
+    files = sorted(f for f in folder.glob("layer_*/*") if f.suffix in (".safetensors", ".json") and _decides(f))
+    return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in files}
+
+
+def _decides(file: Path) -> bool:
+    return file.name != "training.json"
+
+
+def dialogue_key(identity: str, dialogue: Dialogue, questions: Sequence[Question], splits: Mapping[str, str]) -> str:
+    """Hash that names a dialogue's states.
+
+    Args:
+        identity: hash of `build_identity`.
+    """
+    asked = [[asdict(question), splits[question.id]] for question in questions]
+    return sha256_json([identity, dialogue_hash(dialogue), asked])
+
+
+def dialogue_hash(dialogue: Dialogue) -> str:
+    """Of all that a dialogue holds."""
+    turns = [
+        [
+            turn.id,
+            turn.speaker,
+            turn.text,
+            turn.time,
+            [[i.index, str(i.path), i.caption, i.source] for i in turn.images],
+        ]
+        for turn in dialogue.turns
+    ]
+    return sha256_json([dialogue.id, [[s.id, s.time, len(s.turns)] for s in dialogue.sessions], turns])
+
+
+def code_hash() -> str:
+    """Of this toolkit's code that has a part in states."""
+    root = Path(__file__).parent.parent.parent
+    files = [
+        file
+        for part in _CODE
+        for file in ([root / part] if (root / part).is_file() else sorted((root / part).rglob("*")))
+        if file.suffix in (".py", ".yaml", ".j2")
+    ]
+    return sha256_json({str(file.relative_to(root)): sha256_file(file) for file in files})
+
+
+def model_hash(name: str, cache: Path) -> str:
+    """Hash of a model's files, whatever it is called. Hashes of large files are kept by size and time of change.
+
+    Raises:
+        ModelError: no such model.
+    """
+    from remind.backbone import model_folder
+
+    folder = model_folder(name)
+    if folder is None:
+        return name
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model", ".jinja"))
+    return sha256_json({file.name: _kept_hash(file, cache / "hashes") for file in files if file.is_file()})
+
+
+def _kept_hash(file: Path, folder: Path) -> str:
+    """`sha256_file`, remembered for files that take long to read."""
+    stat = file.stat()
+    if stat.st_size < 1 << 26:
+        return sha256_file(file)
+    stamp = [str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = folder / f"{sha256_json(stamp)[:32]}.json"
+    try:
+        if isinstance(found := read_json(note), str):
+            return found
+    except DataError:
+        pass
+    found = sha256_file(file)
+    write_json(note, found)
+    return found

@@ -1,0 +1,104 @@
+"""The corpus of a build, read twice and never held: what splits need of all of it, then dialogue by dialogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from remind.dialogue import Corpus, Dangling, Dialogue, Question
+from remind.errors import ConfigError, DataError
+from remind.readers import stream
+from remind.split import SplitConfig, assign_splits, check_overlap
+
+
+class Task(NamedTuple):
+    """A dialogue and what is asked about it: one part of the states.
+
+    Attributes:
+        number: of the part, from 0.
+        splits: question id to split.
+    """
+
+    number: int
+    dialogue: Dialogue
+    questions: list[Question]
+    splits: dict[str, str]
+
+
+@dataclass
+class Outline:
+    """What is kept of a corpus of any size: a few hundred bytes a question.
+
+    Attributes:
+        questions: without text, options and answers.
+        parts: dialogues with questions. asked: questions of each that are built, in their order.
+        splits: question id to split.
+        references, dangling: as in `Corpus`.
+    """
+
+    questions: list[Question] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    splits: Mapping[str, str] = field(default_factory=dict)
+    references: int = 0
+    dangling: list[Dangling] = field(default_factory=list)
+
+    @property
+    def parts(self) -> int:
+        return len(self.asked)
+
+
+def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig, limit: int | None) -> Outline:
+    """Read everything once.
+
+    Raises:
+        DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
+            sides of a split.
+        ConfigError: no questions.
+    """
+    found = Outline()
+    seen: tuple[set[str], set[str]] = (set(), set())
+    for corpus in _stream(paths, format):
+        for names, ids, what in (
+            (seen[0], [dialogue.id for dialogue in corpus.dialogues], "dialogue"),
+            (seen[1], [question.id for question in corpus.questions], "question"),
+        ):
+            for name in ids:
+                if name in names:
+                    raise DataError(f"{what} id {name!r} occurs twice")
+                names.add(name)
+        found.questions += [replace(question, text="", options=(), answers=()) for question in corpus.questions]
+        found.asked += [len(questions[:limit]) for _, questions in corpus.by_dialogue() if questions]
+        found.references += corpus.references
+        found.dangling += corpus.dangling
+    if not found.questions:
+        raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
+    found.splits = assign_splits(found, split)
+    check_overlap((q.id, q.dialogue_id, found.splits[q.id], (*q.evidence, *q.images)) for q in found.questions)
+    return found
+
+
+def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, known: Outline) -> Iterator[Task]:
+    """Read everything again, one dialogue in memory at a time.
+
+    Raises:
+        DataError: the input has changed since it was outlined.
+    """
+    number = 0
+    for corpus in _stream(paths, format):
+        for dialogue, questions in corpus.by_dialogue():
+            if not questions:
+                continue
+            chosen = questions[:limit]
+            if number >= known.parts or any(question.id not in known.splits for question in chosen):
+                raise DataError("the input has changed while it was read; start again", record=dialogue.id)
+            yield Task(number, dialogue, chosen, {question.id: known.splits[question.id] for question in chosen})
+            number += 1
+    if number < known.parts:
+        raise DataError(f"the input has changed while it was read: {known.parts - number} dialogues are gone")
+
+
+def _stream(paths: Sequence[str | Path], format: str | None) -> Iterator[Corpus]:
+    for path in paths:
+        yield from stream(path, format)

@@ -1,0 +1,130 @@
+"""Processes that work beside this one, and which of several this one is."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remind.errors import ConfigError
+
+
+def leave_with_parent() -> None:
+    """Call in a new process: it ends when its parent does.
+
+    A process whose parent was killed would go on beside the one that is started to go on with the work.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def spawned_pool(workers: int, start: Callable[..., None], arguments: tuple[Any, ...]) -> ProcessPoolExecutor:
+    """Fresh processes (forked ones would share locks of threads that are not theirs), each begun with `start`."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=arguments)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """One process at a time for what this file stands for; the system frees the lock of one that dies."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the work: number `index` (from 0) of `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    def holds(self, number: int) -> bool:
+        """Whether piece `number` (from 0) is this shard's; pieces are dealt out in turn."""
+        return number % self.count == self.index
+
+    def __str__(self) -> str:
+        return f"{self.index + 1}/{self.count}"
+
+
+def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> Shard:
+    """Which part of the work is this process's.
+
+    Args:
+        text: `i/n` counts from 1; auto: what accelerate launch or torchrun say, else everything; slurm: the task of a
+            job array, else of the job step; None: everything.
+
+    Raises:
+        ConfigError: not one of these, i outside 1 to n, or slurm where Slurm says nothing.
+    """
+    environment = os.environ if environment is None else environment
+    if text is None:
+        return Shard()
+    if text == "auto":
+        return _numbers(environment, "RANK", "WORLD_SIZE") or Shard()
+    if text == "slurm":
+        found = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
+        if found is None:
+            raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
+        return found
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
+    return Shard(int(index) - 1, int(count))
+
+
+def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | None:
+    if index not in environment or count not in environment:
+        return None
+    try:
+        found = Shard(int(environment[index]), int(environment[count]))
+    except ValueError:
+        found = Shard(0, 0)
+    if not 0 <= found.index < found.count:
+        raise ConfigError(f"{index} {environment[index]!r} of {count} {environment[count]!r} is no part of the work")
+    return found
+
+
+def _array(environment: Mapping[str, str]) -> Shard | None:
+    names = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
+    if not {*names[:3]} <= environment.keys():
+        return None
+    task, least, most, step = (int(environment.get(name, "1")) for name in names)
+    count = int(environment.get("SLURM_ARRAY_TASK_COUNT", (most - least) // step + 1))
+    if count != (most - least) // step + 1:
+        raise ConfigError(
+            f"the job array has {count} tasks between {least} and {most}: name the parts with --shard i/n"
+        )
+    return Shard((task - least) // step, count)
+
+
+def device_of(device: str, number: int) -> str:
+    """The device of a process: `cuda` goes round the GPUs, process by process; others are taken as they are.
+
+    Args:
+        number: of the process among those on this machine.
+    """
+    if device != "cuda":
+        return device
+    import torch
+
+    return f"cuda:{number % torch.cuda.device_count()}" if torch.cuda.device_count() else device

@@ -1,0 +1,173 @@
+"""Work shared out over processes: the same bytes, whoever did what."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from small_corpus import Building, contents
+
+import remind.pipeline.dialogue
+from remind.errors import ConfigError, DataError
+from remind.io import read_json
+from remind.pipeline import BuildStatesConfig, build_states
+from remind.processes import Shard, device_of, shard_of
+
+ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "shard"),
+    [
+        (None, {"RANK": "1", "WORLD_SIZE": "2"}, Shard(0, 1)),
+        ("auto", {}, Shard(0, 1)),
+        ("auto", {"RANK": "1", "WORLD_SIZE": "4"}, Shard(1, 4)),
+        ("auto", {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, Shard(0, 1)),
+        ("3/16", {"RANK": "0", "WORLD_SIZE": "2"}, Shard(2, 16)),
+        ("slurm", {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, Shard(1, 4)),
+        ("slurm", {**ARRAY, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Shard(3, 7)),
+        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_STEP": "3", "SLURM_ARRAY_TASK_COUNT": "3"}, Shard(1, 3)),
+    ],
+)
+def test_a_process_finds_its_part(text: str | None, environment: Mapping[str, str], shard: Shard) -> None:
+    assert shard_of(text, environment) == shard
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "word"),
+    [
+        ("0/4", {}, "from 1 to n"),
+        ("5/4", {}, "from 1 to n"),
+        ("1/0", {}, "from 1 to n"),
+        ("-1/4", {}, "from 1 to n"),
+        ("second", {}, "auto or slurm"),
+        ("slurm", {}, "neither"),
+        ("auto", {"RANK": "4", "WORLD_SIZE": "4"}, "no part"),
+        ("auto", {"RANK": "x", "WORLD_SIZE": "4"}, "no part"),
+        ("slurm", {**ARRAY, "SLURM_ARRAY_TASK_COUNT": "3"}, "name the parts"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(text: str, environment: Mapping[str, str], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        shard_of(text, environment)
+
+
+def test_every_piece_is_in_exactly_one_shard() -> None:
+    for count in (1, 3, 7):
+        held = [[n for n in range(20) if Shard(index, count).holds(n)] for index in range(count)]
+        assert sorted(number for part in held for number in part) == list(range(20))
+
+
+def test_gpus_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [device_of("cuda", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert (device_of("cuda:1", 0), device_of("cpu", 3)) == ("cuda:1", "cpu")
+
+
+@pytest.mark.slow
+def test_the_bytes_do_not_tell_how_the_work_was_shared(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, start: Callable[..., Building], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, **more: object) -> Path:
+        cfg = BuildStatesConfig(
+            str(corpus), str(tmp_path / name), sae=str(minilm_sae), cache=str(tmp_path / f"{name}-cache"), **more
+        )  # type: ignore[arg-type]
+        return build_states(cfg)
+
+    alone = contents(run("alone"))
+    assert len(alone) == 7
+    process = start(corpus, tmp_path / "two", tmp_path / "two-cache", "--workers", "2")
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert contents(tmp_path / "two") == alone
+    assert "12 questions over 6 dialogues" in out
+
+    capsys.readouterr()
+    for part in ("2/3", "1/3"):
+        run("thirds", shard=part)
+        assert f"shard {part} is done" in capsys.readouterr().out
+        assert not (tmp_path / "thirds").exists()
+    run("thirds", shard="3/3")
+    assert "12 questions over 6 dialogues" in capsys.readouterr().out
+    assert contents(tmp_path / "thirds") == alone
+    run("thirds", shard="1/3")
+    assert "unchanged" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_accelerate_launch_deals_out_the_dialogues(corpus: Path, minilm_sae: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent.parent
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        root / "configs/accelerate/cpu_2.yaml",
+    ]
+    given = ["--input", corpus, "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--sae", minilm_sae]
+    command = [str(word) for word in (*launch, root / "scripts" / "build_states.py", *given)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "REMIND_QUIET": "1"}, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert read_json(tmp_path / "out" / "manifest.json")["counts"]["dialogues"] == 6
+    # each built its own three, and nothing twice
+    assert len(list((tmp_path / "cache" / "states").rglob("*.parquet"))) == 6
+    assert done.stdout.count("is done; ") == 1
+
+
+@pytest.mark.slow
+def test_a_second_run_needs_no_model_and_writes_nothing(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = BuildStatesConfig(str(corpus), str(tmp_path / "a"), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
+    build_states(cfg)
+
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"}
+
+    before = stamps()
+    monkeypatch.setattr(remind.pipeline.dialogue.Workshop, "build", lambda *_: pytest.fail("built again"))
+    capsys.readouterr()
+    build_states(cfg)
+    assert "unchanged" in capsys.readouterr().out
+    assert stamps() == before
+    # elsewhere, from the cache
+    cfg.out = str(tmp_path / "b")
+    build_states(cfg)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+    # other settings are other states
+    cfg.limit = 1
+    with pytest.raises(ConfigError, match="of other input or settings"):
+        build_states(cfg)
+    # a damaged folder is not taken for what was built
+    (tmp_path / "b" / "part-00000.parquet").write_bytes(b"PAR1")
+    cfg.limit = None
+    with pytest.raises(ConfigError, match="of other input or settings"):
+        build_states(cfg)
+    cfg.overwrite = True
+    build_states(cfg)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_what_one_stage_made_serves_when_another_changes(
+    corpus: Path, minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = BuildStatesConfig(str(corpus), str(tmp_path / "a"), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
+    build_states(cfg)
+    # another split: all but the records is there, so nothing is grounded and no backbone is loaded
+    monkeypatch.setattr(remind.pipeline.dialogue, "load_backbone", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("remind.llm.offline.OfflineLLM.summary", lambda *_: pytest.fail("a summary was written again"))
+    cfg.out, cfg.split.train = str(tmp_path / "b"), 0.5
+    build_states(cfg)
+    assert contents(tmp_path / "a") != contents(tmp_path / "b")
+    # and a dialogue more: only that one is built
+    with pytest.raises(DataError, match="occurs twice"):
+        build_states(BuildStatesConfig([str(corpus), str(corpus)], str(tmp_path / "c"), cache=str(tmp_path / "cache"),
+                                       sae=str(minilm_sae)))  # fmt: skip
