@@ -26,9 +26,11 @@ test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The same tests of killed runs, with more kills than CI has time for.
+# The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready
-	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py -k killed
+	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/pipeline -k killed
+	$(PIP) -e '.[fuzz]'
+	$(BIN)/python scripts/fuzz.py --seconds 600 --out runs/fuzz
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,0 +1,192 @@
+"""Small files in real formats under the names the documents use, from the bundled dialogues; and a tiny Qwen3-VL."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from remind import read
+from remind.dialogue import Corpus, Dialogue, Session
+from remind.evaluation.official.longmemeval import TYPES
+from remind.testbed.nano import save_nano
+from remind.testbed.sample import sample_path
+
+#: Sessions of a dialogue that are told again, and questions of each that are asked.
+SESSIONS, ASKED = 3, 4
+HUB_ID = "Qwen/Qwen3-VL-8B-Instruct"
+
+
+@cache
+def _corpus() -> Corpus:
+    return read(sample_path() / "train.jsonl")
+
+
+def _dialogues() -> Iterator[tuple[Dialogue, list[Session]]]:
+    for dialogue in _corpus().dialogues:
+        yield dialogue, list(dialogue.sessions[:SESSIONS])
+
+
+def _turns(session: Session, number: int, key: str) -> list[dict[str, Any]]:
+    """Turns as LoCoMo and REALTALK have them, but for what the text is called."""
+    rows = []
+    for place, turn in enumerate(session.turns, start=1):
+        row: dict[str, Any] = {"speaker": turn.speaker, key: turn.text, "dia_id": f"D{number}:{place}"}
+        if turn.images and turn.images[0].caption:
+            row["blip_caption"] = turn.images[0].caption
+        rows.append(row)
+    return rows
+
+
+def _questions(dialogue: Dialogue, sessions: list[Session], most: int) -> list[dict[str, Any]]:
+    """Direct questions with evidence among the sessions told; categories 1 to 4 in turn, and one without an answer."""
+    ids = {t.id: f"D{n}:{p}" for n, s in enumerate(sessions, 1) for p, t in enumerate(s.turns, 1)}
+    rows: list[dict[str, Any]] = []
+    for question in _corpus().questions:
+        evidence = [ids[turn_id] for turn_id in question.evidence if turn_id in ids]
+        if question.dialogue_id == dialogue.id and evidence and len(rows) < most:
+            text, answer = question.text, question.answers[0]
+            if question.options:
+                answer = question.options["ABCD".index(answer)]
+            rows.append({"question": text, "answer": answer, "evidence": evidence, "category": 1 + len(rows) % 4})
+    rows.append({"question": "What did nobody say?", "adversarial_answer": "this", "evidence": ["D1:1"], "category": 5})
+    return rows
+
+
+def _locomo() -> list[dict[str, Any]]:
+    samples = []
+    for dialogue, sessions in list(_dialogues())[:4]:
+        first, second = dialogue.speakers[:2]
+        conversation: dict[str, Any] = {"speaker_a": first, "speaker_b": second}
+        for number, session in enumerate(sessions, start=1):
+            conversation[f"session_{number}_date_time"] = f"1:5{number} pm on {number} May, 2023"
+            conversation[f"session_{number}"] = _turns(session, number, "text")
+        samples.append(
+            {"sample_id": dialogue.id, "conversation": conversation, "qa": _questions(dialogue, sessions, ASKED)}
+        )
+    return samples
+
+
+def _realtalk(folder: Path) -> None:
+    folder.mkdir()
+    for number, (dialogue, sessions) in enumerate(list(_dialogues())[4:6], start=1):
+        chat: dict[str, Any] = {"name": dialogue.id, "qa": _questions(dialogue, sessions, 2)[:-1]}
+        for place, session in enumerate(sessions, start=1):
+            chat[f"session_{place}_date_time"] = f"{place:02d}.01.2024, 22:42:04"
+            chat[f"session_{place}"] = _turns(session, place, "clean_text")
+        _write(folder / f"Chat_{number}.json", chat)
+
+
+def _corpora(folder: Path) -> None:
+    """MSC, Friends and DialogCC: dialogues without questions."""
+    dialogue, sessions = list(_dialogues())[6]
+    told = [[turn.text for turn in session.turns] for session in sessions]
+    dialogs = [[{"text": text, "id": f"Speaker {n % 2 + 1}"} for n, text in enumerate(texts)] for texts in told]
+    previous = [{"dialog": d, "time_num": 1, "time_unit": "days", "time_back": "1 days ago"} for d in dialogs[:-1]]
+    row = {"personas": [], "dialog": dialogs[-1], "previous_dialogs": previous, "init_personas": []}
+    (folder / "msc").mkdir()
+    rows = [{**row, "metadata": {"initial_data_id": f"valid_{n}"}} for n in range(4)]
+    (folder / "msc" / "session_3_valid.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows), encoding="utf-8")
+
+    (folder / "friends").mkdir()
+    heads = [
+        "Utterance",
+        "Speaker",
+        "Emotion",
+        "Scene_ID",
+        "Utterance_ID",
+        "Season",
+        "Episode",
+        "Start_Time",
+        "End_Time",
+    ]
+    with (folder / "friends" / "emorynlp_dev_final.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(heads)
+        for scene, session in enumerate(sessions, start=1):
+            for n, turn in enumerate(session.turns, start=1):
+                writer.writerow([turn.text, str([turn.speaker]), "Neutral", scene, n, 1, 2, "00:00:02.877", ""])
+
+    (folder / "dialogcc").mkdir()
+    shared = [{"image_url": "https://example.org/1.jpg", "caption": "a lake"}]
+    records = [
+        {
+            "dialogue_id": f"{dialogue.id}:{place}",
+            "dialogue": [
+                {"utterance_idx": n, "utterance": t.text, "speaker": t.speaker, "shared_image": [] if n else shared}
+                for n, t in enumerate(session.turns)
+            ],
+            "split": "train",
+        }
+        for place, session in enumerate(sessions)
+    ]
+    _write(folder / "dialogcc" / "train.json", records)
+
+
+def _longmemeval(folder: Path) -> None:
+    """Six questions of the six types with judged answers."""
+    time = datetime(2023, 5, 30).isoformat()
+    queries = [
+        {
+            "id": f"q{n}",
+            "query": f"What was number {n}?",
+            "gold_answers": [f"number {n}"],
+            "gold_ids": [f"q{n}_answer"],
+            "user_id": f"q{n}",
+            "meta": {"question_type": kind, "query_timestamp": f"{time}+00:00"},
+        }
+        for n, kind in enumerate(TYPES)
+    ]
+    _write(folder / "longmemeval_s_queries.json", queries)
+    sessions = [
+        [
+            {"role": "user", "content": f"Number {n} is mine.", "has_answer": True},
+            {"role": "assistant", "content": "Good."},
+        ]
+        for n in range(3)
+    ]
+    instance = {
+        "question_id": "q0",
+        "question_type": TYPES[0],
+        "question": "What was number 0?",
+        "answer": "number 0",
+        "question_date": "2023/05/30 (Tue) 12:00",
+        "haystack_session_ids": ["answer_0", "s1", "s2"],
+        "haystack_dates": [f"2023/05/{20 + n} (Sat) 02:21" for n in range(3)],
+        "haystack_sessions": sessions,
+        "answer_session_ids": ["answer_0"],
+    }
+    _write(folder / "longmemeval_s.json", [instance])
+    judged = [
+        {
+            "question_id": f"q{n}",
+            "hypothesis": f"It was number {n}.",
+            "autoeval_label": {"model": "gpt-4o-mini-2024-07-18", "label": n % 2 == 0},
+        }
+        for n in range(len(TYPES))
+    ]
+    name = "rag_s_cleaned.eval-results-gpt-4o-mini.jsonl"
+    (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in judged), encoding="utf-8")
+
+
+def lay_out(folder: Path) -> None:
+    """Every data file the documents name."""
+    for name in ("locomo10.json", "dialogues.json", "locomo_dev.json"):
+        _write(folder / name, _locomo())
+    _realtalk(folder / "realtalk")
+    _corpora(folder)
+    _longmemeval(folder)
+    (folder / "texts.txt").write_text("Ana drinks coffee.\nBen drinks tea in the morning.\n" * 4, encoding="utf-8")
+
+
+def lay_out_model(folder: Path) -> None:
+    """A Qwen3-VL as deep as the 8B one and 32 wide, in a folder that is found before the hub id of that name."""
+    save_nano(folder / HUB_ID, hidden_size=32, layers=36, vision_size=16)
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")

@@ -1,0 +1,264 @@
+"""A reader's desk: a folder with links to the checkout and small data, in which commands are run as they are told.
+
+Sizes are cut by overrides that are added to a command (`RECIPES`), never by leaving out anything it says. A command
+whose script has no recipe fails. What a command needs under runs/ and is not there is made first, by the command of
+the README that makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import doc_data
+import pytest
+import yaml
+from doc_commands import CONFIGS, ROOT, Command, block_commands
+from doc_server import reply
+from fault_proxy import Proxy
+
+_WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
+_BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
+#: What makes a script end in seconds, added to whatever a command says.
+RECIPES: dict[str, str] = {
+    "annotate_refmem.py": "",
+    "bench_evidence_ratio.py": "--limit 1",
+    "build_refmem.py": "--limit 2",
+    # what several processes do is tested with the pipeline
+    "build_states.py": "--limit 2 --workers 1",
+    "compare.py": "",
+    "demo.py": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --sae.steps 2 --sae.d_sae 64",
+    "evaluate.py": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
+    "export.py": "",
+    "export_official.py": "",
+    "faithfulness.py": "--limit 2 --draws 1 --bootstrap 20",
+    "inference_cost.py": "--lengths '[2048]'",
+    "inspect_grounding.py": "--per_feature 1 --features 2",
+    "judge_agreement.py": "",
+    "make_world.py": _WORLD.format("world"),
+    "merge_annotations.py": "",
+    "plot_inspector.py": "",
+    "plot_run.py": "",
+    "pretrain_nano.py": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
+    "prove_pra.py": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
+    "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
+    "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
+    "score_official.py": "--bootstrap 20",
+    "score_retrieval.py": "--bootstrap 20",
+    "stability_map.py": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
+    "train_pra.py": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
+    "train_sae.py": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
+    "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
+}
+#: The same for what one config asks for beyond the script's recipe: GPUs, servers.
+BY_CONFIG: dict[str, str] = {
+    "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
+    "build_server": "--llm.default.base_url {url}",
+    "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
+    "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
+}
+#: Scripts that are started as a shell starts them; in one process with others a run takes a tenth of the time.
+PROCESSES = ("compare.py",)
+#: Launchers that are used as they are. The others want GPUs: their scripts are run alone, and the file is only read.
+LAUNCHERS = ("configs/accelerate/cpu_2.yaml",)
+#: Where a reader is to put something of their own.
+PLACEHOLDERS = {"<id>": "c01-q000", "OPENAI_API_KEY=…": "OPENAI_API_KEY=sk-made-up-0123456789"}
+#: Options that name what is written, not read.
+_WRITTEN = ("--out", "--cache", "--llm.dry_run")
+
+
+class Desk:
+    """Runs commands in `folder`; what was run once is not run again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._done: dict[str, str] = {}
+        for name in ("scripts", "configs", "remind"):
+            (folder / name).symlink_to(ROOT / name)
+        doc_data.lay_out(folder)
+
+    def run(self, command: Command) -> str:
+        """What the command printed. Fails the test where it does not end well."""
+        key = " ".join(command.words)
+        if key not in self._done:
+            for path in self._needs(command):
+                self._provide(path, command)
+            if command.script == "merge_annotations.py":
+                self._annotate(command)
+            self._done[key] = self._start(command)
+        return self._done[key]
+
+    def arguments(self, command: Command, url: str = "") -> list[str]:
+        """The command's arguments and its recipe's."""
+        script = command.script
+        if script is None or script not in RECIPES:
+            pytest.fail(f"{command}: no recipe for {script}; say in RECIPES how it is made small")
+        config = Path(command.config or "").stem
+        added = f"{RECIPES[script]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
+        if script == "plot_inspector.py":
+            added += f" --chromium {shlex.quote(_browser())}"
+        given = [PLACEHOLDERS.get(word, word) for word in command.arguments]
+        taken = {word for word in given if word.startswith("--")}
+        return [*given, *_without(shlex.split(added), taken if config == "proof" else set())]
+
+    def _needs(self, command: Command) -> Iterator[str]:
+        """Paths under runs/ that the command or its config reads."""
+        words = command.arguments
+        for before, word in zip(("", *words), words, strict=False):
+            if before not in _WRITTEN:
+                yield from re.findall(r"runs/[\w./-]+", word)
+        if command.config:
+            values: dict[str, Any] = yaml.safe_load((ROOT / command.config).read_text(encoding="utf-8"))
+            for name, value in values.items():
+                if name != "out" and f"--{name}" not in words and str(value).startswith("runs/"):
+                    yield str(value)
+        if any(doc_data.HUB_ID in text for text in (command.text, self._config_text(command))):
+            yield doc_data.HUB_ID
+
+    def _config_text(self, command: Command) -> str:
+        return (ROOT / command.config).read_text(encoding="utf-8") if command.config else ""
+
+    def _provide(self, path: str, wanted_by: Command) -> None:
+        """Have `path` made, where it is not there."""
+        if (self.folder / path).exists():
+            return
+        if path == doc_data.HUB_ID:
+            doc_data.lay_out_model(self.folder)
+            return
+        makers = (one for one in (*block_commands(), DEMO) if one != wanted_by and _makes(one, path))
+        maker = next(makers, None)
+        if maker is None:
+            pytest.fail(f"{wanted_by}: nothing in the README makes {path}")
+        self.run(maker)
+        assert (self.folder / path).exists(), f"{wanted_by}: {maker} does not write {path}"
+
+    def _start(self, command: Command) -> str:
+        with Proxy(answer=reply) as server, self._surroundings(command):
+            words = [*self.arguments(command, server.url)]
+            if command.script in PROCESSES or command.option("--config_file") in LAUNCHERS:
+                return _as_process(command, words)
+            return _in_process(f"scripts/{command.script}", words, str(command))
+
+    @contextlib.contextmanager
+    def _surroundings(self, command: Command) -> Iterator[None]:
+        """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
+        from remind import demo
+        from remind.sae_training import TrainSAEConfig, quick
+        from remind.testbed.pretrain import run as pretraining
+
+        told = [PLACEHOLDERS.get(word, word) for word in command.words if re.match(r"[A-Z_]+=", word)]
+        own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up", **dict(w.split("=", 1) for w in told)}
+        shorter = (*(quick.quick_sae.__defaults__ or ())[:-1], 1)
+
+        def fewer(**fields: Any) -> TrainSAEConfig:
+            return TrainSAEConfig(**{**fields, "limit": 250, "buffer_tokens": 4096})
+
+        worlds = {name: replace(world, test=1) for name, world in pretraining.MEASURED.items()}
+        with (
+            contextlib.chdir(self.folder),
+            mock.patch("concurrent.futures.ProcessPoolExecutor", _here),
+            mock.patch.object(pretraining, "MEASURED", worlds),
+            # the first of the three runs, which the others repeat with other labels
+            mock.patch.object(demo, "ARMS", dict(list(demo.ARMS.items())[:1])),
+            mock.patch.dict(os.environ, own),
+            mock.patch.object(quick.quick_sae, "__defaults__", shorter),
+            mock.patch.object(quick, "TrainSAEConfig", fewer),
+        ):
+            yield
+
+    def _annotate(self, command: Command) -> None:
+        """What annotators would hand in: everybody agrees with the drafts."""
+        from remind.refmem.annotation import Row, write_annotations
+        from remind.refmem.annotation.shown import fingerprint
+        from remind.refmem.items import read_items
+
+        items = read_items(self.folder / str(command.option("--drafts")))
+        for name in ("Ana", "Ben", "Cem"):
+            rows = [
+                Row(
+                    item.id, name, item.answers, item.evidence, item.images, confidence=5, fingerprint=fingerprint(item)
+                )
+                for item in items
+            ]
+            write_annotations(rows, self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl")
+
+
+def _browser() -> str:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
+    return found
+
+
+DEMO = Command("Makefile", "make demo", "python scripts/demo.py --config configs/demo.yaml")
+
+
+def made_by(command: Command) -> str | None:
+    """The path a command writes: --out, or its config's."""
+    if command.script is None:
+        return None
+    if out := command.option("--out"):
+        return out
+    if command.config:
+        made = yaml.safe_load((CONFIGS / Path(command.config).name).read_text(encoding="utf-8")).get("out")
+        return None if made is None else str(made)
+    return None
+
+
+def _here(*_: object, **__: object) -> ThreadPoolExecutor:
+    """In place of a pool of processes, each of which would import everything anew."""
+    return ThreadPoolExecutor(1)
+
+
+def _makes(command: Command, path: str) -> bool:
+    made = made_by(command)
+    return made is not None and (path == made or path.startswith(f"{made}/"))
+
+
+def _without(words: list[str], taken: set[str]) -> list[str]:
+    """Options with their values, but for those a command has itself."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for name, value in pairs if name not in taken for word in (name, value)]
+
+
+def _in_process(script: str, words: list[str], title: str) -> str:
+    """Much faster than a process of its own, which imports torch and transformers anew."""
+    said, complaints = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [script, *words]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(complaints),
+    ):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                pytest.fail(f"{title}\nended with {end.code}: {complaints.getvalue()[-2000:]}", pytrace=False)
+    return said.getvalue()
+
+
+def _as_process(command: Command, words: list[str]) -> str:
+    """As a shell would start it, by this Python."""
+    front = command.words[: -len(command.arguments) or None]
+    front = tuple(word for word in front if "=" not in word)
+    programs = {"python": (sys.executable,), "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli")}
+    line = [*programs[front[0]], *front[1:], *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.fail(f"{command}\nended with {done.returncode}: {done.stderr[-3000:]}", pytrace=False)
+    return done.stdout

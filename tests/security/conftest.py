@@ -1,0 +1,103 @@
+"""Scripts run in this process, a small model with SAEs that fit it, and a dialogue full of hostile text."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from sae import TopKSAE, layer_folder
+
+ROOT = Path(__file__).parents[2]
+#: What must stay text wherever it is shown: it would mark the window, or ask for a file.
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 2'> <svg onload=window.hacked=3> & \"quoted\"",
+    "<!--<script> --> {{ 7 * 7 }} <link rel=stylesheet href=//example.org/x.css> \u2028 \u202egnp.exe\u202c",
+    "<iframe src='https://example.org/'></iframe><style>@import url(//example.org/y.css)</style>",
+)
+
+
+def _script(name: str, *words: str) -> tuple[int, str, str]:
+    said, complaints = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [name, *words]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(complaints),
+    ):
+        try:
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), said.getvalue(), complaints.getvalue()
+    return 0, said.getvalue(), complaints.getvalue()
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[..., tuple[int, str, str]]:
+    """Runs a script with arguments: status, what it printed, what it complained of."""
+    return _script
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Qwen3-VL folder."""
+    from remind.testbed.nano import save_nano
+
+    return save_nano(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, vision_size=16)
+
+
+@pytest.fixture
+def saes(tmp_path: Path) -> Path:
+    """SAEs that fit it."""
+    return _saes(tmp_path / "saes")
+
+
+def _saes(folder: Path) -> Path:
+    TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 1))
+    return folder
+
+
+def _hostile(path: Path) -> Path:
+    """Two dialogues in which text, speakers, ids, captions, questions, options and answers are all hostile."""
+    rows: list[dict[str, object]] = []
+    for number in range(2):
+        name = f"d{number} {HOSTILE[0]}"
+        turns = [
+            {
+                "id": f"t{n} {HOSTILE[1]}" if n == 0 else f"t{n}",
+                "speaker": ("Ana <b onclick=window.hacked=4>", HOSTILE[1])[n % 2],
+                "text": f"{HOSTILE[n % 4]} We drank tea {n}.",
+                "time": None,
+                "images": [{"path": None, "caption": HOSTILE[n], "source": None}] if n < 3 else [],
+            }
+            for n in range(8)
+        ]
+        rows.append({"type": "context", "id": name, "sessions": [{"id": "s1", "time": HOSTILE[2], "turns": turns}]})
+        common = {"type": "question", "context_id": name, "images": [], "category": HOSTILE[0], "time": None}
+        common |= {"evidence": ["t1", "t4"], "dimension": None, "split": ("train", "test")[number]}
+        rows += [
+            {**common, "id": f"q{number} {HOSTILE[1]}", "question": f"What of {HOSTILE[0]}?", "format": "direct"}
+            | {"options": [], "answers": [HOSTILE[3]]},
+            {**common, "id": f"p{number}", "question": f"Which {HOSTILE[2]}?", "format": "single"}
+            | {"options": [*HOSTILE[:3], "tea"], "answers": ["D"]},
+        ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+    """A folder with such dialogues (data.jsonl), SAEs (saes) and their states (states)."""
+    folder = tmp_path_factory.mktemp("hostile")
+    words = ("--input", str(_hostile(folder / "data.jsonl")), "--out", str(folder / "states"), "--backbone", str(tiny))
+    more = ("--sae", str(_saes(folder / "saes")), "--cache", str(folder / "cache"))
+    assert _script("build_states.py", *words, *more)[0] == 0
+    return folder

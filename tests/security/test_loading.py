@@ -1,0 +1,239 @@
+"""What lies in a folder someone else made is not run: pickles, code beside a model, tags of YAML, objects of NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from remind.alignment import checkpoint
+from remind.errors import ImagePathError, ModelError, RemindError
+from sae import layer_folder, load_layers
+from sae.errors import SAEError
+
+ROOT = Path(__file__).parents[2]
+Script = Callable[..., tuple[int, str, str]]
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (Path.touch, (self.canary,))
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "exploded"
+
+
+def test_the_bomb_works(canary: Path) -> None:
+    """Else the tests below would pass whatever is opened."""
+    pickle.loads(pickle.dumps(Bomb(canary)))
+    assert canary.exists()
+    canary.unlink()
+    torch.save({"weight": Bomb(canary)}, canary.parent / "bomb.bin")
+    torch.load(canary.parent / "bomb.bin", weights_only=False)
+    assert canary.exists()
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("kind", ["code", "pickle"])
+def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
+    kind: str, model: Path, saes: Path, canary: Path, tmp_path: Path, script: Script
+) -> None:
+    if kind == "code":
+        config = json.loads((model / "config.json").read_text())
+        config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Own"}}
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+    else:
+        (model / "model.safetensors").unlink()
+        torch.save({"weight": Bomb(canary)}, model / "pytorch_model.bin")
+    sample = str(ROOT / "remind" / "testbed" / "sample" / "test.jsonl")
+    words = ("--input", sample, "--out", str(tmp_path / "out"), "--backbone", str(model), "--sae", str(saes))
+    status, _, said = script("build_states.py", *words, "--limit", "1", "--cache", str(tmp_path / "cache"))
+    assert status == 2
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [said.splitlines()[-1]]
+    assert str(model) in said.splitlines()[-1]
+    assert not canary.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
+    from remind.backbone import load_backbone
+
+    for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        content = json.loads((model / name).read_text())
+        every = {
+            f"Auto{kind}": "own.Own" for kind in ("Config", "ModelForImageTextToText", "ImageProcessor", "Processor")
+        }
+        (model / name).write_text(json.dumps({**content, "auto_map": {**every, "AutoTokenizer": ["own.Own", None]}}))
+    (model / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+    with mock.patch("builtins.input", side_effect=AssertionError("nobody is asked whether to run it")):
+        load_backbone(model)
+    assert not canary.exists()
+
+
+def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> None:
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    from remind.refmem.images import ClipEncoder
+
+    folder = tmp_path / "clip"
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    CLIPModel(
+        CLIPConfig(text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 32}, projection_dim=8)
+    ).save_pretrained(folder)
+    CLIPImageProcessor().save_pretrained(folder)
+    content = json.loads((folder / "preprocessor_config.json").read_text())
+    content |= {"image_processor_type": "Own", "auto_map": {"AutoImageProcessor": "own.Own"}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(content))
+    (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+    # an answer that would let it: with nothing said the library asks at the terminal
+    with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
+        ClipEncoder(str(folder))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "pytorch_model.bin", "sae_weights.pt"])
+def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
+    folder = layer_folder(saes, 1)
+    torch.save({"W_enc": Bomb(canary)}, folder / name)
+    with contextlib.suppress(SAEError, RemindError):
+        load_layers(saes)
+        from remind.grounding.load import load_saes
+
+        load_saes(saes)
+    assert not canary.exists()
+    if name == "sae_weights.safetensors":
+        with pytest.raises(SAEError):
+            load_layers(saes)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "optimizer.pt"])
+def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
+    """Even where its checksum was made to fit."""
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    folder = checkpoint.folder_of(tmp_path, 1)
+    states = checkpoint.random_state(torch.device("cpu"))[None]
+    checkpoint.save(folder, 1, layer, optimizer, states, {})
+    torch.save({"weight": Bomb(canary)}, folder / name)
+    sums = json.loads((folder / "checksums.json").read_text())
+    from remind.io import sha256_file
+
+    (folder / "checksums.json").write_text(json.dumps({**sums, name: sha256_file(folder / name)}))
+    assert checkpoint.newest(tmp_path) == folder
+    restores: dict[str, Callable[[], None]] = {
+        "model.safetensors": lambda: checkpoint.restore_model(folder, layer),
+        "optimizer.safetensors": lambda: checkpoint.restore_optimizer(folder, layer, optimizer),
+        "random.safetensors": lambda: checkpoint.restore_random(folder, 0, torch.device("cpu")),
+    }
+    for file, restore in restores.items():
+        if file == name:
+            with pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$"):
+                restore()
+        else:
+            restore()
+    assert not canary.exists()
+
+
+def test_yaml_makes_no_objects(tmp_path: Path, canary: Path, script: Script) -> None:
+    """In a config file, and in the settings of a run."""
+    from remind.alignment.config import read_config
+
+    bad = f"!!python/object/apply:os.system ['touch {canary}']\n"
+    (tmp_path / "c.yaml").write_text(f"out: {bad}")
+    status, _, said = script("make_world.py", "--config", str(tmp_path / "c.yaml"))
+    assert status == 2
+    assert said.startswith("error: ")
+    (tmp_path / "config.yaml").write_text(f"objective: {bad}")
+    with pytest.raises(RemindError):
+        read_config(tmp_path)
+    assert not canary.exists()
+
+
+def test_arrays_hold_no_objects(tmp_path: Path, canary: Path) -> None:
+    """The vectors of a benchmark's build."""
+    from remind.refmem.segments import read_segments
+
+    (tmp_path / "segments.jsonl").write_text("")
+    np.save(tmp_path / "vectors.npy", np.array([Bomb(canary)], dtype=object), allow_pickle=True)
+    with pytest.raises((RemindError, ValueError)):
+        read_segments(tmp_path)
+    assert not canary.exists()
+
+
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) = showpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize("name", ["a.eps", "a.png"])
+def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Path) -> None:
+    """Pillow would hand it to `gs`; what a file is follows from its content, whatever its name."""
+    from remind.chat import open_image
+
+    shim = tmp_path / "bin" / "gs"
+    shim.parent.mkdir()
+    shim.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    shim.chmod(0o755)
+    (tmp_path / name).write_bytes(POSTSCRIPT)
+    with (
+        mock.patch.dict(os.environ, {"PATH": f"{shim.parent}:{os.environ['PATH']}"}),
+        mock.patch("PIL.EpsImagePlugin.gs_binary", None),
+        pytest.raises(ImagePathError) as refused,
+    ):
+        open_image(tmp_path / name)
+    assert "\n" not in str(refused.value)
+    assert not canary.exists()
+
+
+def test_pictures_of_the_formats_named_are_read(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from remind.chat import PICTURE_FORMATS, open_image
+
+    for kind in sorted({*PICTURE_FORMATS} - {"AVIF"}):
+        Image.new("RGB", (8, 6), (200, 10, 10)).save(tmp_path / "p", format=kind)
+        assert open_image(tmp_path / "p").size == (8, 6)
+
+
+def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    """By its head, before its pixels are unpacked."""
+    from PIL import Image
+
+    from remind.chat import open_image
+
+    Image.new("1", (64, 64)).save(tmp_path / "b.png")
+    with mock.patch.object(Image, "MAX_IMAGE_PIXELS", 100), pytest.raises(ImagePathError, match=r"limit|exceeds"):
+        open_image(tmp_path / "b.png")
+    assert Image.MAX_IMAGE_PIXELS is not None
+
+
+@pytest.mark.parametrize(
+    "address", ["https://127.0.0.1:1/a.png", "ftp://127.0.0.1/a.png", "data:image/png;base64,AA=="]
+)
+def test_an_image_on_the_web_is_not_fetched(address: str) -> None:
+    from remind.chat import open_image
+
+    with mock.patch("socket.socket.connect", side_effect=AssertionError("connected")), pytest.raises(ImagePathError):
+        open_image(address)

@@ -1,0 +1,175 @@
+"""What the source never calls: code that unpickles, runs strings or shells, trusts remote code, or fetches."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for folder in ("remind", "sae", "scripts") for path in (ROOT / folder).rglob("*.py"))
+#: Modules that run what they read, or speak to a network.
+IMPORTS = {
+    "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "code", "pty",
+    "requests", "urllib3", "httpx", "aiohttp", "http.client", "urllib.request", "ftplib", "smtplib", "telnetlib",
+    "xmlrpc.client", "webbrowser", "ctypes", "multiprocessing.connection", "xml.etree.ElementTree",
+}  # fmt: skip
+#: Calls by the end of their dotted name.
+CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "os.execv", "os.spawnl", "os.startfile",
+    "pickle.load", "pickle.loads", "torch.load", "torch.hub.load", "torch.save", "torch.jit.load", "yaml.load",
+    "yaml.unsafe_load", "yaml.full_load", "np.loadtxt", "pandas.read_pickle", "pd.read_pickle", "hf_hub_download",
+    "snapshot_download", "load_dataset", "urlopen", "urlretrieve", "tempfile.mktemp", "socket.create_connection",
+    "create_server",
+}  # fmt: skip
+#: Keywords with a value that must not stand in any call.
+KEYWORDS = {
+    ("trust_remote_code", True),
+    ("verify", False),
+    ("shell", True),
+    ("allow_pickle", True),
+    ("weights_only", False),
+}
+#: What is allowed, and why. An entry that allows nothing any more fails a test.
+ALLOWED = {
+    ("remind/llm/cache.py", "socket"): "the machine's name, for the leases of processes; nothing is connected",
+}
+#: Loaders of transformers and what each must be told. A pickle is read where safetensors are not asked for.
+MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
+#: Loaders that read a folder the program has just written, or one of the package.
+OWN = {
+    ("remind/export.py", "kind"): "the export just written, opened again to check it",
+    ("remind/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
+    (
+        "remind/evaluation/cost/flops.py",
+        "AutoConfig",
+    ): "the folder of the MiniLM package; and a folder, without its code",
+    ("remind/backbone.py", "Qwen2VLImageProcessorPil"): "a class of the library's own, which runs no code of a folder",
+}
+
+
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
+    return tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in FILES)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of a name or attribute; what is called on something else begins with a dot."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def imported(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def starts_python(call: ast.Call, tree: ast.Module) -> bool:
+    """Whether a process is this Python: its line, or every value of the name it has, begins with sys.executable."""
+    line = call.args[0] if call.args else None
+    if isinstance(line, ast.Name):
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and dotted(node.targets[0]) == line.id]
+        values = [node.value for node in named]
+    else:
+        values = [] if line is None else [line]
+    lists = [value for value in values if isinstance(value, ast.List) and value.elts]
+    return bool(values) and len(lists) == len(values) and all(dotted(one.elts[0]) == "sys.executable" for one in lists)
+
+
+def offences(tree: ast.Module) -> set[str]:
+    """Imports and calls that must not be."""
+    found = imported(tree) & IMPORTS
+    found |= {name for name in imported(tree) if name.startswith("subprocess.")}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
+        # re.compile and the like are other functions; a bare name is the built-in one
+        bare = {call for call in CALLS if "." not in call}
+        if name in CALLS or name.rpartition(".")[2] in bare - {"compile", "eval", "exec"}:
+            found.add(name)
+        for keyword in node.keywords:
+            value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+            if (keyword.arg, value) in KEYWORDS:
+                found.add(f"{name}({keyword.arg}={value})")
+        if name.startswith("subprocess.") and not starts_python(node, tree):
+            found.add(f"{name} of another program")
+        if name in ("np.load", "numpy.load", "np.save", "numpy.save"):
+            told = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            if told.get("allow_pickle") is not False:
+                found.add(f"{name} without allow_pickle=False")
+        opens = name.endswith("Image.open") or name == "Pillow.open"
+        if opens and "formats" not in {k.arg for k in node.keywords}:
+            found.add(f"{name} without formats")
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from urllib.request import urlopen",
+        "import http.client as h",
+        "import torch\ntorch.load('x', weights_only=True)",
+        "eval('1')",
+        "import os\nos.system('ls')",
+        "import subprocess\nsubprocess.run(['git', 'log'])",
+        "import subprocess\nsubprocess.run(command)",
+        "from subprocess import run",
+        "import yaml\nyaml.load(open('x'))",
+        "f(trust_remote_code=True)",
+        "import numpy as np\nnp.load('x')",
+        "from PIL import Image\nImage.open('x')",
+    ],
+)
+def test_the_scan_sees(text: str) -> None:
+    assert offences(ast.parse(text))
+
+
+def test_the_scan_passes_what_is_harmless() -> None:
+    text = "import re, subprocess, sys, yaml\nre.compile('x')\nmodel.eval()\nyaml.safe_load('x')\n"
+    assert offences(ast.parse(f"{text}line = [sys.executable, 'x']\nsubprocess.run(line)")) == set()
+
+
+def test_nothing_is_unpickled_run_from_text_or_fetched() -> None:
+    found = {file: bad for file, tree in trees() if (bad := offences(tree))}
+    # a page is photographed from bytes that the browser gave
+    found.get("remind/inspector/picture.py", set()).discard("Image.open without formats")
+    assert {file: bad for file, bad in found.items() if bad} == {}
+
+
+def test_sockets_are_used_where_it_is_said_why() -> None:
+    watched = {"socket", "socketserver", "asyncio", "multiprocessing.managers"}
+    found = {(file, name) for file, tree in trees() for name in imported(tree) & watched}
+    assert found <= ALLOWED.keys(), found - ALLOWED.keys()
+    assert {key for key in ALLOWED if key not in found} == set(), "an exception that is needed no more"
+
+
+def test_every_loader_is_told_to_read_safetensors_and_to_run_no_code() -> None:
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and dotted(node.func).endswith(".from_pretrained"):
+                kind = dotted(node.func).split(".")[0]
+                told = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+                if (file, kind) in OWN:
+                    continue
+                if kind.startswith("Auto") or kind == "loader":
+                    assert told.get("trust_remote_code") is False, f"{file}:{node.lineno}: {kind}"
+                if kind in MODELS:
+                    assert told.get("use_safetensors") is True, f"{file}:{node.lineno}: {kind}"
+
+
+def test_the_chat_client_alone_speaks_to_a_server() -> None:
+    """The package openai is the one way out, and one module makes its client."""
+    users = {file for file, tree in trees() if any(name.split(".")[0] == "openai" for name in imported(tree))}
+    assert users == {"remind/llm/client.py"} or users <= {"remind/llm/client.py", "remind/llm/retry.py"}
