@@ -1,14 +1,12 @@
 """From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from small_corpus import Building
 
 from remind import read
 from remind.alignment.trainer import TrainerConfig
@@ -22,13 +20,6 @@ from remind.testbed.sample import sample_path
 from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
 from sae.trainer import SAETrainConfig
-
-SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
-
-
-def script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "REMIND_QUIET": "1"}, check=False)
 
 
 @pytest.mark.slow
@@ -143,13 +134,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
             TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
             word = "layers 0 to 6"
     before = sorted(tmp_path.iterdir())
-    done = script("build_states.py", "--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert word in done.stderr
+    given = ["--input", str(path), "--out", str(out), "--cache", str(tmp_path.parent / "cache"), *extra]
+    process = Building(tmp_path.parent / f"said-{kind}", given)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert word in said
     if kind not in ("key", "layer"):
-        assert path.name in done.stderr
+        assert path.name in said
     assert sorted(tmp_path.iterdir()) == before
 
 
