@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,24 @@ def locked(file: Path) -> Iterator[None]:
     with file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def give_back_memory() -> None:
+    """Return to the system what lies free between blocks in use.
+
+    Tensors of ever new sizes leave holes that glibc keeps: over a thousand dialogues they come to more than all that is
+    in use.
+    """
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def cores() -> int:

@@ -24,6 +24,7 @@ from remind.pipeline.kept_llm import KeptLLM
 from remind.pipeline.outline import Task
 from remind.pipeline.record import Tally, record_of
 from remind.pipeline.shelf import Kept, Parts
+from remind.processes import give_back_memory
 from remind.pyramid import AttentionalState, FactualState, render
 
 #: What the time of a dialogue is told by.
@@ -81,6 +82,7 @@ class Workshop:
         report = None if chat is None else chat.take()
         account = {"tally": tally.dump(), "report": report, "seconds": self._seconds}
         self.parts.put(self.key(task), records, account)
+        give_back_memory()
 
     def key(self, task: Task) -> str:
         return dialogue_key(self.identity, task.dialogue, task.questions, task.splits)
