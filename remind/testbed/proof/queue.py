@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -16,6 +14,7 @@ from typing import Any
 
 from remind.errors import ConfigError, DataError
 from remind.io import read_json
+from remind.processes import leave_with_parent, spawned_pool
 from remind.progress import Counter
 from remind.testbed.proof.bench import Shelf, Spec
 
@@ -111,9 +110,7 @@ def _alone(shelf: Shelf, groups: Sequence[Sequence[Spec]], progress: _Progress) 
 
 
 def _spread(shelf: Shelf, groups: Sequence[Sequence[Spec]], workers: int, progress: _Progress) -> None:
-    context = multiprocessing.get_context("spawn")
-    count = min(workers, len(groups))
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=(shelf,)) as pool:
+    with spawned_pool(min(workers, len(groups)), _start, (shelf,)) as pool:
         pending: set[Future[None]] = {pool.submit(_perform, list(group)) for group in groups}
         try:
             while pending:
@@ -129,7 +126,7 @@ def _spread(shelf: Shelf, groups: Sequence[Sequence[Spec]], workers: int, progre
 def _start(shelf: Shelf) -> None:
     """In a new process."""
     global _workshop
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
     import torch
 
@@ -137,14 +134,6 @@ def _start(shelf: Shelf) -> None:
 
     torch.set_num_threads(1)
     _workshop = Workshop(shelf)
-
-
-def _leave_with_parent() -> None:
-    """A process whose parent was killed would go on beside the one that is started to go on with the work."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _perform(group: Sequence[Spec]) -> None:
