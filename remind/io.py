@@ -48,15 +48,20 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o777 & ~mask)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            target.rename(old / "old")
-            temporary.rename(target)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(target)
+        put_folder(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_folder(made: Path, target: Path) -> None:
+    """Give a folder its final name in the same parent folder; one that bears it goes once the new one is there."""
+    if not target.exists():
+        made.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    target.rename(old / "old")
+    made.rename(target)
+    shutil.rmtree(old)
 
 
 def write_text(path: str | Path, text: str) -> None:

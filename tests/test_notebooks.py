@@ -14,8 +14,8 @@ pytest.importorskip("ipykernel", reason="the notebooks need pip install 'remind-
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
-#: Processor seconds of a notebook on one core, imports included; twice what a slow core with a busy neighbour takes.
-MOST = 90
+#: Processor seconds of a notebook on one core, imports included.
+MOST = 45
 #: What each must show: pictures, and HTML of text.
 SHOWN = {
     "01_probe_sae_features": (4, 5),

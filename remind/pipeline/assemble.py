@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from remind import prompts
 from remind.errors import DataError, FormatError
-from remind.io import sha256_file, sha256_json
+from remind.io import put_folder, sha256_file, sha256_json
 from remind.llm.auxiliary import ChatLLM
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.identity import told, versions
@@ -54,13 +53,7 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
                 parts.copy(key, partial / part_name(number))
                 hashes[part_name(number)] = sha256_file(partial / part_name(number))
             write_manifest(partial, {**manifest, "parts": hashes})
-            if out.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-                out.rename(old / "old")
-                partial.rename(out)
-                shutil.rmtree(old)
-            else:
-                partial.rename(out)
+            put_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

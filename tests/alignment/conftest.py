@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forked import Forked
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -113,7 +112,6 @@ def make_examples() -> Callable[..., list[Example]]:
 class Runs:
     """Whole runs on nano: how they are told, started as processes, and compared."""
 
-    ROOT = Path(__file__).parents[2]
     LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
     FRONT = "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.cli import main\n"
     # torch's own threads now and then abort a process that tears down as usual, after all is done
@@ -145,16 +143,12 @@ os._exit(status)
         # sums depend on the number of threads in their last digits
         return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), **more}
 
-    def start(self, cfg: TrainConfig, front: str = "", processes: int = 1, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, cfg: TrainConfig, front: str = "", processes: int = 1, **more: str) -> Forked:
         """Train in other processes, after the lines `front`."""
         file, script = Path(f"{cfg.out}.yaml"), Path(f"{cfg.out}.py")
         file.write_text(yaml.safe_dump(as_dict(cfg)))
         script.write_text(f"{self.FRONT}{front}{self.END}")
-        launch = ["-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu_2.yaml"]
-        command = [sys.executable, *(launch if processes == 2 else []), str(script), "--config", str(file)]
-        return subprocess.Popen(
-            command, cwd=self.ROOT, env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        return Forked(script, "--config", file, environment=self.environment(**more), processes=processes)
 
     def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
         return load_file(checkpoint.folder_of(run, step) / f"{name}.safetensors")
@@ -175,21 +169,19 @@ def runs() -> Runs:
 
 @pytest.fixture
 def two_processes(tmp_path: Path) -> Callable[..., None]:
-    """Run a script under torchrun on two gloo processes, with an argument, by default a folder for its checkpoint.
+    """Run a script on two gloo processes, with an argument, by default a folder for its checkpoint.
 
     Each process ends with the line `rank N is through`: its exit status alone would not tell that all checks were made.
     """
 
     def launch(script: str, argument: str | None = None) -> None:
         (tmp_path / "script.py").write_text(script)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        done = subprocess.run(
-            [*command, str(tmp_path / "script.py"), argument or str(tmp_path / "checkpoint")],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            timeout=240,
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = Forked(
+            tmp_path / "script.py", argument or tmp_path / "checkpoint", environment=environment, processes=2
         )
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
-        assert all(f"rank {rank} is through" in done.stdout.decode() for rank in (0, 1))
+        said, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors[-3000:]
+        assert all(f"rank {rank} is through" in said for rank in (0, 1))
 
     return launch

@@ -54,11 +54,11 @@ def test_runs_killed_at_random_end_with_the_same_bits(runs: Any, states: Path, t
         if process.returncode == 0:  # it was through before the signal came
             shutil.rmtree(tmp_path / "killed")
             continue
-        assert process.returncode == -signal.SIGKILL, errors.decode()[-2000:]
+        assert process.returncode == -signal.SIGKILL, errors[-2000:]
         done += 1
     process = runs.start(killed)
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()[-2000:]
+    assert process.returncode == 0, errors[-2000:]
     for name in ("model", "optimizer", *(["ema"] if kind == "ema" else [])):
         found, expected = (runs.weights(run, 8, name) for run in (tmp_path / "killed", whole))
         runs.assert_identical(found, expected)

@@ -306,7 +306,7 @@ def test_two_processes_with_unlike_images_are_one(pictured: Path, tmp_path: Path
     train(runs.config(pictured, tmp_path / "one", **told))
     started = runs.start(runs.config(pictured, tmp_path / "two", **told), processes=2)
     _, errors = started.communicate(timeout=120)
-    assert started.returncode == 0, errors.decode()[-2000:]
+    assert started.returncode == 0, errors[-2000:]
     one, two = (runs.weights(tmp_path / name, 2) for name in ("one", "two"))
     for name, value in one.items():
         # AdamW divides a gradient near zero by itself: a single weight may differ by more than rounding

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
@@ -58,16 +58,16 @@ def test_sigterm_from_outside_ends_the_step_saves_and_goes_on_to_the_same_bits(
     while process.poll() is None and not (log.exists() and b'"step": 3' in log.read_bytes()):
         try:
             process.wait(0.02)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             continue
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 143, errors.decode()
+    assert process.returncode == 143, errors
     newest = checkpoint.newest(tmp_path / "r")
     assert newest is not None
     done = checkpoint.read_state(newest)["step"]
     assert 3 <= done < 6
-    assert f"stopped by SIGTERM after step {done} of 6" in errors.decode()
+    assert f"stopped by SIGTERM after step {done} of 6" in errors
     train(replace(cfg, resume=True))
     runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(whole))
     runs.assert_identical(runs.weights(tmp_path / "r", name="optimizer"), runs.weights(whole, name="optimizer"))
@@ -113,7 +113,7 @@ def test_one_process_with_sigterm_stops_both(runs: Any, states: Path, tmp_path: 
     other = runs.start(replace(cfg, out=str(tmp_path / "whole")), processes=2)
     for process in (again, other):
         _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors.decode()[-2000:]
+        assert process.returncode == 0, errors[-2000:]
     runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(tmp_path / "whole"))
     assert runs.timeless(tmp_path / "r") == runs.timeless(tmp_path / "whole")
 
@@ -195,8 +195,8 @@ def test_no_space_leaves_what_was_there(runs: Any, whole: Path, states: Path, tm
     size = 1_000_000 if what == "checkpoint" else 2_000
     process = runs.start(cfg, LIMITED.format(step=2, size=size))
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 2, errors.decode()
-    message = errors.decode().splitlines()[-1]
+    assert process.returncode == 2, errors
+    message = errors.splitlines()[-1]
     assert "cannot be written" in message
     assert "make room" in message
     assert ("step-00000004" if what == "checkpoint" else "metrics.jsonl") in message

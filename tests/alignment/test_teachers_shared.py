@@ -29,7 +29,7 @@ def test_two_processes_are_one(runs: Any, states: Path, tmp_path: Path, kind: st
     one = train(cfg)
     process = runs.start(replace(cfg, out=str(tmp_path / "two")), processes=2)
     _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors.decode()[-2000:]
+    assert process.returncode == 0, errors[-2000:]
     two = tmp_path / "two"
     names = ("model", "ema") if kind == "ema" else ("model",)
     gradient, other = (runs.weights(run, 1, "optimizer") for run in (one, two))

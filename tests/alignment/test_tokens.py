@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 
 from remind.alignment import tokens
 from remind.alignment.batch import collate
@@ -429,8 +428,11 @@ tokens.read_rows(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.arg
 
 
 def test_a_kill_while_writing_leaves_whole_files(states: Path, tokenizer: Any, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(states), str(tmp_path)], capture_output=True, timeout=240)
-    assert done.returncode == -9, done.stderr.decode()
+    script = tmp_path.with_suffix(".py")
+    script.write_text(KILLED)
+    process = Forked(script, states, tmp_path)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == -9, errors
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     expected = load_data(states, tokenizer, DataConfig(), 4096).about
     assert load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path)).about == expected

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import yaml
+from forked import Forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -288,11 +287,11 @@ def test_accelerate_configs_can_be_read(path: Path) -> None:
 
 
 def test_help_names_every_group() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/train_pra.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    process = Forked(ROOT / "scripts" / "train_pra.py", "--help")
+    shown, _ = process.communicate(timeout=240)
+    assert process.returncode == 0
     for name in ("--objective.tau", "--trainer.lr", "--data.on_long", "--lora", "--objective.edges"):
-        assert name in done.stdout
+        assert name in shown
 
 
 def environment() -> dict[str, str]:
@@ -325,9 +324,10 @@ def test_a_killed_run_resumes_to_identical_weights(
     """SIGKILL while the last checkpoint is being written; then the newest whole one is damaged as well."""
     cfg = config(states, tmp_path / "r")
     (tmp_path / "cfg.yaml").write_text(yaml.safe_dump(as_dict(cfg)))
-    command = [sys.executable, "-c", KILLED, "--config", str(tmp_path / "cfg.yaml")]
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    (tmp_path / "killed.py").write_text(KILLED)
+    process = Forked(tmp_path / "killed.py", "--config", tmp_path / "cfg.yaml", environment=environment())
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == -signal.SIGKILL, errors
     out = tmp_path / "r"
     assert [path.name for path in checkpoint.checkpoints(out)] == ["step-00000002", "step-00000004"]
     damaged = out / "checkpoints" / "step-00000004" / "optimizer.safetensors"
@@ -366,12 +366,10 @@ def test_two_processes_are_one(run: Path, states: Path, tmp_path: Path) -> None:
         (tmp_path / "two" / name / "config.yaml").write_text(text)
     script = tmp_path / "two.py"
     script.write_text(TWO)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu_2.yaml"]
-    folders = [str(tmp_path / "two" / name) for name in variants]
-    done = subprocess.run(
-        [*launch, str(script), *folders], cwd=ROOT, env=environment(), capture_output=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    folders = [tmp_path / "two" / name for name in variants]
+    process = Forked(script, *folders, environment=environment(), processes=2)
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
     for name in variants:
         one, two = tmp_path / "one" / name, tmp_path / "two" / name / "run"
         assert json.loads((two / "checkpoints" / "step-00000006" / "state.json").read_text())["processes"] == 2

@@ -8,10 +8,8 @@ the README that makes it.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -29,6 +27,7 @@ import yaml
 from doc_commands import CONFIGS, ROOT, Command, block_commands
 from doc_server import reply
 from fault_proxy import Proxy
+from in_process import run_script
 
 _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
 _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
@@ -237,18 +236,10 @@ def _without(words: list[str], taken: set[str]) -> list[str]:
 
 def _in_process(script: str, words: list[str], title: str) -> str:
     """Much faster than a process of its own, which imports torch and transformers anew."""
-    said, complaints = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", [script, *words]),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(complaints),
-    ):
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as end:
-            if end.code:
-                pytest.fail(f"{title}\nended with {end.code}: {complaints.getvalue()[-2000:]}", pytrace=False)
-    return said.getvalue()
+    status, said, complaints = run_script(script, *words)
+    if status:
+        pytest.fail(f"{title}\nended with {status}: {complaints[-2000:]}", pytrace=False)
+    return said
 
 
 def _as_process(command: Command, words: list[str]) -> str:

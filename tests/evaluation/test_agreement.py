@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from in_process import run_script
 from scipy.stats import binomtest
 from sklearn import metrics as reference
 
@@ -153,15 +152,15 @@ def test_bad_verdicts_and_labels_nobody_can_judge(tmp_path: Path) -> None:
 def test_the_script(tmp_path: Path) -> None:
     labels = lines(tmp_path / "l.jsonl", LABELS[:3])
     verdicts = lines(tmp_path / "v.jsonl", [{"question_id": str(n), "verdict": n != 2} for n in (1, 2, 3)])
-    command = [sys.executable, str(ROOT / "scripts" / "judge_agreement.py"), "--labels", labels]
-    done = subprocess.run([*command, "--verdicts", verdicts], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "0.50 (1/2)" in done.stdout
+    command = (ROOT / "scripts" / "judge_agreement.py", "--labels", labels)
+    status, said, complaints = run_script(*command, "--verdicts", verdicts)
+    assert status == 0, complaints
+    assert "0.50 (1/2)" in said
     other = lines(tmp_path / "other.jsonl", [{"question_id": "1", "verdict": True}])
-    refused = subprocess.run([*command, "--verdicts", other], capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert "no verdict on 2 of 3" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    status, _, complaints = run_script(*command, "--verdicts", other)
+    assert status == 2
+    assert "no verdict on 2 of 3" in complaints
+    assert complaints.count("\n") == 1
 
 
 def test_published_verdicts_agree_with_themselves(remind_data: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import run_script
 from scipy.stats import binomtest, bootstrap, ttest_rel
 
 from remind.errors import ConfigError, DataError
@@ -267,11 +266,11 @@ def test_plain_arguments(given: list[str], wanted: list[str]) -> None:
 def test_the_script(tmp_path: Path) -> None:
     one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", SECOND)
     other = run(tmp_path / "other", SECOND, judge="offline-2")
-    command = [sys.executable, str(ROOT / "scripts" / "compare.py")]
-    refused = subprocess.run([*command, str(one), str(other)], capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert "judge (offline-1 and offline-2)" in refused.stderr
-    done = subprocess.run([*command, str(one), str(two)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "+25.0" in done.stdout
+    script = ROOT / "scripts" / "compare.py"
+    status, _, complaints = run_script(script, one, other)
+    assert status == 2
+    assert complaints.count("\n") == 1
+    assert "judge (offline-1 and offline-2)" in complaints
+    status, said, complaints = run_script(script, one, two)
+    assert status == 0, complaints
+    assert "+25.0" in said

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from in_process import run_script
 
 from remind.errors import ConfigError, DataError, FormatError, ModelError, RemindError
 from remind.evaluation import answerers
@@ -316,17 +315,16 @@ def test_bad_settings(cfg: EvaluateConfig) -> None:
 @pytest.mark.slow
 def test_script_prints_table_and_report(cfg: EvaluateConfig) -> None:
     arguments = ["--states", cfg.states, "--model", "nano-untrained", "--out", cfg.out, "--max_new_tokens", "4"]
-    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py")]
-    config = str(ROOT / "configs" / "evaluate.yaml")
-    done = subprocess.run([*command, "--config", config, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    script = ROOT / "scripts" / "evaluate.py"
+    status, said, complaints = run_script(script, "--config", ROOT / "configs" / "evaluate.yaml", *arguments)
+    assert status == 0, complaints
+    lines = said.splitlines()
     assert lines[0].startswith("format")
     assert lines[-1] == f"report: {Path(cfg.out) / 'report.html'}"
     judge = json.loads((Path(cfg.out) / "report.json").read_text())["identity"]["judge"]
     assert judge.startswith("offline")
     assert f"{judge} (a rule, not a model)" in (Path(cfg.out) / "report.md").read_text().replace("\\", "")
-    done = subprocess.run([*command, *arguments, "--level", "x1"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert "differs in level" in done.stderr
+    status, _, complaints = run_script(script, *arguments, "--level", "x1")
+    assert status == 2
+    assert complaints.splitlines()[-1].startswith("error: ")
+    assert "differs in level" in complaints

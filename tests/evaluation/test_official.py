@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import run_script
 
 from remind.errors import ConfigError, DataError, FormatError
 from remind.evaluation.official.files import ResultFile
@@ -164,15 +163,14 @@ def test_refusals(tmp_path: Path, judged: tuple[Path, Path]) -> None:
 
 def test_the_script_says_one_line_and_ends_with_two(tmp_path: Path, judged: tuple[Path, Path]) -> None:
     rows, questions = judged
-    command = [sys.executable, str(ROOT / "scripts" / "score_official.py"), "--results", str(rows)]
-    command += ["--out", str(tmp_path / "out")]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: LongMemEval's rows")
-    assert refused.stderr.count("\n") == 1
-    done = subprocess.run([*command, "--references", str(questions)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "written back: identical" in done.stdout
+    command = (ROOT / "scripts" / "score_official.py", "--results", rows, "--out", tmp_path / "out")
+    status, _, complaints = run_script(*command)
+    assert status == 2
+    assert complaints.startswith("error: LongMemEval's rows")
+    assert complaints.count("\n") == 1
+    status, said, complaints = run_script(*command, "--references", questions)
+    assert status == 0, complaints
+    assert "written back: identical" in said
 
 
 def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data: Path) -> None:

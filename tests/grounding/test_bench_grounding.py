@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from in_process import run_script
 
 from remind.backbone import Backbone, load_backbone
 from remind.errors import ConfigError, ModelError
@@ -100,6 +99,7 @@ def test_what_cannot_be_measured_is_said() -> None:
 
 
 def test_the_script_explains_itself() -> None:
-    shown = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True).stdout
+    status, shown, _ = run_script(SCRIPT, "--help")
+    assert status == 0
     for name in ("--backbone", "--tokens", "--rounds", "--d_sae", "--out"):
         assert name in shown

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 
 from remind.dialogue import Dialogue, Question
 from remind.io import read_json, write_json
@@ -37,6 +38,17 @@ encoder.forget()
 if sys.argv[3] == "kill":
     import remind.perception.store as store
     store.write_json = lambda *_: os._exit(9)
+if sys.argv[3] == "together":
+    import time
+    import remind.perception.store as store
+    save, ready = store.save_file, Path(sys.argv[2]).with_suffix(".ready")
+    def once_both_are_here(*arguments, **more):
+        ready.mkdir(exist_ok=True)
+        (ready / str(os.getpid())).touch()
+        while len(list(ready.iterdir())) < 2:
+            time.sleep(0.001)
+        save(*arguments, **more)
+    store.save_file = once_both_are_here
 print(own.asked(made.PARK, encoder, Path(sys.argv[2])))
 """
 
@@ -80,6 +92,22 @@ def test_to_the_bit_the_same_in_two_processes_and_read_back(
         encoder.encode(["Ben: Hi Ana, how are you?", "and more"])
         encoder.forget()
         assert asked(park, encoder, folder) == built
+
+
+def test_two_processes_that_build_one_index_at_once(park: Dialogue, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """Neither starts to write before both have computed what they will write."""
+    encoder.forget()
+    built = asked(park, encoder, tmp_path / "here")
+    script, shared = tmp_path / "other.py", tmp_path / "shared"
+    script.write_text(OTHER)
+    processes = [Forked(script, Path(__file__), shared, "together") for _ in range(2)]
+    for process in processes:
+        said, errors = process.communicate(timeout=120)
+        assert said.strip() == built, errors
+    names = sorted(path.relative_to(shared) for path in shared.rglob("*") if path.is_file())
+    assert len(names) == 8
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (shared / name).read_bytes(), name
 
 
 def test_a_killed_build_leaves_nothing_that_counts(park: Dialogue, encoder: SentenceEncoder, tmp_path: Path) -> None:

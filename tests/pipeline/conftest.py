@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_corpus import Building, rows
+from forked import Forked
+from small_corpus import building, rows
 
 from sae import TopKSAE, layer_folder
 
@@ -30,11 +31,11 @@ def minilm_sae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(minilm_sae: Path, tmp_path: Path) -> Callable[..., Building]:
+def start(minilm_sae: Path) -> Callable[..., Forked]:
     """Start `build_states.py` in a process of its own."""
 
-    def run(corpus: Path, out: Path, cache: Path, *more: str) -> Building:
+    def run(corpus: Path, out: Path, cache: Path, *more: str) -> Forked:
         given = ["--input", str(corpus), "--out", str(out), "--cache", str(cache), "--sae", str(minilm_sae)]
-        return Building(tmp_path / "said", [*given, *more])
+        return building([*given, *more])
 
     return run

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from small_corpus import Building, contents
+from forked import Forked
+from small_corpus import contents
 
 import remind.pipeline.build
 from remind.errors import DataError
@@ -28,7 +29,7 @@ def written(cache: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_build_that_is_killed_anywhere_ends_with_the_same_bytes(
-    corpus: Path, tmp_path: Path, start: Callable[..., Building], workers: str
+    corpus: Path, tmp_path: Path, start: Callable[..., Forked], workers: str
 ) -> None:
     process = start(corpus, tmp_path / "whole", tmp_path / "whole-cache")
     _, errors = process.communicate(timeout=300)
@@ -57,7 +58,7 @@ def test_a_build_that_is_killed_anywhere_ends_with_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_workers_do_not_outlive_a_killed_parent(corpus: Path, tmp_path: Path, start: Callable[..., Building]) -> None:
+def test_workers_do_not_outlive_a_killed_parent(corpus: Path, tmp_path: Path, start: Callable[..., Forked]) -> None:
     process = start(corpus, tmp_path / "out", tmp_path / "cache", "--workers", "2")
     while process.returncode is None and not (tmp_path / "cache" / "index").exists():
         time.sleep(0.01)
@@ -93,7 +94,7 @@ def _fill(folder: Path, leave: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["cache", "out"])
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Building], place: str
+    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Forked], place: str
 ) -> None:
     out = small_disk / "out" if place == "out" else tmp_path / "out"
     cache = small_disk / "cache" if place == "cache" else tmp_path / "cache"
@@ -117,7 +118,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["cache", "out"])
 def test_a_read_only_folder_is_one_line(
-    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Building], place: str
+    corpus: Path, tmp_path: Path, small_disk: Path, start: Callable[..., Forked], place: str
 ) -> None:
     (small_disk / "cache").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from small_corpus import Building, contents
+from forked import Forked
+from small_corpus import contents
 
 import remind.pipeline.dialogue
 from remind.errors import ConfigError, DataError
@@ -70,7 +71,7 @@ def test_gpus_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_bytes_do_not_tell_how_the_work_was_shared(
-    corpus: Path, minilm_sae: Path, tmp_path: Path, start: Callable[..., Building], capsys: pytest.CaptureFixture[str]
+    corpus: Path, minilm_sae: Path, tmp_path: Path, start: Callable[..., Forked], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(name: str, **more: object) -> Path:
         cfg = BuildStatesConfig(

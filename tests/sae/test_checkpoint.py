@@ -6,14 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -157,9 +156,10 @@ save_file(weights, folder / "weights.safetensors")
 """
 
 
-def _process(folder: Path, size: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(folder), size]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def _process(folder: Path, size: str) -> Forked:
+    script = folder.with_suffix(".py")
+    script.write_text(SCRIPT)
+    return Forked(script, Path(__file__).parent, folder, size)
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_killed_runs_end_with_the_same_bits(size: str, tmp_path: Path) -> None:
         done += 1
     process = _process(tmp_path / "killed", size)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors.decode()[-2000:]
+    assert process.returncode == 0, errors[-2000:]
     found = load_file(tmp_path / "killed" / "weights.safetensors")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -234,16 +234,11 @@ def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
 @pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
     one = train(parts(None), TWICE, metrics=tmp_path / "one.jsonl")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = tmp_path / "script.py"
     script.write_text(TWO)
-    done = subprocess.run(
-        [*command, str(script), str(Path(__file__).parent), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    process = Forked(script, Path(__file__).parent, tmp_path, processes=2)
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors[-3000:]
     first, second = (load_file(tmp_path / f"weights-{rank}.safetensors") for rank in (0, 1))
     for layer, coder in one.coders.items():
         for name, parameter in coder.named_parameters():

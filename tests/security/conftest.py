@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
+from in_process import run_script
 
 from sae import TopKSAE, layer_folder
 
@@ -27,17 +23,7 @@ HOSTILE = (
 
 
 def _script(name: str, *words: str) -> tuple[int, str, str]:
-    said, complaints = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", [name, *words]),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(complaints),
-    ):
-        try:
-            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
-        except SystemExit as end:
-            return int(end.code or 0), said.getvalue(), complaints.getvalue()
-    return 0, said.getvalue(), complaints.getvalue()
+    return run_script(ROOT / "scripts" / name, *words)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from remind.dialogue import FORMATS
 from remind.errors import ConfigError
 from remind.testbed.nano import nano_model, nano_tokenizer
 from remind.testbed.pretrain import PretrainConfig, pretrain
+from remind.testbed.pretrain import run as pretraining
 from remind.testbed.pretrain.course import Lesson, lessons_of, step_at
 from remind.testbed.pretrain.hints import Hints
 from remind.testbed.world import lexicon
@@ -165,7 +167,10 @@ def test_the_course_grows_harder() -> None:
 
 
 @pytest.mark.slow
-def test_equal_settings_give_equal_weights(tmp_path: Path) -> None:
+def test_equal_settings_give_equal_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # what an untrained model answers is of no interest; tests of the shipped checkpoint measure it on all dialogues
+    worlds = {name: replace(world, test=1) for name, world in pretraining.MEASURED.items()}
+    monkeypatch.setattr(pretraining, "MEASURED", worlds)
     digests = []
     for number, seed in enumerate((0, 0, 1)):
         cfg = PretrainConfig(
