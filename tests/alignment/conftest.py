@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from forked import Forked
+from forked import ROOT, Forked
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -112,6 +112,7 @@ def make_examples() -> Callable[..., list[Example]]:
 class Runs:
     """Whole runs on nano: how they are told, started as processes, and compared."""
 
+    ROOT = ROOT
     LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
     FRONT = "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.cli import main\n"
     # torch's own threads now and then abort a process that tears down as usual, after all is done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def asked(dialogue: Dialogue, encoder: SentenceEncoder, folder: Path | None) -> 
 
 def elsewhere(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", OTHER, str(Path(__file__)), str(folder), how]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "processes")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_to_the_bit_the_same_in_two_processes_and_read_back(
