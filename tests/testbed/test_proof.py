@@ -24,6 +24,7 @@ from remind.testbed.proof.conditions import named
 from remind.testbed.proof.config import BenchConfig, ChooseConfig, ProofConfig, TraceConfig
 from remind.testbed.proof.plan import cells, choices, final_runs
 from remind.testbed.proof.prove import prove
+from remind.testbed.proof.queue import _shared_out
 from remind.testbed.world import WorldConfig
 
 WORLD = WorldConfig(train=2, dev=1, test=1)
@@ -86,6 +87,21 @@ def test_which_arms_take_part_where() -> None:
     wrong = {arm for arm, condition in found if condition.title == "clean/wrong-0.4"}
     assert wrong == {"sft_mixed", "distil_20", "pra_printed", "pra_recommended"}
     assert {c.title for a, c in found if c.null} == {f"{n}/{x}" for n in ("none", "noisy-0.4") for x in _config().nulls}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "found"),
+    [((6,), 2, [3, 3]), ((7, 2), 3, [3, 4, 2]), ((1,), 4, [1]), ((2,), 4, [1, 1]), ((3, 3, 3), 2, [3, 3, 3])],
+)
+def test_no_worker_is_idle_while_another_has_two_runs_to_do(
+    sizes: tuple[int, ...], workers: int, found: list[int]
+) -> None:
+    specs = [Spec("sft", named("clean"), seed, Knobs(), 5, "test") for seed in range(sum(sizes))]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    groups = [specs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    shared = _shared_out(groups, workers)
+    assert [len(group) for group in shared] == found
+    assert [spec for group in shared for spec in group] == specs
 
 
 def test_test_settings_do_not_touch_runs_on_dev(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ _workshop: Any = None
 def run_all(shelf: Shelf, specs: Sequence[Spec], workers: int, what: str) -> dict[str, dict[str, Any]]:
     """Do the runs that are not done yet, and read all of them.
 
-    Runs that learn from the same states are done one after the other by one process, in the order of the first.
+    Runs that learn from the same states are done one after the other by one process, in the order of the first, unless
+    others would have nothing to do.
 
     Args:
         workers: processes; 0: this one.
@@ -49,7 +50,7 @@ def run_all(shelf: Shelf, specs: Sequence[Spec], workers: int, what: str) -> dic
         print(f"{what}: {len(wanted)} runs, {len(wanted) - len(todo)} of them done before", file=sys.stderr)
         with _Progress(what, shelf, todo) as progress:
             if workers:
-                _spread(shelf, list(groups.values()), workers, progress)
+                _spread(shelf, _shared_out(list(groups.values()), workers), workers, progress)
             else:
                 _alone(shelf, list(groups.values()), progress)
     return {key: read_result(shelf.path(spec)) for key, spec in wanted.items()}
@@ -107,6 +108,14 @@ def _alone(shelf: Shelf, groups: Sequence[Sequence[Spec]], progress: _Progress) 
                     progress.look()
         finally:
             workshop.leave()
+
+
+def _shared_out(groups: list[list[Spec]], workers: int) -> list[list[Spec]]:
+    """Where there are fewer groups than workers, the longest is halved until nobody is idle."""
+    while len(groups) < workers and (longest := max(groups, key=len))[1:]:
+        place, half = groups.index(longest), len(longest) // 2
+        groups[place : place + 1] = [longest[:half], longest[half:]]
+    return groups
 
 
 def _spread(shelf: Shelf, groups: Sequence[Sequence[Spec]], workers: int, progress: _Progress) -> None:
