@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ pytest.importorskip("openai", reason="the extra llm is not installed: pip instal
 pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
 from fault_proxy import Proxy, completion, error
+from forked import Forked
 
 from remind.errors import DataError
 from remind.llm.batch import key_of
@@ -35,9 +35,8 @@ Endpoint = Callable[..., EndpointConfig]
 ASKER = Path(__file__).with_name("asker.py")
 
 
-def start(url: str, cache: Path, count: int, out: Path, *die: int) -> subprocess.Popen[bytes]:
-    words = [url, str(cache), str(count), str(out), *map(str, die)]
-    return subprocess.Popen([sys.executable, str(ASKER), *words])
+def start(url: str, cache: Path, count: int, out: Path, *die: int) -> Forked:
+    return Forked(ASKER, url, cache, count, out, *die)
 
 
 def rows(out: Path) -> list[Any]:
@@ -110,7 +109,7 @@ def test_a_process_waits_for_one_that_asks_and_takes_over_when_it_is_killed(tmp_
         first = start(proxy.url, cache, 1, tmp_path / "a")
         until(lambda: proxy.hits == 1)
         second = start(proxy.url, cache, 1, tmp_path / "b")
-        with pytest.raises(subprocess.TimeoutExpired):
+        with pytest.raises(TimeoutExpired):
             second.wait(3)
         assert proxy.hits == 1
         first.kill()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ pytest.importorskip("openai", reason="the extra llm is not installed: pip instal
 pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
 from fault_proxy import Proxy, Server
+from forked import Forked
 
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
@@ -76,11 +75,10 @@ def test_spoiled_calls_change_no_reply_and_cost_no_second_one(
 def test_a_killed_run_goes_on_without_paying_twice(server: Server, tmp_path: Path) -> None:
     asker, count = Path(__file__).with_name("asker.py"), 12
     with Proxy(server.url, share=0.3, seed=5, faults=("rate", "broken", "malformed", "cut")) as proxy:
-        words = [sys.executable, str(asker), proxy.url, str(tmp_path / "c.sqlite"), str(count), str(tmp_path / "out")]
-        first = subprocess.run([*words, "5", server.random], timeout=300, check=False)
-        assert first.returncode == -signal.SIGKILL
+        words = [asker, proxy.url, tmp_path / "c.sqlite", count, tmp_path / "out"]
+        assert Forked(*words, 5, server.random).wait(300) == -signal.SIGKILL
         reported = [json.loads(line)[0] for line in (tmp_path / "out").read_text().splitlines()]
-        assert subprocess.run([*words, "0", server.random], timeout=300, check=False).returncode == 0
+        assert Forked(*words, 0, server.random).wait(300) == 0
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()][len(reported) : -1]
     assert sorted(line[0] for line in lines) == list(range(count))
     assert {line[0] for line in lines if line[1]} >= set(reported)

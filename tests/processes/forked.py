@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "remind.alignment.trainer",
     "remind.backbone",
+    "remind.llm.client",
     "remind.pipeline",
+    "remind.testbed.proof.prove",
     "sae",
     "accelerate",
     "sentence_transformers",
@@ -44,7 +46,6 @@ class Forked:
         script: Path,
         *words: object,
         environment: Mapping[str, str] = os.environ,
-        folder: Path = ROOT,
         processes: int = 1,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -53,7 +54,7 @@ class Forked:
         self._said = Path(self._folder.name)
         self._processes = []
         for rank, joined in enumerate(_joined(processes)):
-            given = (str(script), [str(word) for word in words], {**environment, **joined}, str(folder))
+            given = (str(script), [str(word) for word in words], {**environment, **joined})
             process = context.Process(target=_child, args=(*given, str(self._said), rank))
             process.start()
             self._processes.append(process)
@@ -126,14 +127,14 @@ def _joined(processes: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def _child(script: str, words: list[str], environment: dict[str, str], folder: str, said: str, rank: int) -> None:
+def _child(script: str, words: list[str], environment: dict[str, str], said: str, rank: int) -> None:
     os.setsid()
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{said}/{rank}.{name}", os.O_WRONLY | os.O_CREAT), number)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
+    os.chdir(ROOT)
     sys.argv[:] = [script, *words]
     sys.path.insert(0, str(Path(script).parent))
     import torch

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from remind.cli import parse
 from remind.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
@@ -52,8 +51,9 @@ def test_killed_and_resumed_it_gives_the_same_bytes(dialogues: str, tmp_path: Pa
     whole = tmp_path / "whole"
     result = build_refmem(RefMemConfig(dialogues, str(whole)))
     broken = tmp_path / "broken"
-    ran = subprocess.run([sys.executable, "-c", KILLED, dialogues, str(broken)], timeout=300, check=False)
-    assert ran.returncode == -signal.SIGKILL
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    assert Forked(script, dialogues, broken).wait(300) == -signal.SIGKILL
     # nothing half-written under a stage's name
     assert [name for name in STAGES if (broken / name).exists()] == ["segments", "images", "clusters"]
     assert any(path.name.endswith(".tmp") for path in broken.iterdir())

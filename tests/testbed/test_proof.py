@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 
 from remind.errors import ConfigError
 from remind.io import read_json
@@ -231,14 +229,14 @@ def _resumed(model: Path, out: Path, workers: int = 1) -> ProofConfig:
 def test_a_killed_proof_goes_on_and_ends_alike(model: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(_SCRIPT)
-    command = [sys.executable, str(script), str(Path(__file__).parent), str(model), str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        done: list[Path] = []
-        while not done and process.poll() is None:
-            time.sleep(0.05)
-            done = list((out / "runs").glob("*.json"))
-        os.kill(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+    process = Forked(script, Path(__file__).parent, model, out)
+    done: list[Path] = []
+    while not done and process.poll() is None:
+        time.sleep(0.05)
+        done = list((out / "runs").glob("*.json"))
+    # it alone: its workers are to see that it is gone
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(20) == -signal.SIGKILL
     workers = [int(folder.name) for folder in (out / "work").glob("*")]
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
