@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,22 @@ def sha256_file(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
+    """SHA-256 of every file among `paths`, by name; of those in a folder, by the path inside it.
+
+    Of several that bear one name the later ones bear a number, so that none stands for another.
+    """
+    found: dict[str, str] = {}
+    for path in map(Path, paths):
+        inside = path.is_dir()
+        for file in sorted(path.rglob("*")) if inside else [path]:
+            if file.is_file():
+                name = file.relative_to(path).as_posix() if inside else file.name
+                names = (name if number == 1 else f"{name} ({number})" for number in count(1))
+                found[next(name for name in names if name not in found)] = sha256_file(file)
+    return found
 
 
 def sha256_json(value: Any) -> str:

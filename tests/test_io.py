@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from remind.errors import DataError
-from remind.io import atomic_folder, atomic_path, read_json, sha256_file, sha256_json, write_json
+from remind.io import atomic_folder, atomic_path, input_hashes, read_json, sha256_file, sha256_json, write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -60,3 +60,18 @@ def test_hashes(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     assert sha256_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
+
+
+def test_every_input_has_a_hash_of_its_own(tmp_path: Path) -> None:
+    for place in ("a/x.jsonl", "b/x.jsonl", "talk/images/1.png", "talk/more/1.png", "talk/x.jsonl"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(place)
+    given = [tmp_path / "a" / "x.jsonl", tmp_path / "b" / "x.jsonl", tmp_path / "talk"]
+    hashes = input_hashes(given)
+    assert list(hashes) == ["x.jsonl", "x.jsonl (2)", "images/1.png", "more/1.png", "x.jsonl (3)"]
+    assert len(set(hashes.values())) == 5
+    for place in ("a/x.jsonl", "talk/images/1.png"):
+        (tmp_path / place).write_text("changed")
+        assert input_hashes(given) != hashes
+        (tmp_path / place).write_text(place)
+    assert input_hashes(given) == hashes

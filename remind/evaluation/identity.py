@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remind import prompts
 from remind.errors import DataError
 from remind.evaluation.names import CONDITIONS
-from remind.io import sha256_file, sha256_json
+from remind.io import input_hashes, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from remind.evaluation.config import EvaluateConfig
@@ -34,12 +34,11 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     Raises:
         DataError: a file that is not.
     """
-    from remind.pipeline import input_hashes
-
     hashes = input_hashes(paths)
     built_from = manifest.get("inputs") or {}
     for name, digest in hashes.items():
-        if built_from.get(name) != digest:
+        # files of one name in several folders are told apart by what they hold
+        if digest not in built_from.values():
             what = "has changed since" if name in built_from else "is none of the files that"
             raise DataError(f"{name} {what} the states were built; name the files they were built from", states)
     return hashes

@@ -2,7 +2,6 @@
 
 from remind.pipeline.build import build_states
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.identity import input_hashes
 from remind.pipeline.record import Tally, record_of
 
-__all__ = ["BuildStatesConfig", "Tally", "build_states", "input_hashes", "record_of"]
+__all__ = ["BuildStatesConfig", "Tally", "build_states", "record_of"]

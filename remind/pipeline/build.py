@@ -10,14 +10,14 @@ from typing import Any
 from remind.backbone import load_backbone, model_folder
 from remind.errors import ConfigError, DataError, FormatError
 from remind.grounding.load import folder_of_saes
-from remind.io import sha256_json
+from remind.io import input_hashes, sha256_json
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.perception import Perception
 from remind.perception.encode import SentenceEncoder
 from remind.pipeline.assemble import assemble, is_built, manifest_of, told_of
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import STAGES, Workshop
-from remind.pipeline.identity import build_identity, input_hashes
+from remind.pipeline.identity import build_identity
 from remind.pipeline.outline import Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
 from remind.pipeline.shelf import Parts

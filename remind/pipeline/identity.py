@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -32,14 +32,6 @@ _CODE = (
     "remind/states.py",
     "sae",
 )
-
-
-def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
-    """SHA-256 of every input file, by name."""
-    files = [
-        f for path in map(Path, paths) for f in (sorted(path.rglob("*")) if path.is_dir() else [path]) if f.is_file()
-    ]
-    return {file.name: sha256_file(file) for file in files}
 
 
 def versions() -> dict[str, str]:

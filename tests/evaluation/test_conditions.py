@@ -23,7 +23,7 @@ from remind.evaluation.items import load_asked
 from remind.evaluation.names import CONDITIONS, SETS, expand
 from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
 from remind.llm.offline import OfflineLLM
-from remind.pipeline import input_hashes, record_of
+from remind.pipeline import record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
 from remind.readers import write_refmem
 from remind.states import StateRecord, read_part, write_manifest, write_part

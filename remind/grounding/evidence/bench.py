@@ -24,7 +24,7 @@ from remind.grounding.evidence.report import Table, all_differences, difference_
 from remind.grounding.evidence.sweep import sweep
 from remind.grounding.load import folder_of_saes, load_saes
 from remind.grounding.windowed import WindowedCodes
-from remind.io import sha256_file, write_json
+from remind.io import input_hashes, write_json
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.encode import SentenceEncoder
@@ -131,8 +131,8 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
         "sweep": [],
         "data": facts,
         "hashes": {
-            "data": _hashes(paths),
-            "sae": _hashes([str(p) for p in sorted(folder.glob("layer_*/*.safetensors"))]),
+            "data": input_hashes(paths),
+            "sae": input_hashes([folder]),
         },
         "config": asdict(cfg),
         "notes": list(NOTES),
@@ -146,11 +146,6 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     plot(result["rows"], out.with_suffix(".png"))
     _print(result, table, [*extra, *without], out)
     return result
-
-
-def _hashes(paths: Sequence[str | Path]) -> dict[str, str]:
-    files = [f for p in map(Path, paths) for f in (sorted(p.iterdir()) if p.is_dir() else [p]) if f.is_file()]
-    return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in files}
 
 
 def _versions() -> dict[str, str]:
