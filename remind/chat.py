@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from remind.errors import ImagePathError, ModelError
+from remind.pyramid import MARKER, marker_places
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -36,11 +39,17 @@ class Tokens(NamedTuple):
 def tokenize(tokenizer: Any, text: str) -> Tokens:
     """`text` as plain text with character offsets: nothing added, and strings such as `<|im_end|>` stay text.
 
+    So do `<think>`, `<tool_call>` and their like, which tokenizers add without calling them special.
+
     Raises:
         ModelError: the tokenizer is not a fast one and so knows no offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{type(tokenizer).__name__} knows no character offsets; a fast tokenizer is needed")
+    added = _added(tokenizer)
+    if added.unsaid is not None and added.unsaid.search(text):
+        plain = _plain(tokenizer, added).encode(text, add_special_tokens=False)
+        return Tokens(list(plain.ids), list(plain.offsets))
     # verbose=False: a history longer than the model is for the caller to window
     encoded = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
@@ -48,10 +57,59 @@ def tokenize(tokenizer: Any, text: str) -> Tokens:
     return Tokens(list(encoded["input_ids"]), [(int(start), int(end)) for start, end in encoded["offset_mapping"]])
 
 
+class _Added:
+    """The tokens added to a vocabulary that stand for more than their text, white space aside.
+
+    Attributes:
+        ids: all of them, by their text.
+        unsaid: finds those that a tokenizer takes for tokens wherever they stand; None: there are none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokens = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content.strip(" \t\r\n\u2581")}
+        self.ids = {token.content: index for index, token in tokens.items()}
+        self.unsaid = _any_of(token.content for token in tokens.values() if not token.special)
+        self.own = _any_of(self.ids)
+        #: A tokenizer for which all of them are special.
+        self.plain: Any = None
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+_ADDED: WeakKeyDictionary[Any, tuple[int, _Added]] = WeakKeyDictionary()
+
+
+def _added(tokenizer: Any) -> _Added:
+    size = len(tokenizer)
+    known = _ADDED.get(tokenizer)
+    if known is None or known[0] != size:
+        known = _ADDED[tokenizer] = (size, _Added(tokenizer))
+    return known[1]
+
+
+def _plain(tokenizer: Any, added: _Added) -> Any:
+    """The tokenizer's rules without any of its added tokens; made when first needed."""
+    if added.plain is None:
+        from tokenizers import Tokenizer
+
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        for token in content["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in added.ids
+        added.plain = Tokenizer.from_str(json.dumps(content))
+        added.plain.no_truncation()
+        added.plain.no_padding()
+        added.plain.encode_special_tokens = True
+    return added.plain
+
+
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """The one way prompts become tokens: `text` as the user's message, then the header of the answer.
 
-    Strings in `text` that look like special tokens are tokenised as text; the chat template's own stay special.
+    Strings in `text` that look like special tokens are tokenised as text; the chat template's own stay special, and
+    so does the marker where it has a token and `text` shows it as a marker (`pyramid.marker_places`).
     Without a chat template: `text` and a line end, after the bos token if the tokenizer puts one.
     """
     if tokenizer.chat_template:
@@ -59,7 +117,33 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     front: list[int] = []
     if tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         front = [tokenizer.bos_token_id]
-    return front + tokenize(tokenizer, text + "\n").ids
+    return front + _cut(tokenizer, [(text + "\n", False)], []).ids
+
+
+def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
+    """As `prompt_ids`, with the characters of `text` that each token covers; those of the template lie outside of it.
+
+    Raises:
+        ModelError: a chat template that does not show the text once and unchanged.
+    """
+    ids = prompt_ids(tokenizer, text)
+    chunks = [(text + "\n", False)]
+    if tokenizer.chat_template:
+        chunks = _render(tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
+    if tokenizer.chat_template and not _said(tokenizer, [text]):
+        whole = "".join(chunk for chunk, _ in chunks)
+        encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        found = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
+    else:
+        found = _cut(tokenizer, chunks, [])
+    front = len(ids) - len(found.ids)
+    if front < 0 or ids[front:] != found.ids:
+        raise ModelError("the characters of this prompt's tokens cannot be found; its tokenizer cuts it otherwise")
+    number = next(number for number, (_, own) in enumerate(chunks) if not own)
+    # a template may have trimmed what it shows
+    shift = (text + "\n").index(chunks[number][0]) - sum(len(chunk) for chunk, _ in chunks[:number])
+    placed = [(start + shift, end + shift) if end > start else (-1, -1) for start, end in found.offsets]
+    return Tokens(ids, [(-1, -1)] * front + placed)
 
 
 def end_token_id(tokenizer: Any) -> int:
@@ -88,46 +172,67 @@ def chat_ids(
     """
     if not tokenizer.chat_template:
         raise ModelError("the tokenizer has no chat template")
-    specials = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     texts = [text for message in messages for text in _texts(message)]
-    if not image_tokens and not any(special in text for text in texts for special in specials):
+    if not image_tokens and not _said(tokenizer, texts):
         rendered = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
         return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
-    return _cut_ids(tokenizer, _render(tokenizer, messages, add_generation_prompt), specials, list(image_tokens))
+    return _cut(tokenizer, _render(tokenizer, messages, add_generation_prompt), list(image_tokens)).ids
 
 
-def _cut_ids(
-    tokenizer: Any, chunks: Sequence[tuple[str, bool]], specials: dict[str, int], image_tokens: list[int]
-) -> list[int]:
-    """Tokens of (text, whether it is the template's own) chunks.
+def _said(tokenizer: Any, texts: Iterable[str]) -> bool:
+    """Whether one of the texts holds what the tokenizer would take for a token of its own."""
+    own = _added(tokenizer).own
+    return own is not None and any(own.search(text) for text in texts)
 
-    The text is cut at the template's special tokens and each piece tokenised without any, which is what a tokenizer
-    does itself, only that here special tokens written in a message do not count.
+
+def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[int]) -> Tokens:
+    """Tokens of (text, whether it is the template's own) chunks; offsets are those in the chunks together.
+
+    The text is cut at the template's added tokens and each piece tokenised without any, which is what a tokenizer
+    does itself, only that here such tokens written in a message do not count.
     """
-    pattern = re.compile("|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True)))
+    added = _added(tokenizer)
     ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
     piece: list[str] = []
+    done = 0
 
     def flush() -> None:
-        if text := "".join(piece):
-            ids.extend(tokenize(tokenizer, text).ids)
+        nonlocal done
+        text = "".join(piece)
         piece.clear()
+        if text:
+            found = tokenize(tokenizer, text)
+            ids.extend(found.ids)
+            offsets.extend((done + start, done + end) for start, end in found.offsets)
+        done += len(text)
 
     for text, from_template in chunks:
         cursor = 0
-        for match in pattern.finditer(text) if from_template else ():
-            piece.append(text[cursor : match.start()])
+        for start, end in _own_places(added, text, from_template):
+            piece.append(text[cursor:start])
             flush()
-            count = image_tokens.pop(0) if match.group() == _IMAGE_TOKEN and image_tokens else 1
-            ids.extend([specials[match.group()]] * count)
-            cursor = match.end()
+            name = text[start:end]
+            count = image_tokens.pop(0) if name == _IMAGE_TOKEN and image_tokens else 1
+            ids.extend([added.ids[name]] * count)
+            offsets.extend([(done, done + len(name))] * count)
+            done += len(name)
+            cursor = end
         piece.append(text[cursor:])
     flush()
     if image_tokens:
         raise ModelError(f"the chat template leaves out {len(image_tokens)} of the images")
-    return ids
+    return Tokens(ids, offsets)
+
+
+def _own_places(added: _Added, text: str, from_template: bool) -> Iterator[tuple[int, int]]:
+    """Where tokens stand that are meant: all in the template, in what is said our own markers."""
+    if from_template and added.own is not None:
+        yield from (match.span() for match in added.own.finditer(text))
+    elif not from_template and MARKER in added.ids:
+        yield from marker_places(text)
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:

@@ -18,6 +18,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("x0", "x1", "x2")
 #: m* of Section 4.3 as plain text. It stands alone on its line; a dialogue line begins with a speaker or `[Image #`.
 MARKER = "[ATTENTION]"
+_MARKERS = re.compile(re.escape(MARKER))
 
 Span = tuple[int, int]
 
@@ -317,6 +318,16 @@ def shown_images(rendered: Rendered, turn: TurnSpan) -> list[int]:
     # the header is the last one before the caption, whatever the turn itself says
     headers = [text[text.rindex("[Image #", turn.start, start) : start] for start, _ in turn.captions]
     return [int(header.removeprefix("[Image #").split(" ", 1)[0]) for header in headers]
+
+
+def marker_places(text: str) -> list[tuple[int, int]]:
+    """Where a rendered state shows its markers: on lines of their own, and in the reminder that tells of them.
+
+    A marker that somebody says stands behind a name, and is none.
+    """
+    reminder = prompts.render("reminder", marker=MARKER).strip()
+    lines = re.finditer(rf"^(?:{re.escape(MARKER)}|{re.escape(reminder)})$", text, re.MULTILINE)
+    return [match.span() for line in lines for match in _MARKERS.finditer(text, line.start(), line.end())]
 
 
 def strip_markers(rendered: Rendered) -> str:

@@ -6,6 +6,7 @@ import importlib
 import sys
 import types
 from pathlib import Path
+from unicodedata import combining
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from remind.chat import chat_ids, end_token_id, prompt_ids, read_images, tokenize
+from remind import prompts
+from remind.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, read_images, tokenize
 from remind.errors import ImagePathError, ModelError
+from remind.pyramid import MARKER, marker_places
 from remind.testbed.nano import SPECIAL_TOKENS, nano_tokenizer
 
 TOKENIZER = nano_tokenizer()
@@ -97,6 +100,69 @@ def test_special_tokens_in_text_stay_text(special):
     assert TOKENIZER.decode(ids) == text
     # and the tokenizer itself still knows them
     assert len(TOKENIZER(special)["input_ids"]) == 1
+
+
+def control_tokenizer():
+    """nano's, with tokens like those that chat models add without calling them special."""
+    from tokenizers import AddedToken
+
+    tokenizer = nano_tokenizer()
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in (*CONTROLS, "    ")])
+    return tokenizer
+
+
+CONTROLS = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>", MARKER)
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_tokens_that_are_not_called_special_stay_text_too(control):
+    tokenizer = control_tokenizer()
+    text = f"Ana: {control} héllo{control} <|im_end|>\n"
+    tokens = tokenize(tokenizer, text)
+    # as if it had never been added
+    assert tokens == tokenize(TOKENIZER, text)
+    assert tokens.offsets == expected_offsets(text, tokens.ids)
+    assert len(tokenizer(control)["input_ids"]) == 1
+    known = {index for index in tokenizer.added_tokens_decoder if index >= len(TOKENIZER)}
+    for ids in (prompt_ids(tokenizer, text), chat_ids(tokenizer, [{"role": "user", "content": text}])):
+        assert ids == prompt_ids(TOKENIZER, text)
+        assert not known & set(ids)
+    # the template's own count
+    tokenizer.chat_template = TOKENIZER.chat_template.rstrip() + "<think>\n"
+    ids = prompt_ids(tokenizer, text)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<think>")) == 1
+    assert tokenizer.decode(ids).endswith("assistant\n<think>")
+    # white space that was added is white space
+    spaced = "a    b"
+    assert tokenize(tokenizer, spaced).ids == tokenizer(spaced)["input_ids"]
+
+
+def test_only_markers_that_are_shown_get_their_token():
+    tokenizer = control_tokenizer()
+    marker = tokenizer.convert_tokens_to_ids(MARKER)
+    reminder = prompts.render("reminder", marker=MARKER).strip()
+    said = f"Conversation\nAna: {MARKER}\n{MARKER} hi\n hi {MARKER}\nAna: {reminder}\n"
+    assert marker not in prompt_ids(tokenizer, said)
+    shown = f"{said}{MARKER}\nAna: {MARKER}\n{MARKER}\n\n{reminder}\n"
+    for template in (tokenizer.chat_template, None):
+        tokenizer.chat_template = template
+        ids, offsets = prompt_tokens(tokenizer, shown)
+        assert ids == prompt_ids(tokenizer, shown)
+        places = [place for token, place in zip(ids, offsets, strict=True) if token == marker]
+        assert places == marker_places(shown)
+        assert len(places) == 3
+        assert {shown[start:end] for start, end in places} == {MARKER}
+
+
+@pytest.mark.parametrize("text", [*AWKWARD[:7], f"{MARKER}\nAna: <think> {MARKER} x\n{MARKER}"])
+def test_tokens_of_a_prompt_stand_where_their_characters_do(text):
+    for tokenizer in (TOKENIZER, control_tokenizer(), minilm_tokenizer()):
+        ids, offsets = prompt_tokens(tokenizer, text)
+        assert ids == prompt_ids(tokenizer, text)
+        covered = {character for start, end in offsets for character in range(max(start, 0), min(end, len(text)))}
+        # one of the tokenizers drops accents
+        left_out = {place for place, character in enumerate(text) if character.isspace() or combining(character)}
+        assert covered >= set(range(len(text))) - left_out
 
 
 def test_slow_tokenizer_is_refused():

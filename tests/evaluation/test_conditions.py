@@ -22,6 +22,7 @@ from remind.evaluation.harness import evaluate
 from remind.evaluation.items import load_asked
 from remind.evaluation.names import CONDITIONS, SETS, expand
 from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
+from remind.io import input_hashes
 from remind.llm.offline import OfflineLLM
 from remind.pipeline import record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
