@@ -33,7 +33,9 @@ def _wait_for_parent() -> None:
         os._exit(1)
 
 
-def spawned_pool(workers: int, start: Callable[..., None], arguments: tuple[Any, ...]) -> ProcessPoolExecutor:
+def spawned_pool(
+    workers: int, start: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
+) -> ProcessPoolExecutor:
     """Fresh processes (forked ones would share locks of threads that are not theirs), each begun with `start`."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=arguments)

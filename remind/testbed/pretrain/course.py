@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from remind.chat import end_token_id, prompt_ids, tokenize
 from remind.dialogue import FORMATS, Format
+from remind.processes import spawned_pool
 from remind.progress import track
 from remind.pyramid import ReflectiveState, render
 from remind.testbed.ladder import LadderConfig, climb, target
@@ -94,20 +96,18 @@ Course = dict[tuple[Kind, Format], list[Lesson]]
 
 def write_course(lessons: int, seed: int, workers: int = 1) -> Course:
     """About `lessons` lessons for each format, by kind. Short answers have no drills: they have no letters."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     wanted = [
         (kind, name, int(lessons * share), seed)
         for name in FORMATS
         for kind, share in _SHARES.items()
         if not (kind == "drill" and name == "direct")
     ]
-    course: Course = {}
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for (kind, name, *_), rows in zip(wanted, track(pool.map(_rows, wanted), "lessons", len(wanted)), strict=True):
-            course[kind, name] = [_lesson(*row) for row in rows]
-    return course
+    with spawned_pool(workers) if workers > 1 else nullcontext() as pool:
+        made = (pool.map if pool else map)(_rows, wanted)
+        return {
+            (kind, name): [_lesson(*row) for row in rows]
+            for (kind, name, *_), rows in zip(wanted, track(made, "lessons", len(wanted)), strict=True)
+        }
 
 
 def _lesson(prompt: Any, answer: Any, focus: Any, *others: Any) -> Lesson:
