@@ -40,6 +40,7 @@ class Window:
         self.position = 0
         self._line = 1
         self._bytes = 0
+        self._begun = False
         self._bad: int | None = None
         self._ended = False
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -71,9 +72,11 @@ class Window:
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", self.path) from None
         self._ended = not block
-        first = self._bytes == 0
         text = self._decoded(block)
-        self.text = rest + (text.removeprefix("\ufeff") if first else text)
+        # a mark of three bytes may come in several blocks
+        if not self._begun and text:
+            self._begun, text = True, text.removeprefix("\ufeff")
+        self.text = rest + text
         return True
 
     def _decoded(self, block: bytes) -> str:

@@ -96,6 +96,17 @@ def test_places_far_into_a_file(tmp_path, monkeypatch):
         read(path)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 20])
+def test_a_byte_order_mark_is_no_content(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(window, "CHUNK", chunk)
+    path = tmp_path / "x.json"
+    path.write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(DataError, match="the file is empty"):
+        list(Source(path).records)
+    path.write_bytes(b'\xef\xbb\xbf{"text": "hi"}')
+    assert [record.value for record in Source(path).records] == [{"text": "hi"}]
+
+
 def test_lines_of_any_length(tmp_path, monkeypatch):
     monkeypatch.setattr(window, "CHUNK", 8)
     text = ["", "a" * 100, "é" * 30, "", "b"]
