@@ -79,12 +79,15 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         reason = "no such file or folder" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, path) from None
+    # new sources: those looked at hold their first record, which is good where it is all there is
     if stat.S_ISDIR(mode):
         paths, format = _folder(path, format)
+        sources = [Source(one) for one in paths]
     else:
-        paths, format = [path], _check(Source(path), format)
-    # new sources: those looked at hold their first record
-    return _READERS[format].stream([Source(one) for one in paths])
+        looked_at = Source(path)
+        format = _check(looked_at, format)
+        sources = [looked_at if looked_at.is_sole else Source(path)]
+    return _READERS[format].stream(sources)
 
 
 def sniff(source: Source) -> str | None:

@@ -31,6 +31,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = Place(path)
+        self._alone = False
 
     @cached_property
     def is_json(self) -> bool:
@@ -45,8 +46,12 @@ class Source:
     def records(self) -> Iterator[Record]:
         """From the first one on, each time anew.
 
-        JSON Lines give one record a line, a JSON list one an element, a JSON object one.
+        JSON Lines give one record a line, a JSON list one an element, a JSON object one. An object that is the whole
+        file is not read again once `first` holds it.
         """
+        if self.is_sole:
+            yield Record(self.place, self.first)
+            return
         with Window(self.path) as window:
             start = window.skip()
             if not start:
@@ -77,6 +82,7 @@ class Source:
         value = window.value()
         is_line = isinstance(value, dict) and window.line() == line and window.ends_line()
         if not window.skip():
+            self._alone = isinstance(value, dict)
             yield Record(self.place, value)
             return
         if not is_line:
@@ -92,6 +98,11 @@ class Source:
         """The first record if it is an object, else an empty one; empty for files that are not JSON."""
         value = next(self.records).value if self.is_json else None
         return value if isinstance(value, dict) else {}
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether `first` was asked for, and is all there is."""
+        return self._alone and "first" in self.__dict__
 
     @cached_property
     def columns(self) -> list[str]:

@@ -57,8 +57,12 @@ class Window:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
 
-    def more(self) -> bool:
-        """Hold at least as much again from `position` on. False at the end of the file."""
+    def more(self, times: int = 1) -> bool:
+        """Hold at least as much again from `position` on. False at the end of the file.
+
+        Args:
+            times: how many times as much, where what is held from `position` on is longer than a chunk.
+        """
         if self._bad is not None:
             line = self.line(len(self.text))
             raise DataError(f"not UTF-8 (byte {self._bad}); convert the file", self.path, f"line {line}")
@@ -68,7 +72,7 @@ class Window:
         rest = self.text[self.position :]
         self.text, self.position = "", 0
         try:
-            block = self._file.read(max(CHUNK, len(rest)))
+            block = self._file.read(CHUNK if len(rest) < CHUNK else times * len(rest))
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", self.path) from None
         self._ended = not block
@@ -122,7 +126,8 @@ class Window:
             except json.JSONDecodeError as error:
                 # an unclosed string is always the end of what is held
                 known = error.pos < len(self.text) - _MARGIN and not error.msg.startswith("Unterminated string")
-                if known or not self.more():
+                # decoding begins anew each time, so a long value should not need it often
+                if known or not self.more(3):
                     raise self.error(error.msg, error.pos) from None
             except ValueError as error:  # more digits than Python converts, unless they turn out to be of a fraction
                 if _LONG_NUMBER.search(self.text, self.position) or not self.more():

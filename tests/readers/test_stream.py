@@ -195,6 +195,43 @@ def test_a_long_line_takes_no_longer_than_its_length(tmp_path):
     assert [len(piece.dialogues[0].turns) for piece in stream(path)] == [15_000, 1]
 
 
+class Counting:
+    """The decoder, and how many characters were held each time it was asked."""
+
+    def __init__(self, decoder: json.JSONDecoder) -> None:
+        self.decoder = decoder
+        self.held: list[int] = []
+
+    def raw_decode(self, text: str, position: int) -> tuple[object, int]:
+        self.held.append(len(text))
+        return self.decoder.raw_decode(text, position)
+
+
+def test_a_file_of_one_long_object_is_decoded_few_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CHUNK", 1 << 10)
+    counting = Counting(window._DECODER)
+    monkeypatch.setattr(window, "_DECODER", counting)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"id": "a", "messages": [{"role": "user", "content": "so it goes"}] * 2_000}))
+    corpus = read(path)
+    assert len(corpus.dialogues[0].turns) == 2_000
+    size = path.stat().st_size
+    assert size > 64 << 10
+    # all of it is decoded once, however often it is looked at, and what was tried before is not much more
+    assert counting.held.count(size) == 1
+    assert len(counting.held) <= 5
+
+
+def test_a_source_that_was_looked_at_gives_the_same_records(tmp_path):
+    path = tmp_path / "x.json"
+    for content in (b'{"a": 1}', b' {"a": 1}\n{"a": 2}\n', b'[{"a": 1}]', b'[{"a": 1}, {"a": 2}]', b'"a"', b"5"):
+        path.write_bytes(content)
+        source = Source(path)
+        before = list(source.records)
+        assert source.first == (before[0].value if isinstance(before[0].value, dict) else {})
+        assert list(source.records) == before
+
+
 def test_a_number_of_a_megabyte_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(window, "CHUNK", 1 << 12)
     path = tmp_path / "x.json"
