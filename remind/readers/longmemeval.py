@@ -29,7 +29,8 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per instance, in the order of the dates; sessions `S<n>` and turns `S<n>:T<m>`, counted from 1.
 
     Session ids of the file are not kept, since gold ones say so in their name. Evidence: the turns with
-    `has_answer`; if none is flagged, all turns of the gold sessions; a gold session outside the haystack dangles.
+    `has_answer`; if none is flagged, all turns of the gold sessions. A gold session that is not in the haystack,
+    or has no turns there, dangles.
     Questions whose id ends in `_abs` cannot be answered from the haystack; their gold answer says why.
 
     A piece is one instance.
@@ -77,7 +78,7 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
                 in_gold.append(turn_id)
     out.add_dialogue(draft)
 
-    present = set(names)
+    present = {name for name, session in zip(names, haystack, strict=True) if session}
     dangling = tuple(name for name in gold if name not in present)
     evidence = flagged or in_gold
     date = instance.get("question_date")

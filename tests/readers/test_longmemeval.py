@@ -108,6 +108,17 @@ def test_flags_win(tmp_path):
     assert corpus.questions[0].evidence == ("S3:T2",)
 
 
+def test_a_gold_session_without_turns_dangles(tmp_path):
+    corpus = read(write(tmp_path, instance(answer_session_ids=["filler"])))
+    assert corpus.questions[0].evidence == ()
+    assert [(lost.question_id, lost.reference) for lost in corpus.dangling] == [("q1", "filler")]
+    assert corpus.references == 1
+    # an id of two sessions dangles only if both are empty
+    twice = instance(haystack_session_ids=["answer_b", "answer_b", "answer_a"], answer_session_ids=["answer_b"])
+    corpus = read(write(tmp_path, twice))
+    assert (corpus.questions[0].evidence, corpus.dangling) == (("S3:T1", "S3:T2"), ())
+
+
 def test_abstention(tmp_path):
     corpus = read(write(tmp_path, instance(question_id="q1_abs", answer="You did not say."), instance()))
     assert [q.id for q in corpus.questions] == ["q1_abs", "q1"]
