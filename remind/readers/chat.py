@@ -12,12 +12,13 @@ from remind.readers.source import Place, Source, shown
 
 #: Where a turn may name its speaker, most specific first.
 _SPEAKER = ("speaker", "name", "role")
+_TURNS = ("messages", "turns")
+_WORDS = ("text", "content")
 
 
 def matches(source: Source) -> bool:
     first = source.first
-    whole = isinstance(first.get("messages", first.get("turns")), list)
-    return whole or "text" in first or "content" in first
+    return any(isinstance(first.get(key), list) for key in _TURNS) or any(key in first for key in _WORDS)
 
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
@@ -31,7 +32,8 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     A piece is one dialogue.
 
     Raises:
-        DataError: a turn without speaker or text, an id twice, a session that comes back after another.
+        DataError: a turn without speaker or text, an id twice, a session that comes back after another, two different
+            lists of turns in a dialogue or two different texts in a turn.
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     out = CorpusBuilder()
@@ -60,10 +62,18 @@ class _Line(NamedTuple):
 def _lines(source: Source) -> Iterator[_Line]:
     for number, (place, value) in enumerate(source.records, start=1):
         record = place.mapping(value, "a line")
-        turns = record.get("messages", record.get("turns"))
+        turns = _one_of(place, record, _TURNS)
         key, default = ("dialogue", source.path.stem) if turns is None else ("id", f"{source.path.stem}-{number:05d}")
         given = record.get(key)
         yield _Line(number, place, record, turns, default if given is None else place.name(given, key))
+
+
+def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> object:
+    """What stands under either key. Raises DataError if it is not the same under both, so that nothing gets lost."""
+    given = [record[key] for key in keys if record.get(key) is not None]
+    if len(given) > 1 and given[0] != given[1]:
+        raise place.error(f"{keys[0]} and {keys[1]} are both given and differ; keep one")
+    return given[0] if given else None
 
 
 def _add(drafts: OrderedDict[str, _Chat], source: Source, line: _Line) -> None:
@@ -102,8 +112,7 @@ class _Chat:
         given = turn.get("id")
         turn_id = f"{session}:T{self._sessions[session]}" if given is None else place.name(given, "id")
         speaker = next((turn[key] for key in _SPEAKER if turn.get(key) is not None), None)
-        content = turn.get("text")
-        text, images = self._content(place, turn.get("content") if content is None else content)
+        text, images = self._content(place, _one_of(place, turn, _WORDS))
         listed = place.sequence(turn.get("images") or [], "images")
         images += [self._image(place, entry) for entry in listed]
         self.draft.turn(place, turn_id, speaker, text, time, images)

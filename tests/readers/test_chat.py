@@ -108,6 +108,21 @@ GOOD = {"speaker": "Ana", "text": "hi"}
         ({"id": "a", "messages": [GOOD, {"role": "user"}]}, "[line 2, a, turn 2]: text is missing or blank"),
         ({"id": "a", "messages": {}}, "[line 2, a]: messages should be a list, not an object"),
         ({"id": "mine", "messages": [GOOD]}, "[line 2]: dialogue id 'mine' occurs twice"),
+        (
+            {"id": "a", "messages": [GOOD], "turns": [GOOD, GOOD]},
+            "[line 2]: messages and turns are both given and differ; keep one",
+        ),
+        ({"messages": {}, "turns": [GOOD]}, "[line 2]: messages and turns are both given and differ; keep one"),
+        ({**GOOD, "content": "ho"}, "[line 2]: text and content are both given and differ; keep one"),
+        ({**GOOD, "text": "", "content": "ho"}, "[line 2]: text and content are both given and differ; keep one"),
+        (
+            {**GOOD, "content": [{"type": "image_url", "image_url": "https://example.org/1.jpg"}]},
+            "[line 2]: text and content are both given and differ; keep one",
+        ),
+        (
+            {"id": "a", "messages": [GOOD, {**GOOD, "content": "ho"}]},
+            "[line 2, a, turn 2]: text and content are both given and differ; keep one",
+        ),
     ],
 )
 def test_bad_records_are_named(tmp_path, record, message):
@@ -117,6 +132,31 @@ def test_bad_records_are_named(tmp_path, record, message):
         read(path)
     assert str(caught.value).startswith(f"{path} {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_given_twice_alike_is_read_once(tmp_path):
+    turn = {**GOOD, "content": "hi"}
+    path = write(tmp_path, turn, {"id": "a", "messages": [turn], "turns": [turn]})
+    assert [[t.text for t in dialogue.turns] for dialogue in read(path).dialogues] == [["hi"], ["hi"]]
+
+
+def test_null_gives_nothing(tmp_path):
+    path = write(
+        tmp_path,
+        {"id": "a", "messages": None, "turns": [{**GOOD, "content": None}]},
+        {"id": "b", "messages": [{"speaker": "Ana", "text": None, "content": "hi"}], "turns": None},
+    )
+    assert [[t.text for t in dialogue.turns] for dialogue in read(path).dialogues] == [["hi"], ["hi"]]
+
+
+def test_turns_twice_and_nested_deeply_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    for depth in (500, 900, 960, 980, 100_000):
+        deep = "[" * depth + "]" * depth
+        path.write_text(f'{json.dumps(GOOD)}\n{{"messages": {deep}, "turns": {deep}}}\n')
+        with pytest.raises(DataError) as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_first_turn_without_speaker_is_still_a_chat(tmp_path):
