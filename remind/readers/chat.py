@@ -80,22 +80,26 @@ def _add(drafts: OrderedDict[str, _Chat], source: Source, line: _Line) -> None:
     if line.turns is None:
         if line.name not in drafts:
             drafts[line.name] = _Chat(source.place.at(line.name), line.name)
-        drafts[line.name].add(line.place, line.record)
+        chat = drafts[line.name]
+        if chat.whole:
+            raise line.place.error(f"dialogue id {shown(line.name)} occurs twice: this turn follows a whole dialogue")
+        chat.add(line.place, line.record)
         return
     if line.name in drafts:
         raise line.place.error(f"dialogue id {shown(line.name)} occurs twice")
     place = line.place.at(line.name)
-    chat = drafts[line.name] = _Chat(place, line.name)
+    chat = drafts[line.name] = _Chat(place, line.name, whole=True)
     for count, turn in enumerate(place.sequence(line.turns, "messages"), start=1):
         where = place.at(f"turn {count}")
         chat.add(where, where.mapping(turn, "a turn"))
 
 
 class _Chat:
-    """A dialogue to which turns are added one by one."""
+    """A dialogue to which turns are added one by one; `whole` if one line holds them all."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, place: Place, name: str, whole: bool = False) -> None:
         self.draft = Draft(place, name)
+        self.whole = whole
         self._sessions: dict[str, int] = {}
         self._session: str | None = None
 

@@ -164,6 +164,20 @@ def test_a_first_turn_without_speaker_is_still_a_chat(tmp_path):
         read(write(tmp_path, {"text": "who?"}, GOOD))
 
 
+@pytest.mark.parametrize("turn", [{**GOOD, "dialogue": "b"}, {**GOOD, "dialogue": "b", "session": "other"}])
+@pytest.mark.parametrize("between", [[], [GOOD]])
+def test_a_dialogue_is_whole_or_in_single_turns(tmp_path, turn, between):
+    whole = {"id": "b", "messages": [GOOD]}
+    last = 2 + len(between)
+    with pytest.raises(DataError, match=rf"\[line {last}\]: dialogue id 'b' occurs twice: this turn follows a whole"):
+        read(write(tmp_path, whole, *between, turn))
+    with pytest.raises(DataError, match=rf"\[line {last}\]: dialogue id 'b' occurs twice$"):
+        read(write(tmp_path, turn, *between, whole))
+    # turns that name no dialogue belong to the file
+    with pytest.raises(DataError, match=r"\[line 2\]: dialogue id 'mine' occurs twice: this turn follows a whole"):
+        read(write(tmp_path, {**whole, "id": "mine"}, GOOD))
+
+
 def test_a_session_that_comes_back(tmp_path):
     path = write(tmp_path, *({"speaker": "Ana", "text": "hi", "session": s} for s in ("a", "b", "a")))
     with pytest.raises(DataError, match=r"\[line 3\]: session 'a' comes back after another"):
