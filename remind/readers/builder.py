@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from remind.dialogue import DIMENSIONS, FORMATS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
+from remind.errors import DataError
 from remind.readers.evidence import Resolved
 from remind.readers.images import is_remote, local_file
 from remind.readers.place import Place, shown
@@ -137,10 +138,29 @@ class CorpusBuilder:
             raise sources[0].place.error("holds no dialogues")
 
 
-def complete(parts: OrderedDict[str, T], last: Mapping[str, int], number: int) -> Iterator[T]:
-    """Take out, from the front, the parts that no record after `number` adds to; `last`: the last record of each."""
+def complete(place: Place, parts: OrderedDict[str, T], last: Mapping[str, int], name: str, number: int) -> Iterator[T]:
+    """Take out, from the front, the parts that no record after `number` adds to.
+
+    Args:
+        place: the file. last: the last record of each part, as a first look found it. name: the part of this record.
+
+    Raises:
+        DataError: the first look found no such record.
+    """
+    if last.get(name, -1) < number:
+        raise _changed(place)
     while parts and last[next(iter(parts))] <= number:
         yield parts.popitem(last=False)[1]
+
+
+def check_complete(place: Place, last: Mapping[str, int], number: int) -> None:
+    """Raises DataError if a first look found records after `number`, the last one there was."""
+    if number < max(last.values(), default=number):
+        raise _changed(place)
+
+
+def _changed(place: Place) -> DataError:
+    return place.error("changed while it was read; try again when nothing writes to it")
 
 
 def describe(place: Place) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from remind.dialogue import Corpus, Image
-from remind.readers.builder import CorpusBuilder, Draft, complete
+from remind.readers.builder import CorpusBuilder, Draft, check_complete, complete
 from remind.readers.source import Place, Source, shown
 
 #: Where a turn may name its speaker, most specific first.
@@ -33,7 +33,7 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
     Raises:
         DataError: a turn without speaker or text, an id twice, a session that comes back after another, two different
-            lists of turns in a dialogue or two different texts in a turn.
+            lists of turns in a dialogue or two different texts in a turn, a file that changes while it is read.
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     out = CorpusBuilder()
@@ -41,11 +41,14 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
         # a first look tells when a dialogue of single turns is complete
         last = {line.name: line.number for line in _lines(source)}
         drafts: OrderedDict[str, _Chat] = OrderedDict()
+        number = 0
         for line in _lines(source):
+            number = line.number
             _add(drafts, source, line)
-            for chat in complete(drafts, last, line.number):
+            for chat in complete(source.place, drafts, last, line.name, number):
                 out.add_dialogue(chat.draft)
                 yield out.piece()
+        check_complete(source.place, last, number)
     out.end(sources)
 
 

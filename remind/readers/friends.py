@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from remind.dialogue import Corpus
-from remind.readers.builder import CorpusBuilder, Draft, complete
+from remind.readers.builder import CorpusBuilder, Draft, check_complete, complete
 from remind.readers.source import Place, Record, Source, shown
 
 COLUMNS = {"Utterance", "Speaker", "Scene_ID", "Utterance_ID", "Season", "Episode"}
@@ -30,18 +30,21 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     A piece is one episode.
 
     Raises:
-        DataError: a row that lacks a column, a speaker or words.
+        DataError: a row that lacks a column, a speaker or words, a file that changes while it is read.
     """
     out = CorpusBuilder()
     for source in sources:
         # a first look tells when an episode is complete
-        last = {_episode(record): number for number, record in enumerate(source.rows())}
+        last = {_episode(record): number for number, record in enumerate(source.rows(), start=1)}
         episodes: OrderedDict[str, list[Record]] = OrderedDict()
-        for number, record in enumerate(source.rows()):
-            episodes.setdefault(_episode(record), []).append(record)
-            for records in complete(episodes, last, number):
+        number = 0
+        for number, record in enumerate(source.rows(), start=1):
+            episode = _episode(record)
+            episodes.setdefault(episode, []).append(record)
+            for records in complete(source.place, episodes, last, episode, number):
                 out.add_dialogue(_draft(source, records))
                 yield out.piece()
+        check_complete(source.place, last, number)
     out.end(sources)
 
 

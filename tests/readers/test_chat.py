@@ -4,6 +4,7 @@ import pytest
 
 from remind import read
 from remind.errors import DataError, ImagePathError
+from remind.readers import stream, window
 
 
 def write(folder, *records, name="mine.jsonl"):
@@ -182,6 +183,36 @@ def test_a_session_that_comes_back(tmp_path):
     path = write(tmp_path, *({"speaker": "Ana", "text": "hi", "session": s} for s in ("a", "b", "a")))
     with pytest.raises(DataError, match=r"\[line 3\]: session 'a' comes back after another"):
         read(path)
+
+
+def grown(records):
+    return [*records, {**GOOD, "dialogue": "new"}]
+
+
+def a_dialogue_goes_on(records):
+    return [*records, records[0]]
+
+
+def a_whole_one_comes(records):
+    return [*records, {"id": "new", "messages": [GOOD]}]
+
+
+def cut(records):
+    return records[:-1]
+
+
+@pytest.mark.parametrize("change", [grown, a_dialogue_goes_on, a_whole_one_comes, cut])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(window, "CHUNK", 1 << 10)
+    # longer than what the system reads ahead
+    records = [{**GOOD, "text": "so it goes " * 1000, "dialogue": f"d{number // 2}"} for number in range(40)]
+    path = write(tmp_path, *records)
+    pieces = stream(path)
+    assert next(pieces).dialogues[0].id == "d0"
+    write(tmp_path, *change(records))
+    with pytest.raises(DataError) as caught:
+        list(pieces)
+    assert str(caught.value) == f"{path}: changed while it was read; try again when nothing writes to it"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 from remind import read
 from remind.errors import DataError
+from remind.readers import stream, window
 
 HEADER = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
 
@@ -80,6 +81,23 @@ def test_bad_rows_are_named(tmp_path, bad, message):
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(caught.value).startswith(f"{path} {message}")
+
+
+@pytest.mark.parametrize("change", ["grown", "an episode goes on", "cut"])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(window, "CHUNK", 1 << 10)
+    # longer than what the system reads ahead
+    rows = [
+        line("so it goes " * 1000, utterance=number, episode=episode) for episode in range(1, 20) for number in (1, 2)
+    ]
+    path = write(tmp_path, *rows)
+    pieces = stream(path)
+    assert next(pieces).dialogues[0].id == "s01e01"
+    more = {"grown": line(episode=20), "an episode goes on": line(utterance=3, episode=1)}
+    write(tmp_path, *(rows[:-1] if change == "cut" else [*rows, more[change]]))
+    with pytest.raises(DataError) as caught:
+        list(pieces)
+    assert str(caught.value) == f"{path}: changed while it was read; try again when nothing writes to it"
 
 
 def test_a_header_alone_is_no_corpus(tmp_path):
