@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from remind.dialogue import NO_INFORMATION, Corpus, Question
 from remind.readers.builder import CorpusBuilder, Draft
@@ -14,7 +14,9 @@ from remind.readers.evidence import EvidenceIndex, written
 from remind.readers.source import Place, Source, shown
 
 ADVERSARIAL = 5
-_SESSION = re.compile(r"session_(\d{1,9})")
+_SESSION = re.compile(r"\s*+session_(\d++)\s*+(_date_time)?+\s*+", re.IGNORECASE | re.ASCII)
+#: What is told about a session beside it, as `events_session_3` and `session_3_observation`.
+_ABOUT = re.compile(r"\s*+(?:[a-z]\w*_session_\d++|session_\d++_[a-z]\w*+)\s*+", re.IGNORECASE | re.ASCII)
 _TIME = re.compile(r"(\d{1,2}):(\d{2})\s*([ap])m on (\d{1,2}) ([a-z]+),? (\d{4})", re.IGNORECASE)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -32,7 +34,7 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     A piece is one sample.
 
     Raises:
-        DataError: a record that lacks what it needs.
+        DataError: a record that lacks what it needs, a session under two keys or under one that is no session's.
     """
     out = CorpusBuilder()
     for source in sources:
@@ -44,21 +46,72 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     out.end(sources)
 
 
-def sessions(conversation: dict[str, Any]) -> list[tuple[int, str]]:
-    """Numbers and keys of the `session_N` lists, by number."""
-    found = ((_SESSION.fullmatch(key), key) for key in conversation)
-    return sorted((int(match[1]), key) for match, key in found if match)
+class Listed(NamedTuple):
+    """A session as a conversation lists it."""
+
+    id: str
+    place: Place
+    time: str | None
+    turns: list[Any]
+
+
+def is_session(key: str) -> bool:
+    """Whether turns stand under that key: `session_3`, in capitals or with blanks around it too."""
+    match = _SESSION.fullmatch(key)
+    return match is not None and not match[2]
+
+
+def sessions(place: Place, conversation: dict[str, Any]) -> list[Listed]:
+    """The sessions of a conversation, by number.
+
+    Raises:
+        DataError: two keys for one session or its time, turns under a key that is no session's, a session that is no
+            list or a time that is no text.
+    """
+    turns: dict[str, str] = {}
+    times: dict[str, str] = {}
+    for key, value in conversation.items():
+        match = _SESSION.fullmatch(key)
+        if match is None:
+            if _is_stray(key, value):
+                raise place.error(f"turns stand under the key {shown(key)}; sessions are named session_<number>")
+            continue
+        found = times if match[2] else turns
+        number = match[1].lstrip("0") or "0"
+        if number in found:
+            raise place.error(f"the keys {shown(found[number])} and {shown(key)} name the same session")
+        found[number] = key
+    listed: list[Listed] = []
+    # by number, however many digits there are
+    for number in sorted(turns, key=lambda digits: (len(digits), digits)):
+        key, time = turns[number], times.get(number)
+        entries = place.sequence(conversation[key], _quoted(key))
+        told = None if time is None else place.optional_text(conversation[time], _quoted(time))
+        listed.append(Listed(f"S{number}", place.at(key), told, entries))
+    return listed
+
+
+def _quoted(key: str) -> str:
+    """A key without what would break a line or make it long."""
+    return shown(key)[1:-1]
+
+
+def _is_stray(key: str, value: object) -> bool:
+    """Whether a session stands there that would be passed over for its name."""
+    if not isinstance(value, list) or _ABOUT.fullmatch(key):
+        return False
+    marks = {"speaker"} if key.strip().lower().startswith("session") else {"speaker", "dia_id"}
+    return any(isinstance(turn, dict) and turn.keys() >= marks for turn in value)
 
 
 def _sample(out: CorpusBuilder, file: Place, sample_id: str, sample: dict[str, Any]) -> None:
     place = file.at(sample_id)
     conversation = place.mapping(sample.get("conversation"), "conversation")
     draft = Draft(place, sample_id)
-    for number, key in sessions(conversation):
-        time = place.optional_text(conversation.get(f"{key}_date_time"), f"{key}_date_time")
-        draft.session(f"S{number}", None if time is None else iso_time(time))
-        for turn in place.sequence(conversation[key], key):
-            _turn(draft, place.at(key), turn)
+    for listed in sessions(place, conversation):
+        draft.session(listed.id, None if listed.time is None else iso_time(listed.time))
+        for turn in listed.turns:
+            _turn(draft, listed.place, turn)
     dialogue = out.add_dialogue(draft)
     index = EvidenceIndex([turn.id for turn in dialogue.turns])
     for number, item in enumerate(place.sequence(sample.get("qa", []), "qa")):

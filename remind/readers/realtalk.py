@@ -11,7 +11,7 @@ from remind.dialogue import Corpus, Image, Question
 from remind.readers.builder import CorpusBuilder, Draft
 from remind.readers.evidence import EvidenceIndex, written
 from remind.readers.images import find_file
-from remind.readers.locomo import answers_of, category_of, sessions
+from remind.readers.locomo import answers_of, category_of, is_session, sessions
 from remind.readers.source import Place, Source
 
 _TIME_FORMAT = "%d.%m.%Y, %H:%M:%S"
@@ -19,8 +19,7 @@ _OPTIMISED = re.compile(r"_opt(?=\.[^.]*$|$)")
 
 
 def matches(source: Source) -> bool:
-    first = source.first
-    return any(isinstance(first[key], list) for _, key in sessions(first))
+    return any(isinstance(value, list) and is_session(key) for key, value in source.first.items())
 
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
@@ -29,7 +28,7 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     A turn stands in the session that lists it: its `dia_id` names another one in many files. A piece is one file.
 
     Raises:
-        DataError: a record that lacks what it needs.
+        DataError: a record that lacks what it needs, a session under two keys or under one that is no session's.
     """
     out = CorpusBuilder()
     for source in sources:
@@ -41,11 +40,10 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
 def _chat(out: CorpusBuilder, place: Place, dialogue_id: str, chat: dict[str, Any]) -> None:
     draft = Draft(place.at(dialogue_id), dialogue_id)
-    for number, key in sessions(chat):
-        time = place.optional_text(chat.get(f"{key}_date_time"), f"{key}_date_time")
-        draft.session(f"S{number}", _iso_time(time))
-        for turn in place.sequence(chat[key], key):
-            _turn(draft, place.at(key), turn)
+    for listed in sessions(place, chat):
+        draft.session(listed.id, _iso_time(listed.time))
+        for turn in listed.turns:
+            _turn(draft, listed.place, turn)
     dialogue = out.add_dialogue(draft)
     index = EvidenceIndex([turn.id for turn in dialogue.turns])
     for number, item in enumerate(place.sequence(chat.get("qa", []), "qa")):

@@ -204,6 +204,68 @@ def test_bad_records_are_named(tmp_path, record, message):
     assert caught.value.path == path
 
 
+def one(number):
+    return [{"speaker": "Ana", "dia_id": f"D{number}:1", "text": "hm"}]
+
+
+def test_sessions_are_known_by_their_number_however_they_are_written(tmp_path):
+    conversation = {
+        "session_4 ": one(4),
+        "SESSION_4_Date_Time": "1:56 pm on 8 May, 2023",
+        "session_12345678901": one(9),
+        f"session_{'7' * 5000}": one(7),
+        "Session_3": one(3),
+        "Session_3_date_time": "then",
+        "session_02": one(2),
+        "session_2_date_time ": "before",
+        # what is told about sessions is no session
+        "events_session_3": [{"speaker": "Ana", "dia_id": "D3:1"}],
+        "session_3_observation": [{"speaker": "Ana", "dia_id": "D3:1", "text": "said hm"}],
+        "session_3_summary": "hm",
+        "session_ids": ["a"],
+        "speakers": [{"speaker": "Ana", "text": "twenty years old"}],
+    }
+    (dialogue,) = read(write(tmp_path, sample(conversation=conversation, qa=[]))).dialogues
+    assert [(s.id, s.time, s.turns[0].id) for s in dialogue.sessions] == [
+        ("S2", "before", "D2:1"),
+        ("S3", "then", "D3:1"),
+        ("S4", "2023-05-08T13:56", "D4:1"),
+        ("S12345678901", None, "D9:1"),
+        (f"S{'7' * 5000}", None, "D7:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conversation", "message"),
+    [
+        ({"Session_1": one(2)}, "the keys 'session_1' and 'Session_1' name the same session"),
+        ({"session_01": one(2)}, "the keys 'session_1' and 'session_01' name the same session"),
+        ({" session_1": None}, "the keys 'session_1' and ' session_1' name the same session"),
+        (
+            {"session_1_date_time": "a", "session_1_DATE_TIME": "b"},
+            "the keys 'session_1_date_time' and 'session_1_DATE_TIME' name the same session",
+        ),
+        ({"session 2": one(2)}, "turns stand under the key 'session 2'; sessions are named session_<number>"),
+        ({"Session2": [{"speaker": "Ana"}]}, "turns stand under the key 'Session2'; sessions are named"),
+        ({"session_2b": one(2)}, "turns stand under the key 'session_2b'; sessions are named session_<number>"),
+        ({"session_\u0663": one(2)}, "turns stand under the key 'session_\u0663'; sessions are named"),
+        ({"the_end": one(2)}, "turns stand under the key 'the_end'; sessions are named session_<number>"),
+        ({"session_2" + " " * 300_000 + "x": one(2)}, "turns stand under the key 'session_2 "),
+        ({"session_2 ": {}}, "session_2 should be a list, not an object"),
+        ({"\nsession_2": {}}, "\\nsession_2 should be a list, not an object"),
+        ({f"session_{'7' * 5000}": {}}, "session_7777777"),
+        ({"session_1\n_date_time": 7}, "session_1\\n_date_time should be text, not a number"),
+    ],
+)
+def test_no_session_is_passed_over(tmp_path, conversation, message):
+    path = write(tmp_path, sample(conversation={"session_1": one(1), **conversation}))
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} [conv-1]: {message}")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
 def test_a_dialogue_id_twice(tmp_path):
     path = write(tmp_path, sample(), sample())
     with pytest.raises(DataError, match=r"\[conv-1\]: dialogue id 'conv-1' occurs twice, first in locomo.json"):

@@ -124,6 +124,18 @@ def test_sessions_are_ordered_by_number(tmp_path):
     assert dialogue.turns[0].time == "then"
 
 
+def test_sessions_are_known_however_they_are_written(tmp_path):
+    path = write(tmp_path, **{"Session_2 ": [turn("D1:1")], "session_2_date_time": "29.12.2023, 22:42:04"})
+    (session,) = read(path).dialogues[0].sessions
+    assert (session.id, session.time, len(session.turns)) == ("S2", "2023-12-29T22:42:04", 1)
+    path = write(tmp_path, session_1=[turn("D1:1")], Session_1=[turn("D1:2")])
+    with pytest.raises(DataError, match=r"Ben.json: the keys 'session_1' and 'Session_1' name the same session$"):
+        read(path)
+    path = write(tmp_path, **{"session_1": [turn("D1:1")], "session 2": [turn("D2:1")]})
+    with pytest.raises(DataError, match=r"Ben.json: turns stand under the key 'session 2'; sessions are named"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
