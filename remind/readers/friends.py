@@ -26,6 +26,8 @@ def matches(source: Source) -> bool:
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per episode (`s01e02`), one session per scene (`S1`), turns `S<scene>:T<utterance>`.
 
+    Season and Episode 1, 01 and 001 are one number: rows that write it differently are of one episode, in the order of
+    the file, and a scene or an utterance that comes twice then is an error as in any episode.
     Words said by several at once have the speaker `Monica Geller & Ross Geller`.
     A piece is one episode.
 
@@ -68,7 +70,9 @@ def _episode(record: Record) -> str:
 
 
 def _number(place: Place, row: dict[str, str], column: str) -> str:
-    return place.name(row[column], column).strip().zfill(2)
+    """Two digits or more, however many noughts stand before them; words as they are."""
+    text = place.name(row[column], column).strip()
+    return (text.lstrip("0") if text.isascii() and text.isdigit() else text).zfill(2)
 
 
 def _speakers(place: Place, text: str) -> str:

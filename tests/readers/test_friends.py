@@ -100,6 +100,47 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
     assert str(caught.value) == f"{path}: changed while it was read; try again when nothing writes to it"
 
 
+def test_a_number_is_one_however_it_is_written(tmp_path):
+    """Nothing is lost where spellings alternate, and no two turns have one id."""
+    path = write(
+        tmp_path,
+        line("a", episode=1),
+        line("b", episode="01", utterance=2),
+        line("c", episode="001", utterance=3),
+        line("d", episode=12),
+        line("e", episode=" 1", scene=2),
+        line("f", episode="0"),
+        line("g", episode="00", utterance=2),
+        line("h", episode="1-2"),
+        line("i", episode="01-2"),
+    )
+    corpus = read(path)
+    assert [(d.id, [(turn.id, turn.text) for turn in d.turns]) for d in corpus.dialogues] == [
+        ("s01e01", [("S1:T1", "a"), ("S1:T2", "b"), ("S1:T3", "c"), ("S2:T1", "e")]),
+        ("s01e12", [("S1:T1", "d")]),
+        ("s01e00", [("S1:T1", "f"), ("S1:T2", "g")]),
+        ("s01e1-2", [("S1:T1", "h")]),
+        ("s01e01-2", [("S1:T1", "i")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([line(episode=1), line(episode="01")], "[s01e01]: turn id 'S1:T1' occurs twice"),
+        (
+            [line(episode=1), line(episode=1, scene=2), line(episode="01", utterance=2)],
+            "[s01e01]: session id 'S1' occurs twice",
+        ),
+    ],
+)
+def test_two_episodes_under_one_number_are_refused(tmp_path, rows, message):
+    path = write(tmp_path, *rows)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
 def test_a_header_alone_is_no_corpus(tmp_path):
     with pytest.raises(DataError, match="no dialogues"):
         read(write(tmp_path))
