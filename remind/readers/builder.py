@@ -179,11 +179,15 @@ def check_question(place: Place, question: Question, dialogue: Dialogue) -> None
     """What `Question` promises. No answers at all means that no gold is known.
 
     Raises:
-        DataError: blank text; unknown format, dimension or split; options with "direct" or none without it; an answer
-            that is no letter of an option or stands twice; several answers to "single"; an image index out of range.
+        DataError: blank text, answer or option; two options alike; unknown format, dimension or split; options with
+            "direct" or none without it; an answer that is no letter of an option or stands twice; several answers to
+            "single"; an image index out of range.
     """
     if not question.text.strip():
         raise place.error("the question is blank")
+    # a blank one would be scored, and nothing could be right
+    if question.format == "direct" and not all(answer.strip() for answer in question.answers):
+        raise place.error("a gold answer is blank; leave it out where none is known")
     if question.format not in FORMATS:
         raise place.error(f"unknown question format {shown(question.format)}; known: {', '.join(FORMATS)}")
     if question.dimension is not None and question.dimension not in DIMENSIONS:
@@ -206,6 +210,13 @@ def _check_options(place: Place, question: Question) -> None:
     if not 1 <= count <= len(string.ascii_uppercase):
         raise place.error(f"a {question.format} question needs 1 to 26 options, not {count}")
     letters = string.ascii_uppercase[:count]
+    first: dict[str, str] = {}
+    for letter, option in zip(letters, question.options, strict=True):
+        if not (words := " ".join(option.split())):
+            raise place.error(f"option {letter} is blank")
+        if words in first:
+            raise place.error(f"options {first[words]} and {letter} are the same")
+        first[words] = letter
     for answer in question.answers:
         if len(answer) != 1 or answer not in letters:
             raise place.error(f"answer {shown(answer)} is not the letter of an option (A to {letters[-1]})")

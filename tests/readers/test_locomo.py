@@ -189,6 +189,7 @@ def broken(key, value):
         (sample(qa=[{"question": "q", "category": "4"}]), "[conv-1-q000]: category should be a whole number, not '4'"),
         (sample(qa=[{"question": "q", "answer": ["a"], "category": 4}]), "[conv-1-q000]: answer should be text"),
         (sample(qa=[{"category": 4}]), "[conv-1-q000]: question is missing or blank"),
+        (sample(qa=[{"question": "q", "answer": "", "category": 4}]), "[conv-1-q000]: a gold answer is blank"),
         (sample(qa={}), "[conv-1]: qa should be a list, not an object"),
         (sample(sample_id=""), "[item 1]: sample_id is missing or blank"),
         (sample(conversation={"session_1": []}), "[conv-1]: the dialogue has no turns"),

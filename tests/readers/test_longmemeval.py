@@ -140,6 +140,7 @@ def test_words_for_dates_leave_the_order_alone(tmp_path):
         ({"haystack_sessions": [[{"content": "x"}], [], []]}, "[item 1, q1, S3:T1]: speaker is missing or blank"),
         ({"haystack_sessions": [["x"], [], []]}, "[item 1, q1, S3:T1]: a turn should be an object, not text"),
         ({"question": " "}, "[item 1, q1]: question is missing or blank"),
+        ({"answer": " "}, "[item 1, q1]: a gold answer is blank"),
         ({"question_id": None}, "[item 1]: question_id is missing or blank"),
     ],
 )

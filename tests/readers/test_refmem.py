@@ -119,6 +119,12 @@ def test_a_question_without_its_context(tmp_path):
         ({"options": []}, "a multi question needs 1 to 26 options, not 0"),
         ({"options": ["o"] * 27}, "a multi question needs 1 to 26 options, not 27"),
         ({"format": "direct"}, "a direct question has no options"),
+        ({"options": ["one", " ", "three"]}, "option B is blank"),
+        ({"options": ["", ""], "answers": []}, "option A is blank"),
+        ({"options": ["one", "two", "one"]}, "options A and C are the same"),
+        ({"options": ["one", "two words", " two\nwords"]}, "options B and C are the same"),
+        ({"format": "direct", "options": [], "answers": ["one", ""]}, "a gold answer is blank"),
+        ({"format": "direct", "options": [], "answers": [" \n"]}, "a gold answer is blank"),
         ({"images": [3]}, "image index 3 is out of range: dialogue 'c01' has 3 images"),
         ({"images": [-1]}, "image index -1 is out of range"),
         ({"images": [True]}, "images should be a list of whole numbers"),
@@ -206,10 +212,11 @@ def corpora(draw):
         ids = [turn.id for turn in dialogue.turns]
         for q in range(draw(st.integers(0, 2))):
             kind = draw(st.sampled_from(["single", "multi", "direct"]))
-            options = () if kind == "direct" else tuple(draw(st.lists(text, min_size=1, max_size=5)))
+            different = st.lists(said, min_size=1, max_size=5, unique_by=lambda option: " ".join(option.split()))
+            options = () if kind == "direct" else tuple(draw(different))
             letters = st.sampled_from("ABCDE"[: len(options)] or "A")
             limit = 1 if kind == "single" else 3
-            gold = st.lists(text, max_size=3) if kind == "direct" else st.lists(letters, max_size=limit, unique=True)
+            gold = st.lists(said, max_size=3) if kind == "direct" else st.lists(letters, max_size=limit, unique=True)
             question = Question(
                 id=f"d{d}q{q}",
                 dialogue_id=dialogue.id,
@@ -270,6 +277,7 @@ def test_images_stay_beside_the_file(tmp_path):
     [
         ({"answers": ("E",)}, "answer 'E' is not the letter"),
         ({"images": (9,)}, "image index 9 is out of range"),
+        ({"options": ("one", "one", "two")}, "options A and B are the same"),
         ({"text": "half \ud83d"}, "half a character"),
     ],
 )
