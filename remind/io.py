@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from remind.errors import DataError
+
+#: Of Linux: paths start where the process is; two names swap what they stand for.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
@@ -55,14 +60,45 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
 
 
 def put_folder(made: Path, target: Path) -> None:
-    """Give a folder its final name in the same parent folder; one that bears it goes once the new one is there."""
+    """Give a folder its final name in the same parent folder; one that bears it goes once the new one is there.
+
+    Where the system can, the two swap their names in one step, so that whoever is killed leaves one of them there.
+    Elsewhere there is a moment in which neither is.
+
+    Raises:
+        OSError: no right to write; what was there stays or is put back.
+    """
     if not target.exists():
         made.rename(target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    target.rename(old / "old")
-    made.rename(target)
+    if _swap(made, target):
+        made.rename(old / "old")
+    else:
+        target.rename(old / "old")
+        try:
+            made.rename(target)
+        except OSError:
+            (old / "old").rename(target)
+            old.rmdir()
+            raise
     shutil.rmtree(old)
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Let two names swap what they stand for, in one step. False if the system cannot do so."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
+@cache
+def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    try:
+        return ctypes.CDLL(None).renameat2  # type: ignore[no-any-return]
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -1,11 +1,23 @@
 """Atomic writes and JSON errors."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from remind import io
 from remind.errors import DataError
-from remind.io import atomic_folder, atomic_path, input_hashes, read_json, sha256_file, sha256_json, write_json
+from remind.io import (
+    atomic_folder,
+    atomic_path,
+    input_hashes,
+    put_folder,
+    read_json,
+    sha256_file,
+    sha256_json,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -30,6 +42,80 @@ def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
         (folder / "z").write_text("3")
     assert [p.name for p in target.iterdir()] == ["z"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def two_folders(parent: Path) -> tuple[Path, Path]:
+    made, target = parent / "made", parent / "out"
+    for folder in (made, target):
+        folder.mkdir()
+        (folder / folder.name).write_text("whole")
+    return made, target
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("owner", "step", "number"), [(Path, "rename", 1), (Path, "rename", 2), (shutil, "rmtree", 1)])
+def test_a_killed_process_leaves_a_whole_folder_under_the_name(
+    tmp_path: Path, owner: object, step: str, number: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    if not io._swap(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("the file system cannot swap two names")
+    made, target = two_folders(tmp_path)
+    child = os.fork()
+    if child == 0:
+        real, calls = getattr(owner, step), []
+
+        def dies(*args: object) -> object:
+            calls.append(args)
+            return os._exit(9) if len(calls) == number else real(*args)
+
+        try:
+            setattr(owner, step, dies)
+            put_folder(made, target)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert names(target) in (["made"], ["out"])
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_bears_the_name_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swaps: bool) -> None:
+    if not swaps:
+        monkeypatch.setattr(io, "_renameat2", lambda: None)
+    made, target = two_folders(tmp_path)
+    if kind != "folder":
+        target.rename(tmp_path / "else")
+    if kind == "file":
+        target.write_text("a file")
+    elif kind == "link":
+        target.symlink_to(tmp_path / "else")
+    put_folder(made, target)
+    assert names(target) == ["made"]
+    assert not target.is_symlink()
+    assert names(tmp_path) == (["out"] if kind == "folder" else ["else", "out"])
+    assert kind == "folder" or names(tmp_path / "else") == ["out"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io, "_swap", lambda one, other: False)
+    made, target = two_folders(tmp_path)
+    real = Path.rename
+
+    def rename(self: Path, to: Path) -> Path:
+        if self == made:
+            raise OSError("no room")
+        return real(self, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="no room"):
+        put_folder(made, target)
+    assert names(target) == ["out"]
+    assert names(tmp_path) == ["made", "out"]
 
 
 @pytest.mark.parametrize(
