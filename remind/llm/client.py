@@ -24,6 +24,8 @@ from remind.llm.retry import PATIENCE, Trouble, clean, of_status, wait
 _FIRST_CONTACT = 3
 #: Seconds between looks at a request that another process is asking, at first and at most.
 _LOOK = (0.1, 1.0)
+#: Headers that say how a body is sent, and the one by which the package openai knows how to read the reply.
+_TRANSPORT = ("accept-encoding", "connection", "content-length", "transfer-encoding", "x-stainless-raw-response")
 
 
 class OpenAIChat:
@@ -250,8 +252,29 @@ def _key(endpoint: EndpointConfig) -> str | None:
 
 def _client(endpoint: EndpointConfig, key: str | None) -> Any:
     try:
-        from openai import OpenAI
+        import openai
     except ImportError:
         raise ModelError("chat servers need the package openai: pip install 'remind-toolkit[llm]'") from None
     # servers without keys still want the header
-    return OpenAI(base_url=endpoint.base_url, api_key=key or "none", timeout=endpoint.timeout, max_retries=0)
+    key = key or "none"
+    fixed = {
+        "accept": "application/json",
+        "authorization": f"Bearer {key}",
+        "content-type": "application/json",
+        "user-agent": f"OpenAI/Python {openai.__version__}",
+    }
+
+    def settle_headers(request: Any) -> None:
+        # the package adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID, OPENAI_CUSTOM_HEADERS)
+        # and tells of the machine; whatever it may take up some day, these are all that a server gets
+        kept = {name: request.headers[name] for name in _TRANSPORT if name in request.headers}
+        request.headers.clear()
+        request.headers.update({"host": request.url.netloc.decode("ascii"), **kept, **fixed})
+
+    # a redirect would take the prompt to a host that nobody named
+    http = openai.DefaultHttpxClient(
+        follow_redirects=False, timeout=endpoint.timeout, event_hooks={"request": [settle_headers]}
+    )
+    return openai.OpenAI(
+        base_url=endpoint.base_url, api_key=key, timeout=endpoint.timeout, max_retries=0, http_client=http
+    )

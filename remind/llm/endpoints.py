@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from remind.errors import ConfigError
 from remind.io import sha256_json
+from remind.llm.key_names import key_name
 from remind.llm.request import Stage
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
 #: As base_url: the model runs in this process.
 LOCAL = "local"
-#: Fields in which a key would end up in manifests and reports.
-_KEY_NAMES = {"key", "api_key", "apikey", "authorization", "token", "access_token", "password", "secret"}
 
 
 @dataclass
@@ -47,14 +47,15 @@ class EndpointConfig:
     structured: bool = False
     """Send the JSON schema of a request as response_format; for servers that can hold a model to it."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out."""
+    """Further fields of each request, e.g. {seed: 1}. They replace fields of the same name; null leaves one out. Names
+    that could hold a key, and headers, are refused at any depth."""
     device: str = "cpu"
     """Where a local model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"
     """Precision of a local model: float32, bfloat16, float16 or auto."""
 
     def check(self) -> None:
-        """Raise ConfigError for a value out of range and for an address that is none or may hold a key."""
+        """Raise ConfigError for a value out of range, an address that is none, and what holds or may hold a key."""
         least = {"retries": 0, "concurrency": 1, "max_tokens": 1, "temperature": 0, "price_prompt": 0}
         for name, bound in {**least, "price_completion": 0}.items():
             value = getattr(self, name)
@@ -62,9 +63,11 @@ class EndpointConfig:
                 raise ConfigError(f"{name} must be at least {bound}, not {value}")
         if self.timeout <= 0:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
-        for name in self.extra_body:
-            if name.lower().replace("-", "_") in _KEY_NAMES:
-                raise ConfigError(f"extra_body must hold no {name}; keys come from the environment (key_env)")
+        # a key there would end up in manifests and reports
+        if (found := key_name(self.extra_body)) is not None:
+            raise ConfigError(f"extra_body must hold no {found[:40]}; keys come from the environment (key_env)")
+        if self.key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
+            raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
         if not self.local:
             _check_url(self.base_url)
 
@@ -88,7 +91,7 @@ class EndpointConfig:
     def needs_key(self) -> bool:
         """Whether a key must be in the environment. Servers on plain http are local ones, which mostly need none."""
         named = self.key_env not in (None, OPENAI_KEY)
-        return not self.local and (named or (self.key_env is not None and self.base_url.startswith("https://")))
+        return not self.local and (named or (self.key_env is not None and urlsplit(self.base_url).scheme == "https"))
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """USD for this many tokens."""
@@ -148,4 +151,7 @@ def _check_url(url: str) -> None:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")
     if not usable:
-        raise ConfigError(f"base_url must be {LOCAL} or an address such as http://127.0.0.1:8000/v1, not {url!r}")
+        raise ConfigError(
+            f"base_url must be {LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither "
+            "(and not shown, as it may hold a key)"
+        )

@@ -64,6 +64,9 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], key: str | Non
     """
     code, said = _said(body)
     line = clean(f"HTTP {status}" + (f": {said}" if said else ""), key)
+    # redirects are not followed, and where one leads to is no part of the message: it may hold a query
+    if 300 <= status < 400:
+        return Trouble("refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url")
     # servers quote the key, masked, when they refuse it
     if status == 401:
         return Trouble("refused", "HTTP 401: the server refuses the key")

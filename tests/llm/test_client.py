@@ -272,6 +272,49 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(
     assert "sk-for" not in str(proxy.heads)
 
 
+#: Variables that the package openai reads besides the key.
+AMBIENT = {
+    "OPENAI_ORG_ID": "org-PRIVATE",
+    "OPENAI_PROJECT_ID": "proj-PRIVATE",
+    "OPENAI_ADMIN_KEY": "admin-PRIVATE",
+    "OPENAI_WEBHOOK_SECRET": "hook-PRIVATE",
+    "OPENAI_CUSTOM_HEADERS": "X-Own: PRIVATE\nAuthorization: Bearer PRIVATE\nUser-Agent: PRIVATE\nHost: PRIVATE",
+}
+
+
+def test_a_server_gets_the_key_and_no_header_of_the_environment(
+    ask: Ask, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**AMBIENT, "MY_KEY": "mine-0123456789"}.items():
+        monkeypatch.setenv(name, value)
+    with Proxy() as proxy:
+        for key_env in ("MY_KEY", None):
+            [reply] = OpenAIChat(endpoint(proxy.url, key_env=key_env)).complete([ask("hello")])
+            assert reply.text == "you said: hello"
+    common = {"host", "accept", "accept-encoding", "connection", "content-length", "content-type", "user-agent"}
+    common |= {"authorization", "x-stainless-raw-response"}
+    assert [head["authorization"] for head in proxy.heads] == ["Bearer mine-0123456789", "Bearer none"]
+    for head in proxy.heads:
+        assert set(head) <= common
+        assert head["host"] in proxy.url
+        assert "PRIVATE" not in str(head)
+
+
+def test_a_redirect_is_not_followed(quick: None, ask: Ask, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt would go to a host that nobody named."""
+    monkeypatch.setenv("MY_KEY", "mine-0123456789")
+    with Proxy() as other:
+        for status in (301, 302, 303, 307, 308):
+            target = {"Location": f"{other.url}/chat/completions?sig=PRIVATE"}
+            with Proxy(answer=lambda body, status=status, target=target: (status, target, b"")) as named:  # type: ignore[misc]
+                [reply] = OpenAIChat(endpoint(named.url, key_env="MY_KEY")).complete([ask("hello")])
+            assert (reply.failure, reply.calls, named.hits) == ("refused", 1, 1)
+            assert reply.message.startswith(f"HTTP {status}: the server sends requests elsewhere")
+            assert "\n" not in reply.message
+            assert "PRIVATE" not in reply.message
+    assert other.hits == 0
+
+
 def test_mistakes_in_an_endpoint() -> None:
     for fields, word in (
         ({"base_url": "http://user:pass@host/v1"}, "no user"),

@@ -95,7 +95,12 @@ def test_addresses_that_hold_a_key_are_refused_without_telling_it(
     hostile: Path, tmp_path: Path, script: Script
 ) -> None:
     build = ["--input", str(hostile / "data.jsonl"), "--out", str(tmp_path / "states")]
-    for url in (f"https://user:{KEY}@example.org/v1", f"https://example.org/v1?api-key={KEY}"):
+    for url in (
+        f"https://user:{KEY}@example.org/v1",
+        f"https://example.org/v1?api-key={KEY}",
+        f"user:{KEY}@example.org/v1",
+        KEY,
+    ):
         status, said, complaints = script("build_states.py", *build, *endpoint("default", url))
         assert status == 2
         assert KEY not in said + complaints

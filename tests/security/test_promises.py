@@ -39,6 +39,8 @@ HELD = {
     ],
     "Chat servers": [
         "security/test_keys.py::test_what_a_request_holds",
+        "llm/test_client.py::test_a_server_gets_the_key_and_no_header_of_the_environment",
+        "llm/test_client.py::test_a_redirect_is_not_followed",
         "docs/test_readme_rest.py::test_a_dry_run_asks_nothing",
         "test_prompts.py::test_gold_is_in_no_request",
         "llm/test_auxiliary.py::test_gold_reaches_no_model",
@@ -56,6 +58,11 @@ HELD = {
         "llm/test_client.py::test_the_key_is_sent_and_appears_nowhere_else",
         "llm/test_client.py::test_keys_that_are_missing_or_not_meant_for_the_server",
         "llm/test_client.py::test_mistakes_in_an_endpoint",
+        "llm/test_client.py::test_a_server_gets_the_key_and_no_header_of_the_environment",
+        "llm/test_endpoints.py::test_names_that_could_hold_a_key_are_refused_wherever_they_stand",
+        "llm/test_endpoints.py::test_an_address_that_is_refused_is_not_told",
+        "llm/test_endpoints.py::test_a_key_in_place_of_its_name_is_not_told",
+        "llm/test_endpoints.py::test_https_needs_a_key_however_it_is_written",
     ],
     "Dialogues are data": [
         "test_chat.py::test_special_tokens_in_text_stay_text",
