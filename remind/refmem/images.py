@@ -13,6 +13,7 @@ from remind.chat import opened
 from remind.dialogue import Corpus, Dialogue, Image
 from remind.errors import ModelError
 from remind.io import write_rows
+from remind.kernels import check_kernels
 from remind.progress import track, without_loading_bars
 from remind.refmem.items import read_rows
 
@@ -43,13 +44,14 @@ class ClipEncoder:
     """Images to unit vectors with a CLIP checkpoint of transformers.
 
     Raises:
-        ModelError: the checkpoint cannot be loaded, or holds no image tower.
+        ModelError: the checkpoint cannot be loaded, holds no image tower, or names kernels from elsewhere.
     """
 
     def __init__(self, name: str, device: str = "cpu") -> None:
         from transformers import AutoImageProcessor, CLIPModel
 
         self.name, self.device = name, device
+        check_kernels(name)
         try:
             with without_loading_bars():
                 self._model = CLIPModel.from_pretrained(name, use_safetensors=True).to(device).eval()

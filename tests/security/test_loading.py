@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -111,6 +111,82 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
     with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
         ClipEncoder(str(folder))
     assert not canary.exists()
+
+
+@pytest.fixture
+def fetched() -> Iterator[list[str]]:
+    """Kernels that were asked for, on a machine with the package `kernels`; none can be had."""
+    asked: list[str] = []
+
+    def get_kernel(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(name)
+        raise FileNotFoundError(name)
+
+    there = {"return_value": True}
+    with (
+        mock.patch("transformers.integrations.hub_kernels.get_kernel", get_kernel),
+        mock.patch("transformers.integrations.hub_kernels.is_kernels_available", **there),
+        mock.patch("transformers.modeling_utils.is_kernels_available", **there),
+        mock.patch("transformers.utils.is_kernels_available", **there),
+    ):
+        yield asked
+
+
+@pytest.mark.parametrize(
+    ("parts", "field", "value"),
+    [
+        ((), "_attn_implementation", "owner/kernel"),
+        ((), "attn_implementation", "owner/kernel@v1:function"),
+        ((), "attn_implementation", {"": "sdpa", "text_config": "owner/kernel"}),
+        ((), "attn_implementation", "flash_attention_2"),
+        ((), "attn_implementation", "paged|flash_attention_2"),
+        ((), "_experts_implementation", "sonicmoe"),
+        (("text_config",), "_attn_implementation", "owner/kernel"),
+        (("vision_config",), "attn_implementation", "owner/kernel"),
+        (("text_config", "per_layer_config", "0"), "_attn_implementation", "owner/kernel"),
+    ],
+)
+def test_kernels_that_a_model_folder_names_are_not_fetched(
+    parts: tuple[str, ...], field: str, value: Any, model: Path, fetched: list[str]
+) -> None:
+    from remind.backbone import load_backbone
+    from remind.evaluation.cost.flops import load_config
+
+    config = part = json.loads((model / "config.json").read_text())
+    for name in parts:
+        part = part.setdefault(name, {})
+    part[field] = value
+    (model / "config.json").write_text(json.dumps(config))
+    for load in (load_backbone, load_config):
+        with pytest.raises(ModelError, match=rf"^[^\n]*{field}[^\n]*$") as refused:
+            load(str(model))
+        assert str(model) in str(refused.value)
+    assert fetched == []
+
+
+def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
+    """Those of CLIP and of sentence encoders, whose parts have configurations of their own."""
+    from remind.perception.encode import SentenceEncoder
+    from remind.refmem.images import ClipEncoder
+
+    named = json.dumps({"model_type": "clip", "text_config": {"_attn_implementation": "owner/kernel"}})
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "config.json").write_text(named)
+    for load in (lambda: ClipEncoder(str(tmp_path / "part")), lambda: SentenceEncoder(str(tmp_path))):
+        with pytest.raises(ModelError, match=r"'owner/kernel'"):
+            load()
+    assert fetched == []
+
+
+def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
+    from remind.backbone import load_backbone
+
+    config = json.loads((model / "config.json").read_text())
+    named = {"_attn_implementation": "eager", "_attn_implementation_autoset": True}
+    (model / "config.json").write_text(json.dumps({**config, **named}))
+    assert load_backbone(model).model.config._attn_implementation == "eager"
+    (model / "config.json").write_text(json.dumps({**config, "attn_implementation": None}))
+    assert load_backbone(model).model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "pytorch_model.bin", "sae_weights.pt"])

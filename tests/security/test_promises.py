@@ -29,6 +29,8 @@ HELD = {
         "security/test_loading.py::test_a_model_folder_with_code_or_pickles_is_refused_in_one_line",
         "security/test_loading.py::test_code_beside_a_model_that_needs_none_is_left_alone",
         "security/test_loading.py::test_a_clip_folder_with_code_is_not_run",
+        "security/test_loading.py::test_kernels_that_a_model_folder_names_are_not_fetched",
+        "security/test_loading.py::test_kernels_that_other_folders_name_are_not_fetched",
         "test_backbone.py::test_model_code_in_the_folder_is_never_run",
         "test_backbone.py::test_tokenizer_code_in_the_folder_is_never_run",
     ],

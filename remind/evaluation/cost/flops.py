@@ -104,7 +104,7 @@ def load_config(model: str) -> Any:
     """The Hugging Face configuration of a size by name or of a folder.
 
     Raises:
-        ModelError: neither, or no decoder.
+        ModelError: neither, no decoder, or a configuration that names kernels from elsewhere.
     """
     if model in _BUILT_IN:
         from remind.alignment.bench.variants import config_of
@@ -115,7 +115,9 @@ def load_config(model: str) -> Any:
     from transformers import AutoConfig
 
     from remind.backbone import kind_of
+    from remind.kernels import check_kernels
 
+    check_kernels(str(Path(model).expanduser()))
     try:
         config = AutoConfig.from_pretrained(Path(model).expanduser(), trust_remote_code=False)
     except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
