@@ -24,6 +24,9 @@ PICTURE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 
 #: Most pixels of a picture (Pillow refuses twice as many, and only warns of these).
 MOST_PIXELS = 89_478_485
+#: Most bytes of a picture's file, which Pillow reads whole as soon as it opens a WebP or AVIF: what the largest picture
+#: takes uncompressed.
+MOST_BYTES = 1 << 28
 
 
 class Tokens(NamedTuple):
@@ -293,15 +296,27 @@ def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
     parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
     if any("video" in part or part.get("type") == "video" for part in parts):
         raise ModelError("videos are not supported; give single frames as images")
-    opened = [{**part, "image": open_image(part.get("image"))} for part in parts if _is_image(part)]
-    if not opened:
+    shown = [part for part in parts if _is_image(part)]
+    if not shown:
         return []
     try:
         from qwen_vl_utils import process_vision_info
     except (ImportError, RuntimeError):  # a torchvision that does not fit its torch raises RuntimeError
-        return [_resize(part, 2 * patch_size) for part in opened]
-    images: list[PILImage] = process_vision_info([{"role": "user", "content": opened}], image_patch_size=patch_size)[0]
-    return images
+
+        def sized(part: Mapping[str, Any]) -> PILImage:
+            return _resize(part, 2 * patch_size)
+    else:
+
+        def sized(part: Mapping[str, Any]) -> PILImage:
+            try:
+                made = process_vision_info([{"role": "user", "content": [part]}], image_patch_size=patch_size)[0]
+            except ValueError as error:
+                raise _unusable(part["image"], error) from None
+            image: PILImage = made[0]
+            return image
+
+    # one after the other: no more than one is in memory as large as it is stored
+    return [sized({**part, "image": open_image(part.get("image"))}) for part in shown]
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
@@ -327,7 +342,11 @@ def open_image(value: Any) -> PILImage:
 
 
 def opened(text: str, load: bool = True) -> PILImage:
-    """A picture in a local file as it is stored. Raises ImagePathError, also for more than `MOST_PIXELS`."""
+    """A picture in a local file as it is stored.
+
+    Raises:
+        ImagePathError: no local file, no picture, or one of more than `MOST_PIXELS` or `MOST_BYTES`.
+    """
     from PIL import Image
 
     if re.match(r"(?i)(https?|data|ftp):", text):
@@ -337,6 +356,10 @@ def opened(text: str, load: bool = True) -> PILImage:
         if not path.is_file():  # a pipe would be waited for
             raise ImagePathError(
                 "cannot be read as an image: not a regular file" if path.exists() else "no such image", path
+            )
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ImagePathError(
+                f"an image file of {size >> 20} MiB is too large ({MOST_BYTES >> 20} MiB at most)", path
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -352,6 +375,10 @@ def opened(text: str, load: bool = True) -> PILImage:
     return image
 
 
+def _unusable(image: PILImage, error: ValueError) -> ImagePathError:
+    return ImagePathError(f"an image of {image.width} x {image.height} pixels cannot be used: {error}")
+
+
 def _resize(part: Mapping[str, Any], factor: int) -> PILImage:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -364,5 +391,5 @@ def _resize(part: Mapping[str, Any], factor: int) -> PILImage:
             least, most = part.get("min_pixels", least), part.get("max_pixels", most)
             height, width = smart_resize(image.height, image.width, factor, least, most)
     except ValueError as error:
-        raise ImagePathError(f"an image of {image.width} x {image.height} pixels cannot be used: {error}") from None
+        raise _unusable(image, error) from None
     return image.resize((width, height))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remind.chat import image_size, open_image
-from remind.errors import ModelError
+from remind.errors import ImagePathError, ModelError
 
 if TYPE_CHECKING:
     from remind.backbone import Backbone
@@ -27,12 +27,15 @@ def image_block(backbone: Backbone, path: str, most: int) -> list[int]:
         most: at most about so many of them (the image is made smaller).
 
     Raises:
-        ImagePathError: an image that is missing or cannot be read.
+        ImagePathError: an image that is missing, cannot be read, or is far longer than it is wide.
         ModelError: a backbone without images.
     """
     processor = _checked(backbone)
     width, height = image_size(path)
-    patches = processor.get_number_of_image_patches(height, width, _limits(processor, most))
+    try:
+        patches = processor.get_number_of_image_patches(height, width, _limits(processor, most))
+    except ValueError as error:  # sides out of all proportion
+        raise ImagePathError(f"an image of {width} x {height} pixels cannot be shown: {error}", path) from None
     config = backbone.model.config
     count = patches // processor.merge_size**2
     return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
@@ -41,11 +44,10 @@ def image_block(backbone: Backbone, path: str, most: int) -> list[int]:
 def pixel_inputs(backbone: Backbone, paths: Sequence[str], most: int) -> dict[str, Tensor]:
     """pixel_values and image_grid_thw of images in order; `most` as in `image_block`."""
     processor = _checked(backbone)
-    images = [open_image(path) for path in paths]
-    # one at a time: each keeps its own size
     limits = _limits(processor, most)
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
-    made = [processor(images=[image], return_tensors="pt", size=size) for image in images]
+    # one at a time: each keeps its own size, and no more than one is in memory as large as it is stored
+    made = [processor(images=[open_image(path)], return_tensors="pt", size=size) for path in paths]
     return {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
 
 

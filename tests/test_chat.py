@@ -6,7 +6,9 @@ import importlib
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from unicodedata import combining
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from remind import prompts
-from remind.chat import chat_ids, end_token_id, prompt_ids, prompt_tokens, read_images, tokenize
+from remind.chat import (
+    MOST_BYTES,
+    chat_ids,
+    end_token_id,
+    image_size,
+    open_image,
+    prompt_ids,
+    prompt_tokens,
+    read_images,
+    tokenize,
+)
 from remind.errors import ImagePathError, ModelError
 from remind.pyramid import MARKER, marker_places
 from remind.testbed.nano import SPECIAL_TOKENS, nano_tokenizer
@@ -353,6 +365,34 @@ class TestBadImages:
     def test_a_sliver(self):
         self.refused(Image.new("RGB", (1, 500)), "1 x 500")
 
+    def test_a_sliver_for_qwen_vl_utils(self, monkeypatch):
+        def process(messages, image_patch_size):
+            raise ValueError("absolute aspect ratio must be smaller than 200")
+
+        monkeypatch.setitem(sys.modules, "qwen_vl_utils", SimpleNamespace(process_vision_info=process))
+        self.refused(Image.new("RGB", (1, 500)), "1 x 500")
+
     def test_video(self):
         with pytest.raises(ModelError, match="videos"):
             read_images(ask({"type": "video", "video": "a.mp4"}), 16)
+
+
+@pytest.mark.parametrize("head", [b"RIFF\xf0\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10), b"\0\0\0\x20ftypavif"])
+def test_a_file_too_large_to_be_a_picture_is_not_read(tmp_path, head):
+    """Pillow reads such files whole when it opens them."""
+    with (tmp_path / "big").open("wb") as file:
+        file.write(head)
+        file.truncate(MOST_BYTES + (1 << 20))
+    with mock.patch.object(Image, "open", side_effect=AssertionError("opened")):
+        for read in (open_image, image_size):
+            with pytest.raises(
+                ImagePathError, match=r"big: an image file of 257 MiB is too large \(256 MiB at most\)$"
+            ):
+                read(tmp_path / "big")
+
+
+def test_a_large_file_is_still_a_picture(shots):
+    """Up to what the largest picture takes uncompressed."""
+    with shots[0].open("r+b") as file:
+        file.truncate(MOST_BYTES)
+    assert image_size(shots[0]) == Image.open(shots[0]).size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from PIL import Image as Picture
 
 from remind.backbone import Backbone, load_backbone
+from remind.chat import open_image
 from remind.dialogue import Dialogue, Image, Session, Turn
 from remind.errors import ConfigError, ImagePathError, ModelError
 from remind.vision import image_block, pixel_inputs, takes_images
@@ -108,3 +110,34 @@ def test_without_images_only_captions_are_read(nano: Backbone, pictured: Dialogu
     [window] = make_windows(nano, [pictured], 1000, "test")
     assert window.images == ()
     assert nano.model.config.image_token_id not in window.ids
+
+
+def test_a_picture_far_longer_than_wide_is_named(nano: Backbone, pictured: Dialogue, tmp_path: Path) -> None:
+    Picture.new("RGB", (1, 500)).save(tmp_path / "1.png")
+    with pytest.raises(ImagePathError, match=r"1\.png: an image of 1 x 500 pixels cannot be shown: [^\n]*$"):
+        make_windows(nano, [pictured], 64, "test", image_tokens=16)
+    Picture.new("RGB", (1, 100)).save(tmp_path / "1.png")
+    assert make_windows(nano, [pictured], 64, "test", image_tokens=16)
+
+
+def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files may hold pictures that are large in memory. What the model sees is that of all at once."""
+    paths = []
+    for number, size in enumerate([(90, 60), (64, 64), (64, 64), (33, 150)]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Picture.effect_noise(size, 40 + number).convert("RGB").save(paths[-1])
+    processor = nano.processor.image_processor
+    size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": 500 * 32 * 32}
+    joint = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
+    seen: list[weakref.ref[Picture.Image]] = []
+
+    def watched(path: str) -> Picture.Image:
+        assert [one for one in seen if one() is not None] == []
+        image = open_image(path)
+        seen.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr("remind.vision.open_image", watched)
+    alone = pixel_inputs(nano, paths, 500)
+    assert len(seen) == len(paths)
+    assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))

@@ -18,6 +18,8 @@ from remind.progress import track, without_loading_bars
 from remind.refmem.items import read_rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from remind.perception.encode import SentenceEncoder
 
 #: Images per forward of CLIP.
@@ -65,13 +67,17 @@ class ClipEncoder:
 
         rows = []
         for start in range(0, len(paths), _BATCH):
-            pictures = [opened(path).convert("RGB") for path in paths[start : start + _BATCH]]
-            inputs = self._processor(images=pictures, return_tensors="pt").to(self.device)
+            pixels = torch.cat([self._pixels(path) for path in paths[start : start + _BATCH]]).to(self.device)
             with torch.no_grad():
-                pooled = self._model.vision_model(pixel_values=inputs["pixel_values"]).pooler_output
+                pooled = self._model.vision_model(pixel_values=pixels).pooler_output
                 vectors = self._model.visual_projection(pooled)
             rows.append(torch.nn.functional.normalize(vectors.float(), dim=-1).cpu().numpy())
         return np.concatenate(rows)
+
+    def _pixels(self, path: str) -> Tensor:
+        """What the model sees of one image, [1, 3, height, width]; the image itself may be far larger."""
+        made: Tensor = self._processor(images=[opened(path).convert("RGB")], return_tensors="pt")["pixel_values"]
+        return made
 
 
 def _own(dialogue: Dialogue) -> list[tuple[str, str, Image]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
+from remind.chat import opened
 from remind.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.errors import DataError, ModelError
 from remind.refmem.images import ClipEncoder, make_images, read_images
@@ -66,6 +68,31 @@ def test_clip_vectors_are_its_image_features(tiny_clip: Path, tmp_path: Path) ->
         ClipEncoder(str(tiny_clip)).encode([str(tmp_path / "bad.png")])
     with pytest.raises(ModelError, match="cannot be loaded"):
         ClipEncoder(str(tmp_path / "nothing"))
+
+
+def test_pictures_are_opened_one_by_one(tiny_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files may hold pictures that are large in memory. What CLIP sees is that of all at once."""
+    from transformers import AutoImageProcessor
+
+    paths = []
+    for number, size in enumerate([(40, 30), (16, 16), (16, 90), (40, 30)]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Pillow.effect_noise(size, 40 + number).convert("RGB").save(paths[-1])
+    encoder = ClipEncoder(str(tiny_clip))
+    images = [Pillow.open(path).convert("RGB") for path in paths]
+    joint = AutoImageProcessor.from_pretrained(tiny_clip)(images=images, return_tensors="pt")["pixel_values"]
+    assert torch.equal(torch.cat([encoder._pixels(path) for path in paths]), joint)
+    seen: list[weakref.ref[Pillow.Image]] = []
+
+    def watched(path: str) -> Pillow.Image:
+        assert [one for one in seen if one() is not None] == []
+        image = opened(path)
+        seen.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr("remind.refmem.images.opened", watched)
+    assert encoder.encode(paths).shape == (4, 12)
+    assert len(seen) == 4
 
 
 def test_a_speaker_without_all_pixels_is_told_by_captions(tiny_clip: Path, tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ HELD = {
         "security/test_loading.py::test_an_image_on_the_web_is_not_fetched",
         "readers/test_chat.py::test_local_images_stay_in_the_data_folder",
         "readers/test_chat.py::test_links_within_the_data_folder_are_followed",
+        "test_chat.py::test_a_file_too_large_to_be_a_picture_is_not_read",
+        "test_windows.py::test_a_picture_far_longer_than_wide_is_named",
+        "test_windows.py::test_pictures_are_opened_one_by_one",
+        "refmem/test_images.py::test_pictures_are_opened_one_by_one",
     ],
     "Files": [
         "security/test_keys.py::test_a_key_is_in_nothing_that_is_written_or_said",
