@@ -153,7 +153,7 @@ class TrainConfig:
 
 #: Settings that may differ between a run and its resumption: they do not touch the weights' trajectory.
 FREE = frozenset(
-    {"out", "resume", "objective.chunk", "data.cache"}
+    {"out", "resume", "objective.chunk", "data.cache", "data.image_root"}
     | {f"trainer.{name}" for name in ("gradient_accumulation", "gradient_checkpointing", "prefix_sharing", "trackers")}
     | {f"trainer.{name}" for name in ("eval_every", "eval_limit", "eval_split", "save_every", "keep_last")}
     | {f"trainer.guard.{name}" for name in ("mode", "ce_rise", "entropy_share")}

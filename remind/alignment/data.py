@@ -47,6 +47,9 @@ class DataConfig:
     states know the image's file."""
     image_tokens: int = 256
     """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
+    image_root: str | None = None
+    """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie,
+    which is anywhere on disk if the states are another's."""
     cache: str | None = None
     """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
     folder."""

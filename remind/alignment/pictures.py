@@ -26,6 +26,7 @@ class Pictures:
 
     Args:
         most: at most about so many tokens for an image.
+        root: folder that their files must lie in, links followed; None: anywhere.
 
     Attributes:
         name: hash of all that decides, besides the files, what the model is shown.
@@ -34,7 +35,7 @@ class Pictures:
         ConfigError: a model that takes no images.
     """
 
-    def __init__(self, backbone: Backbone, most: int) -> None:
+    def __init__(self, backbone: Backbone, most: int, root: str | None = None) -> None:
         if not takes_images(backbone):
             raise ConfigError(f"data.images pixels: {backbone.name} takes no images; set data.images captions")
         self.most = most
@@ -42,20 +43,35 @@ class Pictures:
         self.name = sha256_json([most, type(processor).__name__, processor.to_dict()])
         # examples hold on to this; the weights are not theirs to keep
         self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
-        self._hash = cache(_hash)
+        self._root = None if root is None else Path(root).expanduser().resolve()
+        self._hash = cache(self._file_hash)
         self._block = cache(self._block_length)
 
     def _block_length(self, path: str) -> int:
+        return len(image_block(self._backbone, path, self.most)) - 2
+
+    def _check_place(self, path: str) -> None:
+        if self._root is None:
+            return
         try:
-            return len(image_block(self._backbone, path, self.most)) - 2
-        except ValueError as error:  # sides out of all proportion
-            raise ImagePathError(f"cannot be shown: {error}", path) from None
+            inside = Path(path).resolve().is_relative_to(self._root)
+        except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
+            inside = False
+        if not inside:
+            raise ImagePathError(f"lies outside of data.image_root {self._root}", path)
+
+    def _file_hash(self, path: str) -> str:
+        self._check_place(path)
+        if not Path(path).is_file():
+            raise ImagePathError("no such image file", path)
+        return sha256_file(path)
 
     def survey(self, parts: Sequence[Path]) -> list[list[str]]:
         """Hashes of the image files of each part, each file opened once.
 
         Raises:
-            ImagePathError: files that are missing or are no images; names the first one and its question.
+            ImagePathError: files that are missing, are no images or lie outside of the root; names the first one and
+                its question.
         """
         hashes: list[list[str]] = []
         good: set[str] = set()
@@ -114,6 +130,8 @@ class Pictures:
     def tensors(self, paths: Sequence[str], question: str) -> dict[str, Tensor]:
         """pixel_values and image_grid_thw of images in order. Raises ImagePathError."""
         try:
+            for path in paths:
+                self._check_place(path)
             return pixel_inputs(self._backbone, paths, self.most)
         except ImagePathError as error:
             raise ImagePathError(_reason(error), error.path, question) from None
@@ -121,12 +139,6 @@ class Pictures:
 
 def _reason(error: ImagePathError) -> str:
     return str(error).removeprefix(f"{error.path}: ")
-
-
-def _hash(path: str) -> str:
-    if not Path(path).is_file():
-        raise ImagePathError("no such image file", path)
-    return sha256_file(path)
 
 
 def check_mixture(with_images: Sequence[bool], crew: Crew, train_vision: bool, sharded: bool, sharing: bool) -> None:

@@ -174,7 +174,7 @@ def _load_data(
     if config.unlabelled != "skip":
         answers = partial(_decode, cfg, backbone, device, cache, crew, base)
     watched = (trainer.eval_split, trainer.eval_limit)
-    shown = Pictures(backbone, config.image_tokens) if config.images == "pixels" else None
+    shown = Pictures(backbone, config.image_tokens, config.image_root) if config.images == "pixels" else None
     data = load_data(cfg.states, backbone.tokenizer, config, length, *watched, cache, crew, answers, shown)
     if not cfg.objective.active and not any(example.labelled for example in data.train.items):
         raise ConfigError("nothing is trained: no question has a gold answer, and no edge has gamma above 0")
@@ -190,4 +190,6 @@ def _resolved(cfg: TrainConfig) -> TrainConfig:
         raise ConfigError("states, model and out must be given")
     local = cfg.model not in ("nano", "nano-untrained") and Path(cfg.model).is_dir()
     model = str(Path(cfg.model).resolve()) if local else cfg.model
+    if cfg.data.image_root is not None:
+        cfg = replace(cfg, data=replace(cfg.data, image_root=str(Path(cfg.data.image_root).expanduser().resolve())))
     return replace(cfg, states=str(Path(cfg.states).resolve()), out=str(Path(cfg.out).resolve()), model=model)

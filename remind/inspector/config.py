@@ -30,7 +30,8 @@ class InspectConfig:
     format: str | None = None
     """Format of the corpus; None: recognised from the content."""
     backbone: str | None = None
-    """Model whose hidden states the SAEs read; None: the one the states were built with."""
+    """Model whose hidden states the SAEs read; None: the one the states were built with, if it is built in or a folder.
+    One from the hub must be named here."""
     sae: str | None = None
     """Folder of SAEs; None: the one the states were built with."""
     grounding: GroundingConfig | None = None

@@ -117,11 +117,10 @@ def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
     from remind.grounding.load import folder_of_saes, load_saes
     from remind.inspector.examples import corpus_examples
     from remind.perception.encode import SentenceEncoder
+    from remind.pipeline.config import BuildStatesConfig
 
     corpus = _corpus(cfg, built)
-    name = cfg.backbone or built.get("backbone")
-    if name is None:
-        raise ConfigError("the states do not tell what backbone they were grounded with; give --backbone and --sae")
+    name = cfg.backbone or _told_backbone(built)
     settings = cfg.grounding or grounding_config(built.get("grounding") or {})
     folder = cfg.sae or built.get("sae")
     if folder is not None and not Path(folder).is_dir():
@@ -129,8 +128,8 @@ def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
     if folder is None:
         # the small ones that building trained and kept
         data = built.get("sae_data") or []
-        cache = built.get("cache", "~/.cache/remind")
-        folder = folder_of_saes(None, [data] if isinstance(data, str) else data, name, cache, cfg.device, cfg.dtype)
+        data = [data] if isinstance(data, str) else data
+        folder = folder_of_saes(None, data, name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
     saes, idf = load_saes(folder)
     backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
     reads = settings.fuse is not None and settings.fuse.reads_text
@@ -149,13 +148,31 @@ def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
     return _Tools(corpus, grounder, examples, answerer)
 
 
+def _told_backbone(built: Mapping[str, Any]) -> str:
+    """The backbone of a manifest, which may be another's: it may not make this machine ask the hub."""
+    name = built.get("backbone")
+    if name is None:
+        raise ConfigError("the states do not tell what backbone they were grounded with; give --backbone and --sae")
+    try:
+        there = isinstance(name, str) and bool(name) and Path(name).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, a home of nobody
+        there = False
+    if name not in ("minilm", "nano", "nano-untrained") and not there:
+        raise ConfigError(
+            f"the states name the backbone {str(name)[:80]!r}, which is neither built in nor a folder here, and "
+            "nothing is fetched because states name it; give --backbone"
+        )
+    return str(name)
+
+
 def grounding_config(values: Mapping[str, Any]) -> GroundingConfig:
-    """Settings from a manifest; what this version does not know is passed over.
+    """Settings from a manifest; what this version does not know is passed over, and where codes were kept.
 
     Raises:
         ConfigError: a value that cannot be.
     """
-    known = {entry.name for entry in fields(GroundingConfig)}
+    # a manifest may be another's, and names no folder to write to
+    known = {entry.name for entry in fields(GroundingConfig)} - {"codes_folder"}
     given = {name: value for name, value in values.items() if name in known}
     if isinstance(fuse := given.get("fuse"), Mapping):
         weights = {entry.name for entry in fields(FusionConfig)}

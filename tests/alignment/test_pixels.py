@@ -85,7 +85,7 @@ def nano() -> Backbone:
 
 
 def load(states: Path, nano: Backbone, config: DataConfig = _DATA, cache: Cache | None = None) -> Data:
-    shown = Pictures(nano, config.image_tokens) if config.images == "pixels" else None
+    shown = Pictures(nano, config.image_tokens, config.image_root) if config.images == "pixels" else None
     return load_data(states, nano.tokenizer, config, nano.max_length, cache=cache, shown=shown)
 
 
@@ -237,6 +237,32 @@ def test_an_image_that_cannot_be_used_is_named(pictured: Path, nano: Backbone, t
     assert str(caught.value).startswith(f"{file.resolve()} [q-c0]: ")
     assert "\n" not in str(caught.value)
     assert len(load(pictured, nano, DataConfig()).train.items) == 3
+
+
+def test_images_may_be_confined_to_a_folder(pictured: Path, nano: Backbone, tmp_path: Path) -> None:
+    """States are as another wrote them, and may name any file of this disk."""
+    inside, outside = tmp_path / "data", tmp_path / "elsewhere"
+    outside.mkdir()
+    config = replace(_DATA, image_root=str(inside))
+    within = load(pictured, nano, config).train
+    assert within.fingerprint() == load(pictured, nano).train.fingerprint()
+    with pytest.raises(ImagePathError, match=r"\[q-c0\]: lies outside of data\.image_root [^\n]*2 of 2 images"):
+        load(pictured, nano, replace(_DATA, image_root=str(outside)))
+    # a name beside the folder, a way out of it, a link out of it
+    (tmp_path / "data2").mkdir()
+    secret = draw(tmp_path / "data2" / "secret.png", (1, 2, 3))
+    (inside / "link.png").symlink_to(secret)
+    record = read_states(pictured, "train")[0]
+    shown = Pictures(nano, 64, str(inside))
+    for path in (str(secret), f"{inside}/../data2/secret.png", f"{inside}/link.png", f"{inside}/a\0b", "/etc/passwd"):
+        odd = replace(record, pictures=(record.pictures[0]._replace(path=path),))
+        with pytest.raises(ImagePathError, match="outside of data"):
+            shown.files(odd)
+    # and where a file becomes a link later
+    (inside / "red.png").unlink()
+    (inside / "red.png").symlink_to(secret)
+    with pytest.raises(ImagePathError, match=r"red\.png \[q-c0\]: lies outside"):
+        _ = within.items[0].pixels
 
 
 def test_an_image_that_goes_missing_later_is_named(pictured: Path, nano: Backbone, tmp_path: Path) -> None:

@@ -163,6 +163,49 @@ def test_what_cannot_be_shown_is_refused(built: Any, made: Any, tmp_path: Path) 
     assert not (tmp_path / "x.html").exists()
 
 
+@pytest.mark.parametrize("name", ["owner/model", "https://example.org/m", "Qwen/Qwen3-VL-2B-Instruct", 5, ["nano"], ""])
+def test_a_manifest_makes_nobody_ask_the_hub(
+    built: Any, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States may be another's, and their manifest may name what it likes."""
+    monkeypatch.setattr("remind.backbone.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
+    moved = changed(built, tmp_path / "moved", backbone=name)
+    with pytest.raises(ConfigError, match=r"^the states name the backbone [^\n]*; give --backbone$"):
+        inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(tmp_path / "x.html")))
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to(
+    built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remind.testbed.nano import nano_folder
+
+    codes, cache = tmp_path / "codes", tmp_path / "cache"
+    grounding = asdict(GroundingConfig(**{**asdict(SETTINGS), "codes_folder": str(codes)}))
+    asked: list[str] = []
+
+    def folder_of_saes(given: str | None, data: Any, backbone: str, cache: str, *_: Any) -> Path:
+        asked.append(cache)
+        return Path(built.folder / "sae")
+
+    monkeypatch.setattr("remind.grounding.load.folder_of_saes", folder_of_saes)
+    told = {"backbone": str(nano_folder()), "grounding": grounding, "cache": str(cache), "sae": None}
+    moved = changed(built, tmp_path / "moved", **told)
+    out = tmp_path / "x.html"
+    assert inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(out))) == out
+    assert asked == ["~/.cache/remind"]
+    assert not codes.exists()
+    assert not cache.exists()
+
+
+def changed(built: Any, folder: Path, **config: Any) -> Path:
+    """The states with other words in their manifest."""
+    write_part(folder, 0, read_states(built.states))
+    manifest = read_json(Path(built.states) / MANIFEST)
+    write_json(folder / MANIFEST, {**manifest, "config": {**manifest["config"], **config}})
+    return folder
+
+
 def test_settings_of_a_manifest_come_back() -> None:
     from remind.grounding.fusion import FusionConfig
 

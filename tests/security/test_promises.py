@@ -52,6 +52,11 @@ HELD = {
         "test_backbone.py::test_unknown_hub_id",
         "test_backbone.py::test_no_such_folder",
     ],
+    "States folders": [
+        "inspector/test_run.py::test_a_manifest_makes_nobody_ask_the_hub",
+        "inspector/test_run.py::test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to",
+        "alignment/test_pixels.py::test_images_may_be_confined_to_a_folder",
+    ],
     "Trackers": ["security/test_offline.py::test_no_tracker_is_on"],
     "Keys": [
         "security/test_keys.py::test_a_key_is_in_nothing_that_is_written_or_said",
