@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from remind.errors import DataError
-from remind.io import write_text
+from remind.io import atomic_path, unique_keys
 
 
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -18,16 +18,18 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
         what: what a row is, for errors.
 
     Raises:
-        DataError: any other line that is not a JSON object with a question_id.
+        DataError: any other line that is not a JSON object with a question_id, or that names a key twice.
     """
     if not path.exists():
         return
     *lines, rest = path.read_bytes().split(b"\n")
     if rest:
-        write_text(path, "".join(line.decode("utf-8", "replace") + "\n" for line in lines))
+        # byte by byte, so that a damaged line stays one
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(b"".join(line + b"\n" for line in lines))
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or not isinstance(row.get("question_id"), str):

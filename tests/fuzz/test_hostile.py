@@ -189,6 +189,27 @@ def test_outputs_that_are_none(tmp_path, change):
         run.read()
 
 
+def test_a_cut_last_line_mends_no_other(tmp_path):
+    run = RunFolder(tmp_path / "run", {})
+    path, row = tmp_path / "run" / PREDICTIONS, json.dumps(seeds.PREDICTION).encode()
+    damaged = row.replace(b"<answer>A", b"<answer>A\xff") + b"\n"
+    path.write_bytes(damaged + row[:20])
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"line 1\]: not an output"):
+            run.read()
+        assert path.read_bytes() == damaged
+    path.write_bytes(row + b"\n" + row[:20])
+    assert list(run.read()) == ["q1"]
+    assert path.read_bytes() == row + b"\n"
+
+
+def test_an_output_that_names_a_key_twice(tmp_path):
+    run = RunFolder(tmp_path / "run", {})
+    (tmp_path / "run" / PREDICTIONS).write_text('{"text": "first",' + json.dumps(seeds.PREDICTION)[1:] + "\n")
+    with pytest.raises(DataError, match=r"line 1\]: not an output"):
+        run.read()
+
+
 def test_pictures_that_are_none(tmp_path):
     from PIL import Image
 
