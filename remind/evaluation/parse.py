@@ -34,7 +34,8 @@ class ParsedAnswer:
         dropped: letters that name no option, left out of `letters`.
         evidence: the lines of the explanation; empty for visual questions.
         images: the image indices of the explanation; empty for others.
-        readable: False where options were to be chosen from and the answer names no letter, not even an empty set.
+        readable: False where options were to be chosen from and the answer names no letter, not even an empty set;
+            words that several options share name none.
         problems: departures from the asked form, each one of a fixed set of phrases so that they can be counted.
     """
 
@@ -78,10 +79,14 @@ def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[
         found = [match.group(1) or match.group(2)]
         problems.append("words beside the letter")
     else:
-        same = [i for i, option in enumerate(options) if answer and one_line(option).casefold() == answer.casefold()]
-        if same:
+        said = [one_line(option) for option in options] if answer else []
+        same = [i for i, option in enumerate(said) if option == answer]
+        same = same or [i for i, option in enumerate(said) if option.casefold() == answer.casefold()]
+        if len(same) == 1:
             found = [LETTERS[same[0]]]
             problems.append("words of an option for its letter")
+        elif same:
+            problems.append("words of several options")
     if any(letter.islower() for letter in found):
         problems.append("lower-case letters")
     allowed = LETTERS[: len(options)]

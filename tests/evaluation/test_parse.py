@@ -108,6 +108,30 @@ def test_problems_of_letters_are_named() -> None:
     assert "no option letter" in parse_answer("<answer>the red one</answer>", "multi", OPTIONS).problems
 
 
+@pytest.mark.parametrize(
+    ("answer", "options", "letter"),
+    [
+        ("red", ("Red", "red"), "B"),
+        ("Red", ("Red", "red"), "A"),
+        ("straße", ("strasse", "straße"), "B"),
+        ("RED", ("Red", "blue"), "A"),
+        ("RED", ("Red", "red"), None),
+        ("STRASSE", ("strasse", "straße"), None),
+        ("red", ("red", "red"), None),
+    ],
+)
+def test_words_name_an_option_where_no_other_has_them(
+    answer: str, options: tuple[str, ...], letter: str | None
+) -> None:
+    parsed = parse_answer(f"<answer>{answer}</answer><explanation>x</explanation>", "single", options)
+    assert parsed.letters == (frozenset() if letter is None else {letter})
+    assert parsed.readable == (letter is not None)
+    told = (
+        ("words of several options", "no option letter") if letter is None else ("words of an option for its letter",)
+    )
+    assert parsed.problems == told
+
+
 PIECES = st.sampled_from(
     ["<answer>", "</answer>", "<explanation>", "</explanation>", "<", "A", ",", "[", "]", "\n", "٣", "-1", "\x00", " "]
 )
