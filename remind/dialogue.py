@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
-from remind.errors import DataError
+from remind.errors import DataError, named, shown
 
 Format = Literal["single", "multi", "direct"]
 FORMATS: tuple[Format, ...] = ("single", "multi", "direct")
@@ -81,21 +82,22 @@ class Dialogue:
 
     def __post_init__(self) -> None:
         if len({session.id for session in self.sessions}) < len(self.sessions):
-            raise DataError("a session id occurs twice; ids must be unique in a dialogue", record=self.id)
+            raise DataError("a session id occurs twice; ids must be unique in a dialogue", record=named(self.id))
         seen: set[str] = set()
         image_index = 0
         for turn in self.turns:
             if turn.id in seen:
-                raise DataError(f"turn id {turn.id!r} occurs twice; ids must be unique in a dialogue", record=self.id)
+                what = f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
+                raise DataError(what, record=named(self.id))
             seen.add(turn.id)
             for image in turn.images:
                 if image.index != image_index:
                     raise DataError(
-                        f"image index {image.index} in turn {turn.id!r} should be {image_index}", record=self.id
+                        f"image index {image.index} in turn {shown(turn.id)} should be {image_index}", record=self.id
                     )
                 image_index += 1
         if not seen:
-            raise DataError("the dialogue has no turns", record=self.id)
+            raise DataError("the dialogue has no turns", record=named(self.id))
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
@@ -126,7 +128,7 @@ class Dialogue:
         try:
             return self.turns[self.positions[turn_id]]
         except KeyError:
-            raise DataError(f"no turn {turn_id!r}", record=self.id) from None
+            raise DataError(f"no turn {shown(turn_id)}", record=named(self.id)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +196,23 @@ class Corpus:
     def __post_init__(self) -> None:
         for dialogue in self.dialogues:
             if dialogue.id in self._by_id:
-                raise DataError(f"dialogue id {dialogue.id!r} occurs twice")
+                raise DataError(f"dialogue id {shown(dialogue.id)} occurs twice")
             self._by_id[dialogue.id] = dialogue
         seen: set[str] = set()
         for question in self.questions:
             if question.id in seen:
-                raise DataError(f"question id {question.id!r} occurs twice")
+                raise DataError(f"question id {shown(question.id)} occurs twice")
             seen.add(question.id)
             if question.dialogue_id not in self._by_id:
-                raise DataError(f"its dialogue {question.dialogue_id!r} is not in the file", record=question.id)
+                what = f"its dialogue {shown(question.dialogue_id)} is not in the file"
+                raise DataError(what, record=named(question.id))
 
     def dialogue(self, dialogue_id: str) -> Dialogue:
         """The dialogue of that id. Raises DataError if there is none."""
         try:
             return self._by_id[dialogue_id]
         except KeyError:
-            raise DataError(f"no dialogue {dialogue_id!r}") from None
+            raise DataError(f"no dialogue {shown(dialogue_id)}") from None
 
     def by_dialogue(self) -> Iterator[tuple[Dialogue, list[Question]]]:
         """Each dialogue with its questions, in file order."""
@@ -220,11 +223,36 @@ class Corpus:
             yield dialogue, groups[dialogue.id]
 
     @staticmethod
-    def merge(parts: Sequence[Corpus]) -> Corpus:
-        """One corpus of several. Raises DataError where ids collide."""
+    def merge(parts: Sequence[Corpus], paths: Sequence[str | Path] | None = None) -> Corpus:
+        """One corpus of several.
+
+        Args:
+            paths: the file of each part, for errors.
+
+        Raises:
+            DataError: a dialogue or question id stands twice. Names the file if `paths` are given, and the first one.
+        """
+        if paths is not None:
+            first: dict[tuple[str, str], str | Path] = {}
+            for part, path in zip(parts, paths, strict=True):
+                note_ids(part, path, first)
         return Corpus(
             dialogues=tuple(d for part in parts for d in part.dialogues),
             questions=tuple(q for part in parts for q in part.questions),
             dangling=tuple(d for part in parts for d in part.dangling),
             references=sum(part.references for part in parts),
         )
+
+
+def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path]) -> None:
+    """Add what a file holds to `first`: ("dialogue" or "question", its id) to the file it stands in.
+
+    Raises:
+        DataError: an id that is there already. Names both files.
+    """
+    for what, found in (("dialogue", corpus.dialogues), ("question", corpus.questions)):
+        for one in found:
+            if (what, one.id) in first:
+                before = first[what, one.id]
+                raise DataError(f"{what} id {shown(one.id)} occurs twice, first in {before}", path)
+            first[what, one.id] = path

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
+
+#: Longest text that a message quotes.
+_QUOTED = 80
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _QUOTED
+_REPR.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short however long or deep it is, and without control characters."""
+    return _REPR.repr(value)
+
+
+def named(record: str) -> str:
+    """An id as a message points at it: as it is, unless it is long or holds what cannot be printed."""
+    return record if len(record) <= _QUOTED and record.isprintable() else shown(record)[1:-1]
 
 
 class RemindError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from remind.dialogue import Question
-from remind.errors import ConfigError, DataError
+from remind.errors import ConfigError, DataError, named
 
 
 class HasQuestions(Protocol):
@@ -102,20 +103,25 @@ def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
     return splits
 
 
-def check_overlap(questions: Iterable[tuple[str, str, str, Sequence[str | int]]]) -> None:
+def check_overlap(
+    questions: Iterable[tuple[str, str, str, Sequence[str | int]]],
+    file_of: Callable[[str], str | Path | None] = lambda _: None,
+) -> None:
     """Raise DataError where one piece of gold evidence serves both a training and a test question.
 
     Args:
         questions: (question id, dialogue id, split, gold evidence turn ids and image indices) of each.
+        file_of: file or folder of a dialogue, for the error.
     """
     sides: dict[str, dict[tuple[str, str | int], str]] = {"train": {}, "test": {}}
     for question_id, dialogue_id, split, evidence in questions:
         if split in sides:
             sides[split].update({(dialogue_id, piece): question_id for piece in evidence})
     for key in sides["train"].keys() & sides["test"].keys():
-        piece = f"image {key[1]}" if isinstance(key[1], int) else f"turn {key[1]}"
+        piece = f"image {key[1]}" if isinstance(key[1], int) else f"turn {named(key[1])}"
         raise DataError(
-            f"{piece} of {key[0]} is evidence of training question {sides['train'][key]} too; "
+            f"{piece} of {named(key[0])} is evidence of training question {named(sides['train'][key])} too; "
             "split by evidence cluster or by dialogue",
-            record=sides["test"][key],
+            file_of(key[0]),
+            named(sides["test"][key]),
         )

@@ -100,6 +100,21 @@ def test_merge(dialogue):
     assert (merged.dangling, merged.references) == ((Dangling("q1", "x"),), 7)
     with pytest.raises(DataError, match="occurs twice"):
         Corpus.merge([first, first])
+    assert Corpus.merge([first, second], ["a.json", "b.json"]) == merged
+    with pytest.raises(DataError, match=r"b\.json: dialogue id 'd1' occurs twice, first in a\.json"):
+        Corpus.merge([first, first], ["a.json", "b.json"])
+    third = replace(second, questions=(Question("q1", "d2", "?"),))
+    with pytest.raises(DataError, match=r"b\.json: question id 'q1' occurs twice, first in a\.json"):
+        Corpus.merge([first, third], ["a.json", "b.json"])
+
+
+def test_hostile_ids_are_told_shortly():
+    name = "\x1b\u202e" + "x" * 300_000
+    turn = Turn(name, "Ana", "hi")
+    with pytest.raises(DataError, match="occurs twice") as caught:
+        Dialogue(name, (Session("s", None, (turn, turn)),))
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
 
 
 def test_session_ids_are_unique() -> None:

@@ -65,4 +65,6 @@ def test_shares_must_be_shares() -> None:
 def test_overlap_names_both_questions() -> None:
     with pytest.raises(DataError, match=r"\[b\].*image 3 of d .*question a"):
         check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", ("t", 3))])
+    with pytest.raises(DataError, match=r"d\.json \[b\]: image 3 of d"):
+        check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", (3,))], lambda dialogue_id: f"{dialogue_id}.json")
     check_overlap([("a", "d", "train", (3,)), ("b", "e", "test", (3,)), ("c", "d", "dev", (3,))])

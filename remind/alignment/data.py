@@ -206,7 +206,7 @@ def load_data(
     """
     parts = state_parts(states)
     rows = read_rows(parts, tokenizer, fit_of(config, model_length), cache, crew, shown)
-    check_overlap((row.id, row.dialogue_id, row.split, row.evidence) for row in rows)
+    check_overlap(((row.id, row.dialogue_id, row.split, row.evidence) for row in rows), lambda _: states)
     splits = {row.split for row in rows}
     watched = next((split for split in (eval_split, "test") if split in splits), None)
     train = [row for row in rows if row.split == "train"][: config.limit]

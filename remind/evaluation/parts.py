@@ -72,7 +72,7 @@ class Parts:
         from remind.readers import read
 
         self.known["corpus"] = corpus_hashes(cfg.corpus, self.manifest, cfg.states)
-        corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus])
+        corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
         if "altered" in needy:
             _ = self.answerer  # summaries may cost money: the model that answers must be there first
             self._llm = self._llm or self._summariser()

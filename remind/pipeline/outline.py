@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remind.dialogue import Corpus, Dangling, Dialogue, Question
-from remind.errors import ConfigError, DataError
+from remind.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
+from remind.errors import ConfigError, DataError, named
 from remind.readers import stream
 from remind.split import SplitConfig, assign_splits, check_overlap
 
@@ -54,20 +54,13 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
 
     Raises:
         DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
-            sides of a split.
+            sides of a split. Names the path it came by.
         ConfigError: no questions.
     """
     found = Outline()
-    seen: tuple[set[str], set[str]] = (set(), set())
-    for corpus in _stream(paths, format):
-        for names, ids, what in (
-            (seen[0], [dialogue.id for dialogue in corpus.dialogues], "dialogue"),
-            (seen[1], [question.id for question in corpus.questions], "question"),
-        ):
-            for name in ids:
-                if name in names:
-                    raise DataError(f"{what} id {name!r} occurs twice")
-                names.add(name)
+    first: dict[tuple[str, str], str | Path] = {}
+    for path, corpus in _stream(paths, format):
+        note_ids(corpus, path, first)
         found.questions += [replace(question, text="", options=(), answers=()) for question in corpus.questions]
         found.asked += [len(questions[:limit]) for _, questions in corpus.by_dialogue() if questions]
         found.references += corpus.references
@@ -75,7 +68,10 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
     if not found.questions:
         raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
     found.splits = assign_splits(found, split)
-    check_overlap((q.id, q.dialogue_id, found.splits[q.id], (*q.evidence, *q.images)) for q in found.questions)
+    check_overlap(
+        ((q.id, q.dialogue_id, found.splits[q.id], (*q.evidence, *q.images)) for q in found.questions),
+        lambda dialogue_id: first["dialogue", dialogue_id],
+    )
     return found
 
 
@@ -86,19 +82,20 @@ def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, kn
         DataError: the input has changed since it was outlined.
     """
     number = 0
-    for corpus in _stream(paths, format):
+    for _, corpus in _stream(paths, format):
         for dialogue, questions in corpus.by_dialogue():
             if not questions:
                 continue
             chosen = questions[:limit]
             if number >= known.parts or any(question.id not in known.splits for question in chosen):
-                raise DataError("the input has changed while it was read; start again", record=dialogue.id)
+                raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
             yield Task(number, dialogue, chosen, {question.id: known.splits[question.id] for question in chosen})
             number += 1
     if number < known.parts:
         raise DataError(f"the input has changed while it was read: {known.parts - number} dialogues are gone")
 
 
-def _stream(paths: Sequence[str | Path], format: str | None) -> Iterator[Corpus]:
+def _stream(paths: Sequence[str | Path], format: str | None) -> Iterator[tuple[str | Path, Corpus]]:
     for path in paths:
-        yield from stream(path, format)
+        for corpus in stream(path, format):
+            yield path, corpus

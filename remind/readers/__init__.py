@@ -57,7 +57,8 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
         ImagePathError: a local image that is missing or leaves the folder of its file.
         DataError: no such file, no regular file, or a record that cannot be used; the message names file and record.
     """
-    return Corpus.merge(list(stream(path, format)))
+    pieces = list(stream(path, format))
+    return Corpus.merge(pieces, [path] * len(pieces))
 
 
 def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:

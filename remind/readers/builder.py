@@ -202,7 +202,8 @@ def check_question(place: Place, question: Question, dialogue: Dialogue) -> None
     count = len(dialogue.images)
     for index in question.images:
         if not 0 <= index < count:
-            raise place.error(f"image index {index} is out of range: dialogue {shown(dialogue.id)} has {count} images")
+            what = f"image index {shown(index)} is out of range"
+            raise place.error(f"{what}: dialogue {shown(dialogue.id)} has {count} images")
 
 
 def _check_options(place: Place, question: Question) -> None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.errors import DataError
+from remind.errors import DataError, named, shown
 
-#: Longest text that a message quotes.
-_QUOTED = 80
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _QUOTED
-_REPR.maxlevel = 2
-
-
-def shown(value: object) -> str:
-    """A value as a message quotes it: short however long or deep it is, and without control characters."""
-    return _REPR.repr(value)
+__all__ = ["Place", "shown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +21,7 @@ class Place:
     record: str | None = None
 
     def at(self, record: str) -> Place:
-        if len(record) > _QUOTED or not record.isprintable():
-            record = shown(record)[1:-1]
+        record = named(record)
         return Place(self.path, record if self.record is None else f"{self.record}, {record}")
 
     def error(self, message: str) -> DataError:
@@ -46,7 +35,8 @@ class Place:
         except DataError as error:
             if error.path is not None:
                 raise
-            message = str(error).removeprefix(f"[{error.record}]: ")
+            # errors hold single spaces alone
+            message = str(error).removeprefix(" ".join(f"[{error.record}]: ".split()) + " ")
             raise type(error)(message, self.path, self.record or error.record) from None
 
     def mapping(self, value: object, what: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def open_corpus(cfg: RefMemConfig) -> Corpus:
         DataError, ImagePathError, FormatError: an input that cannot be used.
     """
     paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
-    dialogues = Corpus.merge([read(path, cfg.format) for path in paths]).dialogues[: cfg.limit]
+    dialogues = Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit]
     if not dialogues:
         raise ConfigError("the input holds no dialogues")
     return Corpus(dialogues)
@@ -224,7 +224,9 @@ def write_benchmark(
     again = read(to / RESULT)
     if again.questions != questions or again.dangling:
         raise DataError("the benchmark does not read back as it was written", to / RESULT)
-    check_overlap((q.id, q.dialogue_id, sides[q.id], (*q.evidence, *q.images)) for q in again.questions)
+    check_overlap(
+        ((q.id, q.dialogue_id, sides[q.id], (*q.evidence, *q.images)) for q in again.questions), lambda _: to / RESULT
+    )
     write_items(to / "items.jsonl", items)
     told = statistics(made, segments)
     write_json(to / "statistics.json", {**told, "filters": filters})

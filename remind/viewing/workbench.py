@@ -206,7 +206,8 @@ def open_workbench(
 
 
 def _corpus(paths: str | Sequence[str]) -> Corpus:
-    found = Corpus.merge([read(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
+    files = [paths] if isinstance(paths, str | Path) else paths
+    found = Corpus.merge([read(path) for path in files], files)
     if not found.dialogues:
         raise DataError(f"no dialogues in {paths}")
     return found

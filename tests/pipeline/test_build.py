@@ -11,9 +11,13 @@ from small_corpus import building
 from remind import read
 from remind.alignment.trainer import TrainerConfig
 from remind.demo import DemoConfig, demo
+from remind.errors import DataError
+from remind.fuzzing import seeds
 from remind.io import read_json
 from remind.pipeline import BuildStatesConfig, build_states
+from remind.pipeline.outline import outline
 from remind.pyramid import MARKER, strip_markers
+from remind.split import SplitConfig
 from remind.states import read_manifest, read_states
 from remind.testbed.nano import save_nano
 from remind.testbed.sample import sample_path
@@ -186,3 +190,21 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert list(ladder["before"]) == ["single", "multi", "direct", "all"]
     assert (tmp_path / "demo" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "demo" / "evaluation" / "report.html").is_file()
+
+
+def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:
+    context, question = seeds.REFMEM
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(seeds.as_lines([context, question]))
+    second.write_bytes(seeds.as_lines([{**context, "id": "c2"}, {**question, "context_id": "c2"}]))
+    with pytest.raises(DataError) as caught:
+        outline([first, second], None, SplitConfig(), None)
+    assert str(caught.value) == f"{second}: question id 'q1' occurs twice, first in {first}"
+    with pytest.raises(DataError) as caught:
+        outline([first, first], None, SplitConfig(), None)
+    assert str(caught.value) == f"{first}: dialogue id 'c1' occurs twice, first in {first}"
+    other = {**question, "context_id": "c2", "id": "q2"}
+    second.write_bytes(seeds.as_lines([{**context, "id": "c2"}, other, {**other, "id": "q3", "split": "test"}]))
+    with pytest.raises(DataError, match="split by evidence cluster") as caught:
+        outline([first, second], None, SplitConfig(), None)
+    assert str(caught.value).startswith(f"{second} [q3]: ")

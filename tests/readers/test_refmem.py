@@ -168,6 +168,7 @@ TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
         ([CONTEXT, CONTEXT], "[line 2, c01]: dialogue id 'c01' occurs twice, first in bench.jsonl [line 1, c01]"),
         ([CONTEXT, QUESTION, QUESTION], "[line 3, q1]: question id 'q1' occurs twice, first in bench.jsonl"),
         ([CONTEXT, {"type": "answer"}], "[line 2]: unknown record type 'answer'; known: context, question"),
+        ([CONTEXT, {**QUESTION, "images": [10**4000]}], f"[line 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out"),
         ([CONTEXT, 3], "[line 2]: a record should be an object, not a number"),
         ([context([{**TURN, "images": [{"path": "../x"}]}])], "[line 1, c01, t]: image '../x' leaves the data folder"),
         ([context([{**TURN, "images": [{"path": "x"}]}])], "[line 1, c01, t]: image 'x': no such file"),
