@@ -58,6 +58,14 @@ class Source:
                 raise DataError("the file is empty", self.path)
             yield from self._items(window) if start == "[" else self._objects(window)
 
+    @property
+    def any_records(self) -> Iterator[Record]:
+        """As `records`; none of an empty file."""
+        with Window(self.path) as window:
+            empty = not window.skip()
+        if not empty:
+            yield from self.records
+
     def _items(self, window: Window) -> Iterator[Record]:
         window.position += 1
         number = 0

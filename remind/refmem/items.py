@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from remind.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
-from remind.errors import DataError
 from remind.io import write_rows
 from remind.pyramid import LETTERS
+from remind.readers.source import Place, Source, shown
 
-_LISTS = ("options", "answers", "candidates", "evidence", "images")
+BRANCHES = ("text", "image")
+_NAMES = ("id", "dialogue_id", "cluster_id", "branch", "dimension", "format", "question")
+_LISTS = ("options", "answers", "candidates", "evidence")
 
 
 @dataclass(frozen=True)
@@ -106,25 +108,12 @@ def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file. Raises DataError naming the line that is not a JSON object."""
-    rows = []
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise DataError("no such file", path) from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise DataError("not a JSON object", path, f"line {number}")
-        rows.append(row)
-    return rows
+    """The records of a JSONL file; an empty one has none.
+
+    Raises:
+        DataError: a file that cannot be read, a record that is not a JSON object or names a key twice.
+    """
+    return [place.mapping(value, "a record") for place, value in Source(Path(path)).any_records]
 
 
 def write_items(path: str | Path, items: Sequence[Item]) -> None:
@@ -133,25 +122,35 @@ def write_items(path: str | Path, items: Sequence[Item]) -> None:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Items of a JSONL file; fields that are not an item's are left out.
+    """Items of a JSONL file; fields that are not an item's are left out. An empty file has none.
 
     Raises:
-        DataError: a record that lacks a field, is no item of its format, or has an id that stood before.
+        DataError: a file that cannot be read, a record that lacks a field or has one of another kind, is no item of its
+            format, or has an id that stood before.
     """
-    names = {field.name for field in fields(Item)}
-    items: list[Item] = []
-    seen: set[str] = set()
-    for number, row in enumerate(read_rows(path), start=1):
-        try:
-            known: dict[str, Any] = {key: tuple(v) if key in _LISTS else v for key, v in row.items() if key in names}
-            item = Item(**known)
-            problem = item.problem()
-        except (TypeError, ValueError, AttributeError):
-            problem = "not an item of a build"
-        if problem is None and item.id in seen:
-            problem = "its id stands twice"
-        if problem is not None:
-            raise DataError(problem, path, row.get("id") or f"record {number}")
-        seen.add(item.id)
-        items.append(item)
-    return items
+    items: dict[str, Item] = {}
+    for place, value in Source(Path(path)).any_records:
+        item = _item(place, value)
+        place = place.at(item.id)
+        if (problem := item.problem()) is not None:
+            raise place.error(problem)
+        if item.id in items:
+            raise place.error("its id stands twice")
+        items[item.id] = item
+    return list(items.values())
+
+
+def _item(place: Place, value: object) -> Item:
+    record = place.mapping(value, "an item")
+    place = place.at(place.name(record.get("id"), "id"))
+    images = place.sequence(record.get("images", []), "images")
+    if not all(type(index) is int and index >= 0 for index in images):
+        raise place.error("images should be a list of image indices")
+    known: dict[str, Any] = {key: place.name(record.get(key), key) for key in _NAMES}
+    if known["branch"] not in BRANCHES:
+        raise place.error(f"unknown branch {shown(known['branch'])}; known: {', '.join(BRANCHES)}")
+    for key in _LISTS:
+        entries = place.sequence(record.get(key, []), key)
+        known[key] = tuple(place.text(text, f"an entry of {key}") for text in entries)
+    known |= {key: place.text(record.get(key, ""), key) for key in ("made_by", "prompt_id")}
+    return Item(**known, images=tuple(images))

@@ -13,7 +13,7 @@ from remind.dialogue import Corpus, Dialogue
 from remind.io import write_rows
 from remind.perception.segment import SegmentConfig, segment, turn_text
 from remind.progress import track
-from remind.refmem.items import read_rows
+from remind.readers.source import Source
 
 if TYPE_CHECKING:
     from remind.perception.encode import SentenceEncoder
@@ -47,8 +47,19 @@ def make_segments(folder: Path, corpus: Corpus, encoder: SentenceEncoder, config
 
 def read_segments(folder: Path) -> tuple[list[Piece], np.ndarray]:
     """Segments and their vectors, float32 [segments, d]."""
-    pieces = [Piece(row["dialogue_id"], row["start"], row["end"]) for row in read_rows(folder / "segments.jsonl")]
-    return pieces, np.load(folder / "vectors.npy", allow_pickle=False)
+    return read_pieces(folder / "segments.jsonl"), np.load(folder / "vectors.npy", allow_pickle=False)
+
+
+def read_pieces(path: str | Path) -> list[Piece]:
+    """Segments of a file. Raises DataError for a file that cannot be read, or a record that is no segment."""
+    pieces = []
+    for place, value in Source(Path(path)).any_records:
+        row = place.mapping(value, "a segment")
+        name, start, end = place.name(row.get("dialogue_id"), "dialogue_id"), row.get("start"), row.get("end")
+        if type(start) is not int or type(end) is not int or not 0 <= start <= end:
+            raise place.error("start and end should be the first and last turn of a segment")
+        pieces.append(Piece(name, start, end))
+    return pieces
 
 
 def of_dialogue(pieces: Sequence[Piece], dialogue_id: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
         ({"images": ["0"]}, "image indices"),
         ({"remove": "yes"}, "true or false"),
         ({"seconds": -1}, "seconds"),
+        ({"seconds": 10**400}, "seconds"),
+        ({"seconds": math.nan}, "seconds"),
+        ({"images": {}}, "images should be a list, not an object"),
+        ({"answers": False}, "answers should be a list, not true or false"),
+        ({"evidence": ""}, "evidence should be a list, not text"),
+        ({"confidence": 10**4000}, r"from 1 to 5, not 1\d+\.\.\.\d+$"),
         ({"annotator": " "}, "annotator is missing or blank"),
     ],
 )
@@ -77,6 +84,8 @@ def test_an_item_twice_and_two_annotators_are_refused(tmp_path: Path) -> None:
     write_annotations([row(SINGLE, "Ana", "B"), row(MULTI, "Ana", "B"), row(SINGLE, "Ana", "C")], path)
     with pytest.raises(DataError, match="twice"):
         read_annotations(path, ITEMS)
+    with pytest.raises(DataError, match=r"regular file"):
+        read_annotations(tmp_path, ITEMS)
     write_annotations([row(SINGLE, "Ana", "B"), row(MULTI, "Ben", "B")], path)
     with pytest.raises(DataError, match="several annotators"):
         read_annotations(path, ITEMS)

@@ -81,8 +81,6 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resol
     """The resolutions of a file. Raises DataError for a record that is none, or about no item of these."""
     known = {item.id: item for item in items}
     path = Path(path)
-    if not path.is_file():
-        raise DataError("no such file", path)
     found: dict[str, Resolution] = {}
     for place, value in Source(path).records:
         record = place.mapping(value, "a resolution")

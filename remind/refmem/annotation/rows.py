@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.errors import DataError
+from remind.errors import DataError, named
 from remind.io import write_rows
-from remind.readers.source import Place, Source
+from remind.readers.source import Place, Source, shown
 from remind.refmem.annotation.shown import fingerprint, letters
 from remind.refmem.items import Item
 
@@ -56,24 +56,21 @@ def read_annotations(path: str | Path, items: Sequence[Item], annotator: str | N
     """
     path = Path(path)
     known = {item.id: item for item in items}
-    if not path.is_file():
-        raise DataError("no such file; give the JSON Lines an annotator saved", path)
-    if not path.read_bytes().strip():
-        return []
-    rows: list[Row] = []
-    for place, value in Source(path).records:
+    found: dict[str, Row] = {}
+    for place, value in Source(path).any_records:
         row = parse_row(place, value)
-        check_row(place.at(row.item_id), row, known)
-        rows.append(row)
-    if len({row.item_id for row in rows}) < len(rows):
-        twice = next(row.item_id for n, row in enumerate(rows) if row.item_id in {r.item_id for r in rows[:n]})
-        raise DataError("the item is annotated twice in this file; keep one of the rows", path, twice)
-    names = sorted({row.annotator for row in rows})
+        place = place.at(row.item_id)
+        check_row(place, row, known)
+        if row.item_id in found:
+            raise place.error("the item is annotated twice in this file; keep one of the rows")
+        found[row.item_id] = row
+    names = sorted({row.annotator for row in found.values()})
     if len(names) > 1:
-        raise DataError(f"holds rows of several annotators ({', '.join(names)}); one file each", path)
+        told = ", ".join(map(named, names[:3])) + (", …" if len(names) > 3 else "")
+        raise DataError(f"holds rows of several annotators ({told}); one file each", path)
     if annotator is not None and names not in ([], [annotator]):
-        raise DataError(f"is {names[0]}'s file, not {annotator}'s; give another path", path)
-    return rows
+        raise DataError(f"is {named(names[0])}'s file, not {annotator}'s; give another path", path)
+    return list(found.values())
 
 
 def parse_row(place: Place, value: object) -> Row:
@@ -82,7 +79,7 @@ def parse_row(place: Place, value: object) -> Row:
     name = place.name(record.get("item_id"), "item_id")
     annotator = place.at(name).name(record.get("annotator"), "annotator")
     place = place.at(name)
-    images = place.sequence(record.get("images") or [], "images")
+    images = _list(place, record, "images")
     if not all(type(index) is int and index >= 0 for index in images):
         raise place.error("images should be a list of image indices")
     remove, confidence, seconds = record.get("remove", False), record.get("confidence"), record.get("seconds", 0.0)
@@ -91,8 +88,9 @@ def parse_row(place: Place, value: object) -> Row:
     if confidence is None and not remove:
         raise place.error("confidence is missing; it is a whole number from 1 to 5")
     if confidence is not None and (type(confidence) is not int or not 1 <= confidence <= 5):
-        raise place.error(f"confidence is a whole number from 1 to 5, not {confidence!r}")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds < 0:
+        raise place.error(f"confidence is a whole number from 1 to 5, not {shown(confidence)}")
+    # whole numbers may be larger than any float
+    if type(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
         raise place.error("seconds should be a number from 0")
     return Row(
         item_id=name,
@@ -109,7 +107,13 @@ def parse_row(place: Place, value: object) -> Row:
 
 
 def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(place.name(text, key).strip() for text in place.sequence(record.get(key) or [], key)))
+    return tuple(dict.fromkeys(place.name(text, key).strip() for text in _list(place, record, key)))
+
+
+def _list(place: Place, record: Mapping[str, Any], key: str) -> list[Any]:
+    """A list that may be left out, or null."""
+    value = record.get(key)
+    return [] if value is None else place.sequence(value, key)
 
 
 def check_row(place: Place, row: Row, known: Mapping[str, Item]) -> None:
@@ -130,6 +134,6 @@ def check_answers(place: Place, item: Item, answers: Sequence[str]) -> None:
         return
     wrong = [letter for letter in answers if letter not in list(letters(item))]
     if wrong:
-        raise place.error(f"answer {wrong[0]!r} names no option; they are {', '.join(letters(item))}")
+        raise place.error(f"answer {shown(wrong[0])} names no option; they are {', '.join(letters(item))}")
     if item.format == "single" and len(answers) > 1:
         raise place.error(f"a single-choice item has one answer, not {len(answers)}")

@@ -14,7 +14,8 @@ from remind.progress import track
 from remind.readers import read
 from remind.refmem.annotation.page import write_annotation_page
 from remind.refmem.annotation.terminal import annotate
-from remind.refmem.items import read_items, read_rows
+from remind.refmem.items import read_items
+from remind.refmem.segments import read_pieces
 
 
 @dataclass
@@ -67,12 +68,11 @@ def run(cfg: AnnotateConfig) -> list[Path]:
         DataError, FormatError, ImagePathError: files that cannot be used.
     """
     items = read_items(cfg.drafts)
-    corpus = Corpus.merge(
-        [read(path, cfg.format) for path in ([cfg.input] if isinstance(cfg.input, str) else cfg.input)]
-    )
+    paths = [cfg.input] if isinstance(cfg.input, str) else cfg.input
+    corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
     segments: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for row in read_rows(cfg.segments) if cfg.segments else ():
-        segments[row["dialogue_id"]].append((row["start"], row["end"]))
+    for piece in read_pieces(cfg.segments) if cfg.segments else ():
+        segments[piece.dialogue_id].append((piece.start, piece.end))
     out = Path(cfg.out)
     if cfg.mode == "terminal":
         path = out / f"annotations_{slug(cfg.annotators[0])}.jsonl"
