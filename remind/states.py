@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from remind.errors import DataError, FormatError
-from remind.io import atomic_path, read_json, write_json
+from remind.errors import DataError, FormatError, named, shown
+from remind.io import atomic_path, read_json, sha256_file, write_json
 from remind.pyramid import LEVELS, Rendered, TurnSpan
-from remind.readers.place import shown
+from remind.readers.place import Place
 from remind.split import check_overlap
 from remind.states_check import check_table
 
@@ -174,9 +174,18 @@ def write_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest. Raises FormatError for a folder that is not (finished) states or is of another format version."""
+    """The manifest.
+
+    Raises:
+        FormatError: a folder that is not (finished) states or is of another format version.
+        DataError: a manifest that cannot be read, or an entry that others build on is of another kind.
+    """
     path = Path(folder) / MANIFEST
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", folder) from None
+    if not there:
         raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
@@ -184,7 +193,28 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     version = manifest.get("format_version")
     if type(version) is not int or version not in _READABLE:
         raise FormatError(f"states of format version {shown(version)}, not {FORMAT_VERSION}; build them again", path)
+    _check_kinds(Place(path), manifest)
     return manifest
+
+
+def _check_kinds(place: Place, manifest: dict[str, Any]) -> None:
+    """What others take from a manifest; what is not there is not asked for. Raises DataError."""
+    for name in ("inputs", "parts"):
+        manifest_hashes(place, manifest, name)
+    config = place.mapping(manifest.get("config", {}), "config")
+    place.mapping(config.get("grounding", {}), "config.grounding")
+    for name in ("format", "backbone", "sae", "cache"):
+        place.optional_text(config.get(name), f"config.{name}")
+    for name in ("input", "sae_data"):
+        paths = config.get(name)
+        for path in paths if isinstance(paths, list) else [paths]:
+            place.optional_text(path, f"config.{name}")
+
+
+def manifest_hashes(place: Place, manifest: Mapping[str, Any], name: str) -> dict[str, str]:
+    """The SHA-256 by file name that an entry of a manifest gives. Raises DataError if it does not."""
+    found = place.mapping(manifest.get(name, {}), name)
+    return {key: place.text(value, f"{name}: {shown(key)}") for key, value in found.items()}
 
 
 def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[StateRecord]:
@@ -193,22 +223,42 @@ def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[Sta
     for path in state_parts(folder):
         for record in read_part(path):
             if record.question_id in seen:
-                raise DataError(
-                    "the question stands twice in the folder; build the states again", path, record.question_id
-                )
+                what = "the question stands twice in the folder; build the states again"
+                raise DataError(what, path, named(record.question_id))
             seen.add(record.question_id)
             if split is None or record.split == split:
                 yield record
 
 
 def state_parts(folder: str | Path) -> list[Path]:
-    """The files of a states folder in order. Raises FormatError as `read_manifest`, or if one is missing or foreign."""
-    named = read_manifest(folder).get("parts")
+    """The files of a states folder in order.
+
+    Raises:
+        DataError, FormatError: as `read_manifest`, or a file is missing, foreign or not as it was built. Manifests that
+            list no parts are taken at their word.
+    """
+    manifest = read_manifest(folder)
+    known = manifest_hashes(Place(Path(folder) / MANIFEST), manifest, "parts")
     parts = sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
-    if isinstance(named, dict) and (other := named.keys() ^ {path.name for path in parts}):
-        what = "is missing" if min(other) in named else "is not of this build"
+    if "parts" not in manifest:
+        return parts
+    if other := known.keys() ^ {path.name for path in parts}:
+        what = "is missing" if min(other) in known else "is not of this build"
         raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
+    for path in parts:
+        if _digest(path) != known[path.name]:
+            raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
     return parts
+
+
+def _digest(path: Path) -> str:
+    # a pipe would be waited for
+    if not path.is_file():
+        raise DataError("no such file, or not a regular one", path)
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
 
 
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
@@ -260,7 +310,7 @@ def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:
 def read_states(folder: str | Path, split: str | None = None) -> list[StateRecord]:
     """All records (of one split). Raises DataError if there are none, or if train and test share evidence."""
     records = list(iterate_states(folder))
-    check_split(records)
+    check_split(records, folder)
     chosen = [record for record in records if split is None or record.split == split]
     if not chosen:
         there = ", ".join(sorted({record.split for record in records})) or "none"
@@ -268,6 +318,9 @@ def read_states(folder: str | Path, split: str | None = None) -> list[StateRecor
     return chosen
 
 
-def check_split(records: Iterable[StateRecord]) -> None:
+def check_split(records: Iterable[StateRecord], folder: str | Path | None = None) -> None:
     """Raise DataError where one piece of gold evidence serves both a training and a test question."""
-    check_overlap((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records)
+    check_overlap(
+        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records),
+        lambda _: folder,
+    )

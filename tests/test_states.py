@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.errors import DataError, FormatError
+from remind.io import sha256_file
 from remind.pipeline import Tally, record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states import (
+    Picture,
     StateRecord,
     check_split,
     evidence_share,
@@ -110,10 +112,21 @@ def first_turn(**changes: object) -> StateRecord:
     return level(turns=(dataclasses.replace(turns[0], **changes), *turns[1:]))  # type: ignore[arg-type]
 
 
+def asked(**changes: object) -> StateRecord:
+    record = make_record()
+    choice = {"format": "multi", "options": ("a", "b"), "answers": ("B",), **changes}
+    return dataclasses.replace(record, **choice)  # type: ignore[arg-type]
+
+
+def pictured(picture: Picture) -> StateRecord:
+    return dataclasses.replace(make_record(), pictures=(picture,))
+
+
 def unsound() -> dict[str, tuple[StateRecord, str]]:
     good = make_record()
     x1 = good.x1
     turn, end = x1.turns[0], len(x1.text)
+    again = dataclasses.replace(x1.turns[2], turn_id=x1.turns[1].turn_id)
     return {
         "dialogue beyond the text": (level(dialogue=(0, end + 1)), "x1: the span of the dialogue"),
         "reversed": (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
@@ -136,6 +149,29 @@ def unsound() -> dict[str, tuple[StateRecord, str]]:
         "no split": (dataclasses.replace(good, split="valid"), "unknown split 'valid'"),
         "no format": (dataclasses.replace(good, format="open"), "unknown format 'open'"),
         "an empty entry": (dataclasses.replace(good, options=(None,)), "an entry of options is missing"),  # type: ignore[arg-type]
+        "options with direct": (dataclasses.replace(good, options=("a",)), "a direct question has no options"),
+        "no options": (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
+        "too many options": (asked(options=("a",) * 27), "a multi question needs 1 to 26 options, this one has 27"),
+        "an answer of no option": (asked(answers=("Z",)), "gold answer 'Z' names none of its options (A to B)"),
+        "a small letter": (asked(answers=("a",)), "gold answer 'a' names none of its options (A to B)"),
+        "an answer twice": (asked(answers=("B", "B")), "an answer stands twice"),
+        "two answers to single": (
+            asked(format="single", answers=("A", "B")),
+            "a single question has one answer, not 2",
+        ),
+        "dimension": (dataclasses.replace(good, dimension="depth"), "unknown dimension 'depth'"),
+        "visual by itself": (dataclasses.replace(good, visual=True), "visual does not go with the dimension"),
+        "not visual": (dataclasses.replace(good, dimension=VISUAL_DIMENSIONS[0]), "visual does not go"),
+        "negative image": (dataclasses.replace(good, images=(0, -5)), "an image index is -5"),
+        "a line less": (dataclasses.replace(good, evidence_lines=("Ana: hi",)), "evidence_lines is not of as many"),
+        "a turn id twice": (level(turns=(*x1.turns[:2], again)), "x1: a turn stands twice"),
+        "another dialogue": (
+            level(text=x1.text.replace("line 2", "line 3")),
+            "x1: its dialogue without markers is not",
+        ),
+        "picture of no turn": (pictured(Picture("t3", 0, "x.png")), "a picture is of no image in x0"),
+        "picture of no caption": (pictured(Picture("t1", 1, "x.png")), "a picture is of no image in x0"),
+        "picture at -1": (pictured(Picture("t1", -1, "x.png")), "a picture's place is -1"),
         "found but not gold": (dataclasses.replace(good, evidence_found=("t2",)), "evidence_found names what is not"),
     }
 
@@ -148,6 +184,76 @@ def test_what_no_state_can_say_is_refused(tmp_path: Path, name: str) -> None:
         read_part(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path} [q]: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers": ("A", "B")},
+        {"format": "single", "answers": ()},
+        {"format": "single", "options": ("x",) * 26, "answers": ("Z",)},
+        {"format": "direct", "options": (), "answers": ("so", "so")},
+        {"dimension": VISUAL_DIMENSIONS[0], "visual": True},
+        {"evidence_lines": ()},
+        {"pictures": (Picture("t1", 0, "x.png"),)},
+    ],
+)
+def test_what_states_can_say_is_read(tmp_path: Path, changes: dict[str, object]) -> None:
+    record = asked(**changes)
+    assert read_part(write_part(tmp_path, 0, [make_record("a"), record])) == [make_record("a"), record]
+
+
+@pytest.mark.parametrize("question_id", ["", " ", "\x1b\u202e" + "x" * 1_000_000])
+def test_ids_that_cannot_be_shown_are_told_shortly(tmp_path: Path, question_id: str) -> None:
+    record = dataclasses.replace(make_record(), question_id=question_id, split="x" if question_id.strip() else "dev")
+    path = write_part(tmp_path, 0, [make_record("a"), record])
+    with pytest.raises(DataError) as caught:
+        read_part(path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    assert str(caught.value).isprintable()
+    write_part(tmp_path, 0, [dataclasses.replace(record, split="dev", question_id=question_id + "y")] * 2)
+    write_manifest(tmp_path, {})
+    with pytest.raises(DataError, match="stands twice") as caught:
+        read_states(tmp_path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"parts": []}, "parts should be an object, not a list"),
+        ({"parts": None}, "parts should be an object"),
+        ({"parts": {part_name(0): 5}}, "should be text, not a number"),
+        ({"inputs": [1]}, "inputs should be an object, not a list"),
+        ({"inputs": {"a.json": None}}, "inputs: 'a.json' should be text"),
+        ({"config": []}, "config should be an object, not a list"),
+        ({"config": None}, "config should be an object"),
+        ({"config": {"backbone": 5}}, r"config\.backbone should be text, not a number"),
+        ({"config": {"sae": 5}}, r"config\.sae should be text"),
+        ({"config": {"input": ["a", 5]}}, r"config\.input should be text"),
+        ({"config": {"grounding": [1]}}, r"config\.grounding should be an object, not a list"),
+    ],
+)
+def test_a_manifest_of_other_kinds_is_refused(tmp_path: Path, manifest: dict[str, object], message: str) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, manifest)
+    with pytest.raises(DataError, match=rf"manifest\.json: {message}" if message[0] != "s" else message):
+        read_states(tmp_path)
+
+
+def test_a_name_too_long_for_the_system_is_told() -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_states("x" * 5000)
+
+
+def test_a_part_that_is_not_as_it_was_built_is_refused(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {"parts": {path.name: sha256_file(path)}})
+    assert read_states(tmp_path) == [make_record()]
+    write_part(tmp_path, 0, [make_record(text="who?")])
+    with pytest.raises(DataError, match=r"part-00000\.parquet: is not as it was built"):
+        read_states(tmp_path)
 
 
 def test_a_flipped_bit_is_never_taken_for_another_record(tmp_path: Path) -> None:

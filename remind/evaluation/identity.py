@@ -13,6 +13,8 @@ from remind import prompts
 from remind.errors import DataError
 from remind.evaluation.names import CONDITIONS
 from remind.io import input_hashes, sha256_file, sha256_json
+from remind.readers.place import Place
+from remind.states import MANIFEST, manifest_hashes
 
 if TYPE_CHECKING:
     from remind.evaluation.config import EvaluateConfig
@@ -32,16 +34,16 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     """SHA-256 of the dialogue files by name, which must be among those the states were built from.
 
     Raises:
-        DataError: a file that is not.
+        DataError: a file that is not, or a manifest that gives no hashes.
     """
-    hashes = input_hashes(paths)
-    built_from = manifest.get("inputs") or {}
-    for name, digest in hashes.items():
+    found = input_hashes(paths)
+    built_from = manifest_hashes(Place(Path(states) / MANIFEST), manifest, "inputs")
+    for name, digest in found.items():
         # files of one name in several folders are told apart by what they hold
         if digest not in built_from.values():
             what = "has changed since" if name in built_from else "is none of the files that"
             raise DataError(f"{name} {what} the states were built; name the files they were built from", states)
-    return hashes
+    return found
 
 
 def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remind.dialogue import FORMATS
 from remind.errors import DataError
 from remind.evaluation.conditions import Prompt, Prompter, control, most_frequent
 from remind.evaluation.names import CONDITIONS
-from remind.pyramid import LETTERS, LEVELS, Rendered
+from remind.pyramid import LEVELS, Rendered
 from remind.states import StateRecord, check_split, read_part, state_parts
 
 _NOTHING = Rendered("", (0, 0), (), (), ())
@@ -75,7 +74,6 @@ def load_asked(
                 if record.split == "train":
                     training.append(bare)
                 if record.split == split:
-                    _check(record, states)
                     if record.question_id in seen:
                         raise DataError("this question id occurs twice in the split", states, record.question_id)
                     seen.add(record.question_id)
@@ -87,7 +85,7 @@ def load_asked(
             for name in asking:
                 prompts[name] += prompter.prompts(name, part) if part else []
 
-    check_split(lean())
+    check_split(lean(), states)
     if not records:
         raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(splits)) or 'none'})", states)
     frequent = most_frequent(training)
@@ -110,18 +108,3 @@ def load_items(states: str | Path, split: str, level: str, limit: int | None = N
 def _spread(states: str | Path, split: str, limit: int) -> set[int] | None:
     total = sum(record.split == split for path in state_parts(states) for record in read_part(path, levels=()))
     return {number * total // limit for number in range(limit)} if limit < total else None
-
-
-def _check(record: StateRecord, states: str | Path) -> None:
-    if record.format not in FORMATS:
-        raise DataError(f"format {record.format!r} is none of {', '.join(FORMATS)}", states, record.question_id)
-    if record.format == "direct":
-        return
-    if not record.options or len(record.options) > len(LETTERS):
-        message = f"a {record.format} question needs 1 to {len(LETTERS)} options, this one has {len(record.options)}"
-        raise DataError(message, states, record.question_id)
-    allowed = LETTERS[: len(record.options)]
-    strangers = [answer for answer in record.answers if len(answer) != 1 or answer not in allowed]
-    if strangers:
-        message = f"gold answer {strangers[0]!r} names none of its options ({allowed[0]} to {allowed[-1]})"
-        raise DataError(message, states, record.question_id)

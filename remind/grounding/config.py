@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from remind.errors import ConfigError
+from remind.errors import ConfigError, DataError, shown
 from remind.grounding.fusion import FusionConfig
 from remind.grounding.resonance import kernel_radius
 from remind.grounding.salience import parse_aggregate
@@ -108,3 +110,44 @@ class GroundingConfig:
         ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"grounding: {name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+
+
+def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) -> GroundingConfig:
+    """Settings from a manifest; what this version does not know is passed over, and where codes were kept.
+
+    Args:
+        path: the manifest, for errors.
+
+    Raises:
+        DataError: a value that cannot be.
+    """
+    try:
+        given = _known(GroundingConfig, values)
+        # a manifest may be another's, and names no folder to write to
+        given.pop("codes_folder", None)
+        if isinstance(fuse := given.get("fuse"), Mapping):
+            given["fuse"] = FusionConfig(**_checked(FusionConfig, _known(FusionConfig, fuse)))
+        return GroundingConfig(**_checked(GroundingConfig, given))
+    except (ConfigError, OverflowError) as error:
+        raise DataError(str(error), path) from None
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {entry.name for entry in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Raises ConfigError for a value of another type than its field."""
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise ConfigError(f"grounding: {name} cannot be {shown(value)}")
+    return values
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if parts := get_args(hint):
+        return value in parts if get_origin(hint) is Literal else any(_fits(value, part) for part in parts)
+    # settings are whole numbers where a person left out the point
+    return type(value) in ((float, int) if hint is float else (hint,))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.dialogue import Corpus
 from remind.errors import ConfigError, DataError
-from remind.grounding import GroundingConfig
-from remind.grounding.fusion import FusionConfig
+from remind.grounding.config import grounding_config
 from remind.inspector.collect import Inspection, inspect_record, level_answers
 from remind.inspector.config import InspectConfig
 from remind.inspector.index import IndexRow, write_index
@@ -20,7 +19,7 @@ from remind.inspector.page import write_page
 from remind.io import sha256_json
 from remind.progress import track
 from remind.readers import read
-from remind.states import StateRecord, iterate_states, read_manifest
+from remind.states import MANIFEST, StateRecord, iterate_states, read_manifest
 
 if TYPE_CHECKING:
     from remind.backbone import Backbone
@@ -121,7 +120,7 @@ def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
 
     corpus = _corpus(cfg, built)
     name = cfg.backbone or _told_backbone(built)
-    settings = cfg.grounding or grounding_config(built.get("grounding") or {})
+    settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
     folder = cfg.sae or built.get("sae")
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
@@ -165,21 +164,6 @@ def _told_backbone(built: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def grounding_config(values: Mapping[str, Any]) -> GroundingConfig:
-    """Settings from a manifest; what this version does not know is passed over, and where codes were kept.
-
-    Raises:
-        ConfigError: a value that cannot be.
-    """
-    # a manifest may be another's, and names no folder to write to
-    known = {entry.name for entry in fields(GroundingConfig)} - {"codes_folder"}
-    given = {name: value for name, value in values.items() if name in known}
-    if isinstance(fuse := given.get("fuse"), Mapping):
-        weights = {entry.name for entry in fields(FusionConfig)}
-        given["fuse"] = FusionConfig(**{name: value for name, value in fuse.items() if name in weights})
-    return GroundingConfig(**given)
-
-
 def _paths(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
@@ -191,7 +175,7 @@ def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
     if missing := [path for path in _paths(given) if not Path(path).exists()]:
         raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
     kind = cfg.format if cfg.corpus is not None else built.get("format")
-    return Corpus.merge([read(path, kind) for path in _paths(given)])
+    return Corpus.merge([read(path, kind) for path in _paths(given)], _paths(given))
 
 
 def _inspection(cfg: InspectConfig, record: StateRecord, tools: _Tools) -> Inspection:

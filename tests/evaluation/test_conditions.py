@@ -19,6 +19,7 @@ from remind.evaluation.conditions import Prompter, control, most_frequent
 from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.harness import evaluate
+from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.items import load_asked
 from remind.evaluation.names import CONDITIONS, SETS, expand
 from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
@@ -319,6 +320,13 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is none of the files that the states were built"):
         evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=Echo())
+
+
+@pytest.mark.parametrize("inputs", [[1], {"talk.jsonl": 5}])
+def test_a_manifest_without_hashes_is_told(tmp_path: Path, inputs: object) -> None:
+    (tmp_path / "talk.jsonl").touch()
+    with pytest.raises(DataError, match=r"manifest\.json: inputs"):
+        corpus_hashes([tmp_path / "talk.jsonl"], {"inputs": inputs}, tmp_path)
 
 
 def test_names() -> None:

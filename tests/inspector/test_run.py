@@ -14,8 +14,9 @@ from remind.backbone import load_backbone
 from remind.dialogue import Corpus, Question
 from remind.errors import ConfigError, DataError
 from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.config import grounding_config
 from remind.inspector import InspectConfig, inspect_grounding
-from remind.inspector.run import grounding_config, page_names
+from remind.inspector.run import page_names
 from remind.io import read_json, write_json
 from remind.pipeline import record_of
 from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
@@ -212,6 +213,24 @@ def test_settings_of_a_manifest_come_back() -> None:
     settings = GroundingConfig(alpha=3.0, fuse=FusionConfig(bm25=2.0), agg="max")
     assert grounding_config({**asdict(settings), "added_later": 1}) == settings
     assert grounding_config({}) == GroundingConfig()
+    assert grounding_config({"alpha": 3, "threshold": None, "fuse": None}) == GroundingConfig(alpha=3.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"alpha": "x"}, "alpha cannot be 'x'"),
+        ({"window": []}, r"window cannot be \[\]"),
+        ({"batch_size": True}, "batch_size cannot be True"),
+        ({"idf": ["auto"]}, r"idf cannot be \['auto'\]"),
+        ({"fuse": 3}, "fuse cannot be 3"),
+        ({"fuse": {"dense": "much"}}, "dense cannot be 'much'"),
+        ({"lam": 7}, "lam must lie between 0 and 1"),
+    ],
+)
+def test_settings_that_cannot_be_name_the_manifest(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"manifest\.json: grounding: {message}"):
+        grounding_config(values, "manifest.json")
 
 
 def test_names_of_pages_differ_and_stay_in_their_folder() -> None:

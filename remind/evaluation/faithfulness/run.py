@@ -15,10 +15,10 @@ from remind.evaluation.faithfulness.logprob import check_length, target_ids
 from remind.evaluation.faithfulness.measure import Ablation, Question, Row, measure, question_of
 from remind.evaluation.faithfulness.places import prompt_of
 from remind.evaluation.faithfulness.report import plot, summarise, table
-from remind.grounding.config import GroundingConfig
+from remind.grounding.config import grounding_config
 from remind.io import atomic_folder, sha256_file, write_json, write_rows
 from remind.progress import track
-from remind.states import StateRecord, iterate_states, read_manifest
+from remind.states import MANIFEST, StateRecord, iterate_states, read_manifest
 
 if TYPE_CHECKING:
     from remind.backbone import Backbone
@@ -158,7 +158,7 @@ def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, A
         except SAEError as error:
             raise ModelError(f"{model.name}: {error}; train SAEs on this model") from None
     used = manifest.get("config", {}).get("grounding", {})
-    config = GroundingConfig(**{name: used[name] for name in _GUIDANCE if name in used})
+    config = grounding_config({name: used[name] for name in _GUIDANCE if name in used}, Path(cfg.states) / MANIFEST)
     return Ablation(saes, SparseEncoder(guide, saes, config.sink_ratio, config.batch_size), idf, config)
 
 
