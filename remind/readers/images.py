@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from remind.errors import ImagePathError
 from remind.readers.place import Place, shown
@@ -35,16 +34,28 @@ def local_file(place: Place, reference: str) -> str:
     return str(target)
 
 
-def find_file(folder: Path, name: str) -> str | None:
-    """The absolute path of the file `name` in `folder` or its `images/`, links resolved; None if there is none."""
-    if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
-        return None
-    root = folder.resolve()
+def find_file(place: Place, name: str) -> str | None:
+    """The absolute path of the file `name` beside the data file of `place`, or in `images/` there, links resolved; None
+    if there is none.
+
+    Raises:
+        ImagePathError: it is no plain file name but a path, or a link that leaves the folder of the data file.
+    """
+    if name in {".", ".."} or any(mark in name for mark in "/\\\0"):
+        raise ImagePathError(
+            f"image {shown(name)} is not a plain file name; it must not lead out of the folder of the chat",
+            place.path,
+            place.record,
+        )
+    root = place.path.parent.resolve()
     for candidate in (root / name, root / "images" / name):
         try:
             target = candidate.resolve()
-            if target.is_relative_to(root) and target.is_file():
-                return str(target)
+            there, inside = target.is_file(), target.is_relative_to(root)
         except (OSError, ValueError, RuntimeError):  # a name too long for the file system, a link to itself
             return None
+        if there and not inside:
+            raise ImagePathError(f"image {shown(name)} leaves the data folder {root}", place.path, place.record)
+        if there:
+            return str(target)
     return None

@@ -29,6 +29,8 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
     Raises:
         DataError: a record that lacks what it needs, a session under two keys or under one that is no session's.
+        ImagePathError: a photo whose name is a path, or that leaves the folder of the file. One that is not there is no
+            error: the chats are usually without their photos.
     """
     out = CorpusBuilder()
     for source in sources:
@@ -78,7 +80,7 @@ def _images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
     images: list[Image] = []
     for original, copies in photos.items():
         copies.sort(key=lambda name: name != original)
-        found = next(filter(None, (find_file(place.path.parent, name) for name in copies)), None)
+        found = next(filter(None, (find_file(place, name) for name in copies)), None)
         images.append(draft.image(place, found, None if images else caption, copies[0]))
     if images:
         return images

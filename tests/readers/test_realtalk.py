@@ -4,7 +4,7 @@ import re
 import pytest
 
 from remind import read
-from remind.errors import DataError
+from remind.errors import DataError, ImagePathError
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,11 @@ def test_photos_beside_the_chat(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "a_opt.jpg").write_bytes(b"1")
     (tmp_path / "images" / "b.jpg").write_bytes(b"2")
-    outside = tmp_path.parent / f"{tmp_path.name}-c.jpg"
-    outside.write_bytes(b"3")
-    (tmp_path / "c.jpg").symlink_to(outside)
     path = write(
         tmp_path,
         session_1=[
             turn("D1:1", img_file=["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"], blip_caption="cap", clean_text=""),
-            turn("D1:2", img_file=["c.jpg", f"../{outside.name}", "n" * 300]),
+            turn("D1:2", img_file=["c.jpg", "n" * 300]),
             turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
             turn("D1:4", blip_caption="no file named"),
         ],
@@ -107,11 +104,23 @@ def test_photos_beside_the_chat(tmp_path):
         (0, str((tmp_path / "a_opt.jpg").resolve()), "cap", "a.jpg"),
         (1, str((tmp_path / "images" / "b.jpg").resolve()), None, "b.jpg"),
         (2, None, None, "c.jpg"),
-        (3, None, None, f"../{outside.name}"),
-        (4, None, None, "n" * 300),
-        (5, None, "seen", "http://x/1"),
-        (6, None, "no file named", None),
+        (3, None, None, "n" * 300),
+        (4, None, "seen", "http://x/1"),
+        (5, None, "no file named", None),
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "..\\c.jpg", "a\0.jpg", "c.jpg"]
+)
+def test_photos_elsewhere_are_refused(tmp_path, name):
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    (tmp_path / "c.jpg").write_bytes(b"1")
+    (folder / "c.jpg").symlink_to(tmp_path / "c.jpg")
+    path = write(folder, session_1=[turn("D1:1", img_file=["there.jpg", name])])
+    with pytest.raises(ImagePathError, match=r"session_1, D1:1\]: image .* (is not a plain file name|leaves the data)"):
+        read(path)
 
 
 def test_sessions_are_ordered_by_number(tmp_path):
