@@ -15,7 +15,10 @@ _CAPTIONS = ("caption", "image_caption", "description", "alt")
 
 def matches(source: Source) -> bool:
     dialogue = source.first.get("dialogue")
-    return isinstance(dialogue, list) and any(isinstance(turn, dict) and "utterance" in turn for turn in dialogue)
+    if not isinstance(dialogue, list):
+        return False
+    # an empty one is ours to refuse: no other format has a list there
+    return not dialogue or any(isinstance(turn, dict) and "utterance" in turn for turn in dialogue)
 
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:

@@ -103,3 +103,5 @@ def test_a_dialogue_id_twice(tmp_path):
 def test_an_empty_dialogue(tmp_path):
     with pytest.raises(DataError, match=r"\[item 2, d\]: the dialogue has no turns"):
         read(write(tmp_path, {"dialogue_id": "c", "dialogue": [turn(0)]}, {"dialogue_id": "d", "dialogue": []}))
+    with pytest.raises(DataError, match=r"\[item 1, train-00001\]: the dialogue has no turns"):
+        read(write(tmp_path, {"dialogue": []}))
