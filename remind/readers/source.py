@@ -31,7 +31,8 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = Place(path)
-        self._alone = False
+        #: Where the one object of the file stands, once that is known.
+        self._sole: Place | None = None
 
     @cached_property
     def is_json(self) -> bool:
@@ -46,11 +47,11 @@ class Source:
     def records(self) -> Iterator[Record]:
         """From the first one on, each time anew.
 
-        JSON Lines give one record a line, a JSON list one an element, a JSON object one. An object that is the whole
-        file is not read again once `first` holds it.
+        JSON Lines give one record a line, a JSON list one an element, a JSON object one. An object alone in its file is
+        a line where the file is called `.jsonl`, and is not read again once `first` holds it.
         """
-        if self.is_sole:
-            yield Record(self.place, self.first)
+        if self.is_sole and self._sole is not None:
+            yield Record(self._sole, self.first)
             return
         with Window(self.path) as window:
             start = window.skip()
@@ -90,8 +91,11 @@ class Source:
         value = window.value()
         is_line = isinstance(value, dict) and window.line() == line and window.ends_line()
         if not window.skip():
-            self._alone = isinstance(value, dict)
-            yield Record(self.place, value)
+            # JSON Lines of a single line, where the name says so; any other object is the file itself
+            named = is_line and self.path.suffix.lower() == ".jsonl"
+            place = self.place.at(f"line {line}") if named else self.place
+            self._sole = place if isinstance(value, dict) else None
+            yield Record(place, value)
             return
         if not is_line:
             raise window.error("Extra data")
@@ -110,7 +114,7 @@ class Source:
     @property
     def is_sole(self) -> bool:
         """Whether `first` was asked for, and is all there is."""
-        return self._alone and "first" in self.__dict__
+        return self._sole is not None and "first" in self.__dict__
 
     @cached_property
     def columns(self) -> list[str]:

@@ -179,6 +179,18 @@ def test_a_dialogue_is_whole_or_in_single_turns(tmp_path, turn, between):
         read(write(tmp_path, {**whole, "id": "mine"}, GOOD))
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n \n"])
+def test_the_only_line_is_named(tmp_path, end):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n" + json.dumps({"text": "who?"}) + end, encoding="utf-8")
+    with pytest.raises(DataError, match=r"mine\.jsonl \[line 2\]: speaker is missing or blank"):
+        read(path)
+    # an object on its own is no line where nothing says so
+    whole = path.rename(tmp_path / "mine.json")
+    with pytest.raises(DataError, match=r"mine\.json: speaker is missing or blank"):
+        read(whole)
+
+
 def test_a_session_that_comes_back(tmp_path):
     path = write(tmp_path, *({"speaker": "Ana", "text": "hi", "session": s} for s in ("a", "b", "a")))
     with pytest.raises(DataError, match=r"\[line 3\]: session 'a' comes back after another"):
