@@ -101,6 +101,22 @@ def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
         return None
 
 
+def missing_folders(path: str | Path) -> list[Path]:
+    """Which of a folder and those above it are not there, the innermost first."""
+    path = Path(path)
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to one that holds something or cannot be removed."""
+    for folder in folders:
+        if folder.exists():
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+
 def write_text(path: str | Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -20,6 +20,13 @@ from remind.states import MANIFEST, StateRecord, read_manifest, read_part, state
 
 #: Answers for questions that have none, by question id; None where none could be decoded.
 Answers = Callable[[Sequence[StateRecord]], Mapping[str, str | None]]
+#: Why questions are left out, in words.
+_REASONS = {
+    "without_target": "without a gold answer",
+    "empty_answer": "with an empty gold answer",
+    "long_context": "too long with their answer",
+    "long_answer": "with too long an answer",
+}
 
 
 @dataclass(frozen=True)
@@ -217,8 +224,7 @@ def load_data(
         train, held_out = _answered(parts, tokenizer, [train, held_out], answers)
     examples = select(train, config, model_length, shown)
     if not examples.items:
-        there = ", ".join(sorted(splits)) or "none"
-        raise DataError(f"nothing to train on: {examples.counts()}; splits there are: {there}", states)
+        raise _nothing(states, splits, examples)
     watch = select(held_out, replace(config, on_long="skip"), model_length, shown)
     about = {
         "states": str(states),
@@ -234,6 +240,28 @@ def load_data(
         files = [one for item in (*examples.items, *watch.items) if isinstance(item, Pictured) for one in item.images]
         about["images"] = {"shown": len(files), "files": len(set(files)), "most_tokens": shown.most}
     return Data(examples, watch, watched, about)
+
+
+def check_trainable(states: str | Path) -> None:
+    """See that there is a question to train on, before anything is loaded or written.
+
+    Raises:
+        DataError, FormatError: there is none, or files that are not of states.
+    """
+    splits: set[str] = set()
+    for path in state_parts(states):
+        splits |= {record.split for record in read_part(path, levels=(), spans=False)}
+        if "train" in splits:
+            return
+    raise _nothing(states, splits, Examples())
+
+
+def _nothing(states: str | Path, splits: set[str], examples: Examples) -> DataError:
+    if "train" not in splits:
+        there = f"all are of split {' or '.join(sorted(splits))}" if splits else "there are no questions"
+        return DataError(f"nothing to train on: {there}; build states with questions of split train", states)
+    why = ", ".join(f"{len(ids)} {_REASONS[reason]}" for reason, ids in examples.left_out().items())
+    return DataError(f"nothing to train on: every question of split train is left out: {why}", states)
 
 
 def _answered(parts: Sequence[Path], tokenizer: Any, groups: Sequence[list[Row]], answers: Answers) -> list[list[Row]]:

@@ -16,21 +16,21 @@ import torch
 from remind.alignment.base_targets import BaseTargets
 from remind.alignment.cache import Cache, Crew
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Answers, Data, fit_of, load_data
+from remind.alignment.data import Answers, Data, check_trainable, fit_of, load_data
 from remind.alignment.decoded import decode
 from remind.alignment.example import Pictured
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.optim import make_optimizer
 from remind.alignment.order import Order, padding
 from remind.alignment.pictures import Pictures, check_mixture
-from remind.alignment.run_folder import DATA, RunFolder
+from remind.alignment.run_folder import CACHE, DATA, RunFolder
 from remind.alignment.step import AlignmentModel, Pass, plan
 from remind.alignment.teachers import Ema, Live, Teachers
 from remind.alignment.workers import Workers
 from remind.backbone import Backbone
-from remind.errors import ConfigError
+from remind.errors import ConfigError, DataError, RemindError
 from remind.launch import make_accelerator, sharded
-from remind.states import StateRecord, read_manifest
+from remind.states import StateRecord
 
 
 @dataclass
@@ -78,7 +78,7 @@ def set_up(cfg: TrainConfig) -> Setup:
     accelerator = make_accelerator(Path(cfg.out))
     folder = RunFolder(cfg, accelerator.is_main_process)
     set_seed(cfg.seed)
-    read_manifest(cfg.states)  # a wrong path should not show only after the model is loaded
+    check_trainable(cfg.states)  # what cannot be used should not show only after the model is loaded
     start = folder.claim()
     accelerator.wait_for_everyone()
     if cfg.quantise is not None and sharded(accelerator):
@@ -87,14 +87,13 @@ def set_up(cfg: TrainConfig) -> Setup:
     backbone = load(cfg, "cpu" if sharded(accelerator) else str(accelerator.device))
     check_head(backbone.model)
     base = fingerprint(backbone.model)
-    cache = Cache(cfg.data.cache or folder.path / "cache")
+    cache = Cache(cfg.data.cache or folder.path / CACHE)
     crew = Crew(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-    data = _load_data(cfg, backbone, accelerator.device, folder, cache, crew, base)
-    if cfg.train_vision and not any(isinstance(example, Pictured) for example in data.train.items):
-        raise ConfigError("train_vision: no training example has images as pixels, so nothing would reach the tower")
-    pictured = [isinstance(example, Pictured) for example in (*data.train.items, *data.held_out.items)]
-    check_mixture(pictured, crew, cfg.train_vision, sharded(accelerator), cfg.trainer.prefix_sharing)
-    check_vocabulary(backbone.model, max(example.largest_id for example in (*data.train.items, *data.held_out.items)))
+    # a full disk is no refusal: what is cached by then is used by the next attempt
+    with folder.refusing(DataError, ConfigError):
+        data = _load_data(cfg, backbone, accelerator.device, folder, cache, crew, base)
+    with folder.refusing(RemindError):
+        _check_data(cfg, data, backbone, crew, sharded(accelerator))
     lengths = tuple(example.longest for example in data.train.items)
     order = Order(len(lengths), cfg.trainer.batch_size, cfg.seed, lengths if cfg.data.group_by_length else None)
     total = cfg.trainer.max_steps or cfg.trainer.epochs * order.steps_per_epoch
@@ -115,6 +114,16 @@ def set_up(cfg: TrainConfig) -> Setup:
     if cfg.objective.teacher_weights == "ema":
         teachers = Ema(workers.model, cfg.teacher.ema_decay, sorted(cfg.objective.taught), cfg.trainer.prefix_sharing)
     return Setup(cfg, accelerator, folder, data, order, total, about, workers, passes, optimizer, teachers, start)
+
+
+def _check_data(cfg: TrainConfig, data: Data, backbone: Backbone, crew: Crew, split_up: bool) -> None:
+    """Whether the model can be trained on these examples with these settings. Raises ConfigError, ModelError."""
+    examples = (*data.train.items, *data.held_out.items)
+    if cfg.train_vision and not any(isinstance(example, Pictured) for example in data.train.items):
+        raise ConfigError("train_vision: no training example has images as pixels, so nothing would reach the tower")
+    pictured = [isinstance(example, Pictured) for example in examples]
+    check_mixture(pictured, crew, cfg.train_vision, split_up, cfg.trainer.prefix_sharing)
+    check_vocabulary(backbone.model, max(example.largest_id for example in examples))
 
 
 def _base_targets(

@@ -21,7 +21,7 @@ from remind.progress import track
 from remind.pyramid import LEVELS
 from remind.states import StateRecord, read_part
 
-_KIND = "tokens"
+KIND = "tokens"
 #: Raise it when the same text becomes other tokens.
 _VERSION = 1
 
@@ -129,15 +129,15 @@ def read_rows(
             key["images"] = [shown.name, hashes]
     own = crew.own(len(parts))
     for number in track(own, "tokenise", len(own)):
-        if not cache.has(_KIND, keys[number]):
+        if not cache.has(KIND, keys[number]):
             _write(cache, keys[number], [row_of(tokenizer, record, fit, shown) for record in read_part(parts[number])])
     crew.wait()
     rows: list[Row] = []
     for path, key in zip(parts, keys, strict=True):
-        found = cache.read(_KIND, key)
+        found = cache.read(KIND, key)
         if found is None:
             _write(cache, key, [row_of(tokenizer, record, fit, shown) for record in read_part(path)])
-            found = cache.read(_KIND, key)
+            found = cache.read(KIND, key)
             assert found is not None
         rows += _rows(*found)
     return rows
@@ -150,7 +150,7 @@ def _write(cache: Cache, key: Any, rows: list[Row]) -> None:
         {k: v for k, v in vars(row).items() if k not in ("prompts", "answer")} | {"known": row.answer is not None}
         for row in rows
     ]
-    cache.write(_KIND, key, ragged(ids, nothing), about)
+    cache.write(KIND, key, ragged(ids, nothing), about)
 
 
 def _rows(tensors: dict[str, Tensor], about: list[dict[str, Any]]) -> list[Row]:

@@ -11,24 +11,31 @@ from typing import Any
 from remind.errors import ConfigError
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise ConfigError for a name accelerate knows no tracker for."""
+    if not names:
+        return
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    if unknown := [name for name in names if name not in LOGGER_TYPE_TO_CLASS]:
+        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+        raise ConfigError(f"trainer.trackers: no tracker {unknown[0]!r}; there are {known}")
+
+
 class Trackers:
     """Those of the trackers asked for that can be reached; one that fails later is left out from then on.
 
     Raises:
-        ConfigError: a name accelerate knows no tracker for.
+        ConfigError: as `check_names`.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, str], main: bool = True) -> None:
         self._open: dict[str, Any] = {}
-        if not names:
+        check_names(names)
+        if not names or not main:
             return
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-        if unknown := [name for name in names if name not in LOGGER_TYPE_TO_CLASS]:
-            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-            raise ConfigError(f"trainer.trackers: no tracker {unknown[0]!r}; there are {known}")
-        if not main:
-            return
         available = {str(name) for name in get_available_trackers()}
         for name in dict.fromkeys(names):
             if name not in available:

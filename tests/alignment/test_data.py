@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.alignment.data import DataConfig, build_examples, example_of, load_data
+from remind.alignment.data import DataConfig, build_examples, check_trainable, example_of, load_data
 from remind.alignment.order import Order, share
 from remind.backbone import end_token_id, prompt_ids
 from remind.errors import DataError
@@ -83,8 +83,20 @@ def test_nothing_to_train_on(
     tmp_path: Path, tokenizer: Any, make_record: MakeRecord, make_states: Callable[..., Path]
 ) -> None:
     folder = make_states(tmp_path / "s", [make_record(1, "test"), make_record(2, target=None)])
-    with pytest.raises(DataError, match="nothing to train on"):
+    with pytest.raises(DataError) as caught:
         load_data(folder, tokenizer, DataConfig(), 4096)
+    left_out = "nothing to train on: every question of split train is left out: 1 without a gold answer"
+    assert str(caught.value) == f"{folder}: {left_out}"
+
+
+def test_nothing_of_split_train(tmp_path: Path, make_record: MakeRecord, make_states: Callable[..., Path]) -> None:
+    check_trainable(make_states(tmp_path / "good", [make_record(1, "test"), make_record(2)]))
+    folder = make_states(tmp_path / "bad", [make_record(1, "test"), make_record(2, "dev")])
+    with pytest.raises(DataError) as caught:
+        check_trainable(folder)
+    assert str(caught.value) == (
+        f"{folder}: nothing to train on: all are of split dev or test; build states with questions of split train"
+    )
 
 
 def test_train_and_test_must_not_share_evidence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ from remind.alignment.trainer import (
 )
 from remind.alignment.workers import Workers
 from remind.cli import parse
-from remind.errors import ConfigError, FormatError, ModelError
+from remind.errors import ConfigError, DataError, FormatError, ModelError
 from remind.io import read_json
 from remind.states import StateRecord
 
@@ -185,6 +186,64 @@ def test_a_folder_in_use_is_refused(run: Path, states: Path) -> None:
     with pytest.raises(ConfigError, match=r"other settings \(objective\.tau, trainer\.lr\)"):
         train(config(states, run, resume=True, lr=0.5, objective=Objective(tau=1.0)))
     assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("held", ["states", "a log", "a file"])
+def test_a_folder_of_something_else_is_refused(states: Path, tmp_path: Path, held: str) -> None:
+    out = tmp_path / "r"
+    if held == "states":
+        shutil.copytree(states, out)
+    elif held == "a log":
+        out.mkdir()
+        (out / "log.txt").write_text("x")
+    else:
+        out.write_text("x")
+    before = sorted(out.rglob("*"))
+    with pytest.raises(ConfigError, match=r"r (holds what is not of a run \((log|manifest)|is a file)"):
+        train(config(states, out, resume=True))
+    assert sorted(out.rglob("*")) == before
+
+
+def test_what_a_run_killed_before_its_first_step_leaves_is_no_hindrance(states: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "whole"
+    train(config(states, kept, max_steps=1))
+    out = tmp_path / "r"
+    shutil.copytree(kept / "cache", out / "cache")
+    (out / "cache" / "tokens" / ".x.safetensors.1.tmp").write_bytes(b"half")
+    (out / ".config.yaml.1.tmp").write_bytes(b"half")
+    train(config(states, out, max_steps=1))
+    assert_identical(weights(out, 1), weights(kept, 1))
+
+
+@pytest.mark.parametrize("why", ["split", "length", "vocabulary"])
+def test_a_refused_run_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_record: Callable[..., StateRecord],
+    make_states: Callable[..., Path],
+    why: str,
+) -> None:
+    folder = make_states(tmp_path / "s", [make_record(n, "test" if why == "split" else "train") for n in range(3)])
+    out = tmp_path / "deep" / "r"
+    data = DataConfig(unlabelled="skip", max_length=9, on_long="skip") if why == "length" else DataConfig()
+    if why == "vocabulary":
+
+        def odd(*_: Any) -> None:
+            raise ModelError("not of one model")
+
+        monkeypatch.setattr("remind.alignment.setup.check_vocabulary", odd)
+    word = {"split": "all are of split test", "length": "left out: 3 too long", "vocabulary": "not of one model"}[why]
+    with pytest.raises((DataError, ModelError), match=word):
+        train(config(folder, out, data=data))
+    assert not out.parent.exists()
+    out.mkdir(parents=True)
+    with pytest.raises((DataError, ModelError), match=word):
+        train(config(folder, out, data=data))
+    assert list(out.iterdir()) == []
+    # a cache that others share is theirs
+    with pytest.raises((DataError, ModelError), match=word):
+        train(config(folder, out, data=replace(data, cache=str(tmp_path / "shared"))))
+    assert list(out.iterdir()) == []
 
 
 def test_a_finished_run_stays_as_it_is(run: Path, states: Path) -> None:
