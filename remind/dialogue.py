@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -182,6 +182,7 @@ class Corpus:
         dialogues, questions: in file order.
         dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
         references: how many evidence references the files hold, the dangling ones included.
+        referenced: the same by question id, where there are any.
 
     Raises:
         DataError: a dialogue or question id twice, or a question whose dialogue is missing.
@@ -191,6 +192,7 @@ class Corpus:
     questions: tuple[Question, ...] = ()
     dangling: tuple[Dangling, ...] = ()
     references: int = 0
+    referenced: Mapping[str, int] = field(repr=False, compare=False, default_factory=dict)
     _by_id: dict[str, Dialogue] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -241,6 +243,7 @@ class Corpus:
             questions=tuple(q for part in parts for q in part.questions),
             dangling=tuple(d for part in parts for d in part.dangling),
             references=sum(part.references for part in parts),
+            referenced={name: count for part in parts for name, count in part.referenced.items()},
         )
 
 

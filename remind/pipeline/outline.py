@@ -35,7 +35,7 @@ class Outline:
         questions: without text, options and answers.
         parts: dialogues with questions. asked: questions of each that are built, in their order.
         splits: question id to split.
-        references, dangling: as in `Corpus`.
+        references, dangling: as in `Corpus`, of the questions that are built.
     """
 
     questions: list[Question] = field(default_factory=list)
@@ -62,9 +62,11 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
     for path, corpus in _stream(paths, format):
         note_ids(corpus, path, first)
         found.questions += [replace(question, text="", options=(), answers=()) for question in corpus.questions]
-        found.asked += [len(questions[:limit]) for _, questions in corpus.by_dialogue() if questions]
-        found.references += corpus.references
-        found.dangling += corpus.dangling
+        built = [questions[:limit] for _, questions in corpus.by_dialogue() if questions]
+        found.asked += map(len, built)
+        ids = {question.id for questions in built for question in questions}
+        found.references += sum(count for name, count in corpus.referenced.items() if name in ids)
+        found.dangling += [item for item in corpus.dangling if item.question_id in ids]
     if not found.questions:
         raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
     found.splits = assign_splits(found, split)

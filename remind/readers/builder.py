@@ -93,7 +93,7 @@ class CorpusBuilder:
         self._dialogues: dict[str, Dialogue] = {}
         self._questions: dict[str, tuple[Place, Question]] = {}
         self._dangling: list[Dangling] = []
-        self._references = 0
+        self._referenced: dict[str, int] = {}
 
     def add_dialogue(self, draft: Draft) -> Dialogue:
         """Raises DataError for an id that is taken, and where `Draft.build` does."""
@@ -119,7 +119,8 @@ class CorpusBuilder:
         check_question(place, question, self.dialogue(place, question.dialogue_id))
         self._questions[question.id] = (place, replace(question, evidence=evidence.turn_ids))
         self._dangling.extend(Dangling(question.id, reference) for reference in evidence.dangling)
-        self._references += evidence.references
+        if evidence.references:
+            self._referenced[question.id] = evidence.references
 
     def piece(self) -> Corpus:
         """What was added since the last piece."""
@@ -127,7 +128,8 @@ class CorpusBuilder:
             tuple(self._dialogues.values()),
             tuple(question for _, question in self._questions.values()),
             tuple(self._dangling),
-            self._references,
+            sum(self._referenced.values()),
+            self._referenced,
         )
         self._begin()
         return corpus
