@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ class ImageProcessor:
     def save_pretrained(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
+
+
+class Shape(NamedTuple):
+    """What of a model decides which SAEs fit it, as in `Backbone`."""
+
+    name: str
+    n_layers: int
+    hidden_size: int
 
 
 @dataclass
@@ -258,6 +266,23 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
     if processor is not None and not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
     return Backbone(name, model, tokenizer, processor, kind)
+
+
+def shape_of(name_or_path: str | Path) -> Shape:
+    """The shape of a backbone by its configuration alone; nothing else of it is loaded.
+
+    Raises:
+        ModelError: no such model, or no usable configuration.
+    """
+    name = str(name_or_path)
+    if name == "nano-untrained":
+        from remind.testbed.nano import nano_model
+
+        config: Any = nano_model().config
+    else:
+        config = _config(str(model_folder(name) or name))
+    text = config.get_text_config()
+    return Shape(name, int(text.num_hidden_layers), int(text.hidden_size))
 
 
 def model_folder(name: str) -> Path | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone
+from remind.backbone import Backbone, Shape
 from remind.errors import ConfigError, ModelError
 from remind.grounding.asked import question_codes
 from remind.grounding.codes import StateCodes, joint_codes
@@ -59,10 +60,9 @@ class Grounder:
         sentences: SentenceEncoder | None = None,
     ) -> None:
         self.config = config
-        if config.layers == "last" and saes:
-            saes = {max(saes): saes[max(saes)]}
+        saes = _chosen(saes, config)
         self.idf = {layer: value for layer, value in (idf or {}).items() if layer in saes}
-        _check(backbone, saes, self.idf, config)
+        check_saes(backbone, saes, self.idf, config)
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
         complete = set(saes) <= set(self.idf)
         self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
@@ -196,23 +196,44 @@ class Grounder:
         return guidance(found.reasoning, found.anchors, idf, self.config.alpha, anchor_idf=self.config.anchor_idf)
 
 
-def _check(backbone: Backbone, saes: Mapping[int, Coder], idf: dict[int, Tensor], config: GroundingConfig) -> None:
+def _chosen(saes: Mapping[int, Coder], config: GroundingConfig) -> Mapping[int, Coder]:
+    return {max(saes): saes[max(saes)]} if config.layers == "last" and saes else saes
+
+
+def check_saes(
+    backbone: Backbone | Shape,
+    saes: Mapping[int, Coder],
+    idf: Mapping[int, Tensor],
+    config: GroundingConfig,
+    folder: str | Path | None = None,
+) -> None:
+    """See that a backbone, of which no more than its shape need be known, and SAEs fit together.
+
+    Args:
+        folder: where the SAEs lie, for messages.
+
+    Raises:
+        ModelError: as `Grounder`.
+    """
+    where = "" if folder is None else f"{folder}: "
     if not saes:
-        raise ModelError("grounding needs at least one SAE; train some with train_sae.py")
+        raise ModelError(f"{where}grounding needs at least one SAE; train some with train_sae.py")
+    saes = _chosen(saes, config)
     for layer, coder in saes.items():
         if not 0 <= layer <= backbone.n_layers:
             raise ModelError(
-                f"there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
+                f"{where}there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
                 "train SAEs on this backbone"
             )
         if coder.d_in != backbone.hidden_size:
             raise ModelError(
-                f"the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of {backbone.name} are "
-                f"{backbone.hidden_size} wide; train SAEs on this backbone"
+                f"{where}the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of "
+                f"{backbone.name} are {backbone.hidden_size} wide; train SAEs on this backbone"
             )
         if layer in idf and idf[layer].shape != (coder.d_sae,):
             raise ModelError(
-                f"idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} features"
+                f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
+                "features"
             )
     if config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
-        raise ModelError(f"the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")
+        raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")

@@ -10,7 +10,7 @@ from typing import Any
 
 from remind import prompts
 from remind.errors import DataError, FormatError
-from remind.io import put_folder, sha256_file, sha256_json
+from remind.io import missing_folders, put_folder, remove_empty, sha256_file, sha256_json
 from remind.llm.auxiliary import ChatLLM
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.identity import told, versions
@@ -46,8 +46,9 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
             return
         partial = out.with_name(f"{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        made = missing_folders(out.parent)
         try:
+            partial.mkdir(parents=True)
             hashes = {}
             for number, key in enumerate(keys):
                 parts.copy(key, partial / part_name(number))
@@ -56,6 +57,7 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
             put_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+            remove_empty(made)
 
 
 def manifest_of(

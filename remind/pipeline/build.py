@@ -7,9 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from remind.backbone import load_backbone, model_folder
+from remind.backbone import load_backbone, model_folder, shape_of
 from remind.errors import ConfigError, DataError, FormatError
-from remind.grounding.load import folder_of_saes
+from remind.grounding.ground import check_saes
+from remind.grounding.load import folder_of_saes, load_saes
 from remind.io import input_hashes, sha256_json
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.perception import Perception
@@ -75,6 +76,8 @@ class _Build:
                 raise ConfigError(f"{self.out} exists, of other input or settings; choose another out or set overwrite")
             print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
             return self.out
+        # before hours of work, of which the first dialogue's is minutes already
+        check_saes(shape_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
         known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
         keys = self._build(known)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
@@ -85,8 +88,8 @@ class _Build:
 
     def _look_at_out(self) -> None:
         """Refuse at once what is in the way, before hours of work."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=self.out.parent):
+        # in the innermost folder there is: nothing is made before there is something to put into it
+        with TemporaryFile(dir=next(folder for folder in self.out.parents if folder.exists())):
             pass
         if not self.out.exists() or self.cfg.overwrite:
             return

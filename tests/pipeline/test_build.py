@@ -1,17 +1,21 @@
 """From a file to states on disk, on the bundled sample and on real data; bad input leaves nothing behind."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from small_corpus import building
+from small_corpus import building, rows
 
+import remind.pipeline.assemble
+import remind.pipeline.dialogue
 from remind import read
 from remind.alignment.trainer import TrainerConfig
+from remind.backbone import load_backbone, shape_of
 from remind.demo import DemoConfig, demo
-from remind.errors import DataError
+from remind.errors import DataError, ModelError
 from remind.fuzzing import seeds
 from remind.io import read_json
 from remind.pipeline import BuildStatesConfig, build_states
@@ -103,7 +107,7 @@ def _locomo() -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*_bad_files(), "json", "format", "dialogue", "leaves", "missing", "key", "layer"])
 def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
-    path, out, extra = tmp_path / "in.json", tmp_path / "out", ["--sae", str(minilm_sae)]
+    path, out, extra = tmp_path / "in.json", tmp_path / "new" / "out", ["--sae", str(minilm_sae)]
     word = ""
     if kind in _bad_files():
         data = _locomo()
@@ -145,9 +149,71 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert word in said
-    if kind not in ("key", "layer"):
-        assert path.name in said
+    if kind != "key":
+        assert (str(tmp_path / "sae") if kind == "layer" else path.name) in said
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("layer", "width", "word"),
+    [
+        (3, 384, "the SAE of layer 3 reads hidden states of width 384, but those of nano are 128 wide"),
+        (9, 128, "there is an SAE for layer 9, but nano has layers 0 to 4"),
+        (None, 128, "holds no SAE"),
+    ],
+)
+def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int | None, width: int, word: str
+) -> None:
+    sae = tmp_path / "sae"
+    if layer is not None:
+        TopKSAE(width, 64, 4).save(layer_folder(sae, layer))
+    monkeypatch.setattr(remind.pipeline.dialogue.Workshop, "build", lambda *_: pytest.fail("a dialogue was begun"))
+    cfg = BuildStatesConfig(
+        str(corpus), str(tmp_path / "out"), backbone="nano", sae=str(sae), cache=str(tmp_path / "cache")
+    )
+    with pytest.raises(ModelError) as caught:
+        build_states(cfg)
+    assert str(caught.value).startswith(f"{sae}: {word}")
+
+
+def test_the_shape_of_a_backbone_is_known_without_it() -> None:
+    for name in ("minilm", "nano", "nano-untrained"):
+        whole = load_backbone(name)
+        assert shape_of(name) == (whole.name, whole.n_layers, whole.hidden_size)
+
+
+@pytest.mark.parametrize("fails", ["the input", "the end"])
+def test_no_folder_on_the_way_to_out_is_left(
+    corpus: Path, tmp_path: Path, minilm_sae: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fails == "the input":
+        corpus.write_text("{oops")
+    else:
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows(1)))
+        monkeypatch.setattr(remind.pipeline.assemble, "write_manifest", full)
+    out = tmp_path / "not" / "there" / "yet"
+    with pytest.raises((DataError, OSError), match=r"not JSON|No space"):
+        build_states(
+            BuildStatesConfig(str(corpus), str(out), sae=str(minilm_sae), limit=1, cache=str(tmp_path / "cache"))
+        )
+    assert not (tmp_path / "not").exists()
+
+
+def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> None:
+    data = _locomo()
+    cited = (["D1:1", "D1:1"], ["D1:1", "D9:9"], ["D1:2", "D8:1; D8:2"])
+    data["qa"] = [{**data["qa"][0], "evidence": evidence} for evidence in cited]
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps([data, {**data, "sample_id": "conv-2"}]))
+    found = {limit: outline([path], None, SplitConfig(), limit) for limit in (1, 2, None)}
+    assert [(known.references, len(known.dangling)) for known in found.values()] == [(4, 0), (8, 2), (14, 6)]
+    assert {item.question_id for item in found[2].dangling} == {"conv-1-q001", "conv-2-q001"}
+    whole = read(path)
+    assert (found[None].references, tuple(found[None].dangling)) == (whole.references, whole.dangling)
 
 
 @pytest.mark.slow
@@ -160,11 +226,37 @@ def test_real_dialogues_become_states(remind_data: Path, tmp_path: Path, minilm_
     folder = build_states(cfg)
     manifest = read_manifest(folder)
     assert manifest["counts"]["questions"] == 6
-    assert (manifest["counts"]["evidence_references"], manifest["counts"]["evidence_dangling"]) == (424, 1)
+    assert (manifest["counts"]["evidence_references"], manifest["counts"]["evidence_dangling"]) == (17, 0)
     for record in read_states(folder):
         assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
         marked = sum(turn.end - turn.start for turn in record.x0.turns)
         assert 0 < marked < len(record.x0.text)
+
+
+def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
+    raw = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text())
+    (instance,) = raw if isinstance(raw, list) else [raw]
+    ids = instance["haystack_session_ids"]
+    # three sessions of 53: all of them take a minute
+    others = [number for number, name in enumerate(ids) if name not in instance["answer_session_ids"]][:2]
+    kept = sorted([*others, *(ids.index(name) for name in instance["answer_session_ids"])])
+    for key in ("haystack_session_ids", "haystack_dates", "haystack_sessions"):
+        instance[key] = [instance[key][number] for number in kept]
+    gold = sum(turn.get("has_answer", False) for session in instance["haystack_sessions"] for turn in session)
+    path = tmp_path / "short.json"
+    path.write_text(json.dumps([instance]))
+    folder = build_states(
+        BuildStatesConfig(str(path), str(tmp_path / "out"), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
+    )
+    counts = read_manifest(folder)["counts"]
+    assert (counts["dialogues"], counts["questions"], counts["evidence_references"]) == (1, 1, gold)
+    (record,) = read_states(folder)
+    assert record.question_id == instance["question_id"]
+    assert len(record.evidence) == gold > 0
+    # the name of a gold session would give it away
+    assert "answer_" not in record.x2.text
+    assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
+    assert 0 < sum(turn.end - turn.start for turn in record.x0.turns) < len(record.x0.text)
 
 
 @pytest.mark.slow
