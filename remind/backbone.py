@@ -44,7 +44,7 @@ class ImageProcessor:
         self.image_processor.save_pretrained(folder)
 
 
-class Shape(NamedTuple):
+class BackboneSize(NamedTuple):
     """What of a model decides which SAEs fit it, as in `Backbone`."""
 
     name: str
@@ -268,8 +268,8 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
     return Backbone(name, model, tokenizer, processor, kind)
 
 
-def shape_of(name_or_path: str | Path) -> Shape:
-    """The shape of a backbone by its configuration alone; nothing else of it is loaded.
+def size_of(name_or_path: str | Path) -> BackboneSize:
+    """The size of a backbone by its configuration alone; nothing else of it is loaded.
 
     Raises:
         ModelError: no such model, or no usable configuration.
@@ -282,7 +282,7 @@ def shape_of(name_or_path: str | Path) -> Shape:
     else:
         config = _config(str(model_folder(name) or name))
     text = config.get_text_config()
-    return Shape(name, int(text.num_hidden_layers), int(text.hidden_size))
+    return BackboneSize(name, int(text.num_hidden_layers), int(text.hidden_size))
 
 
 def model_folder(name: str) -> Path | None:

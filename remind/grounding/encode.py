@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remind.backbone import Backbone
 from remind.errors import ModelError
+from remind.progress import reached, shares
 from sae import DocumentFrequency, SAEError, SparseCodes
 
 #: Numbers of [tokens, d_sae] that a coder computes at a time on a CPU: 16 MB in float32, which the allocator keeps.
@@ -116,10 +117,12 @@ class SparseEncoder:
         # neighbours of like length waste little on padding
         order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))
         pieces: dict[int, dict[int, SparseCodes]] = {layer: {} for layer in self.saes}
-        for start in range(0, len(order), self.batch_size):
-            chosen = order[start : start + self.batch_size]
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        done = shares([len(sequences[chosen[-1]]) * len(chosen) for chosen in batches])
+        for chosen, share in zip(batches, done, strict=True):
             for layer, batch in self._encode_batch([sequences[number] for number in chosen]).items():
                 pieces[layer].update(zip(chosen, batch, strict=True))
+            reached(share)
         return {layer: self._join(layer, [found[n] for n in range(len(sequences))]) for layer, found in pieces.items()}
 
     def _encode_batch(self, sequences: Sequence[Sequence[int]]) -> dict[int, list[SparseCodes]]:

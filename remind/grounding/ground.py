@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone, Shape
+from remind.backbone import Backbone, BackboneSize
 from remind.errors import ConfigError, ModelError
 from remind.grounding.asked import question_codes
 from remind.grounding.codes import StateCodes, joint_codes
@@ -201,13 +201,13 @@ def _chosen(saes: Mapping[int, Coder], config: GroundingConfig) -> Mapping[int, 
 
 
 def check_saes(
-    backbone: Backbone | Shape,
+    backbone: Backbone | BackboneSize,
     saes: Mapping[int, Coder],
     idf: Mapping[int, Tensor],
     config: GroundingConfig,
     folder: str | Path | None = None,
 ) -> None:
-    """See that a backbone, of which no more than its shape need be known, and SAEs fit together.
+    """See that a backbone, of which no more than its size need be known, and SAEs fit together.
 
     Args:
         folder: where the SAEs lie, for messages.

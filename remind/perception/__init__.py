@@ -16,6 +16,7 @@ from remind.perception.index import DialogueIndex, content_key
 from remind.perception.retrieve import RetrieveConfig, relevance, retrieve
 from remind.perception.segment import SegmentConfig, segment
 from remind.perception.strategy import check_dimension
+from remind.progress import part
 from remind.pyramid import FactualState
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ class Perception:
             check_dimension(question.dimension)
         index = self.index(dialogue)
         found = []
-        for question in questions:
-            # one at a time: vectors differ in the last bits with the batch they were made in
-            vector = self.encoder.encode([question.text])[0]
-            found.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
+        for number, question in enumerate(questions):
+            with part(number / len(questions), (number + 1) / len(questions)):
+                # one at a time: vectors differ in the last bits with the batch they were made in
+                vector = self.encoder.encode([question.text])[0]
+                found.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
         strategies = self.llm.strategies(dialogue, [blind(question) for question in questions])
         return [
             FactualState(dialogue, question, segments, strategy)

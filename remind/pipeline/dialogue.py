@@ -19,16 +19,15 @@ from remind.llm.base import AuxiliaryLLM
 from remind.perception import Perception
 from remind.perception.encode import SentenceEncoder
 from remind.pipeline.config import BuildStatesConfig
+from remind.pipeline.effort import STAGES, effort
 from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key
 from remind.pipeline.kept_llm import KeptLLM
 from remind.pipeline.outline import Task
 from remind.pipeline.record import Tally, record_of
 from remind.pipeline.shelf import Kept, Parts
 from remind.processes import give_back_memory
+from remind.progress import listening, part, shares
 from remind.pyramid import AttentionalState, FactualState, render
-
-#: What the time of a dialogue is told by.
-STAGES = ("segments", "cues", "retrieval", "codes", "grounding", "summaries", "states")
 
 
 class Workshop:
@@ -37,7 +36,7 @@ class Workshop:
     Args:
         identity: `build_identity` of the build. saes: folder of the SAEs.
         device: of this process.
-        step: told after every question.
+        step: told how many units of `effort` are done since it was told last, and of what stage.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Workshop:
         identity: dict[str, Any],
         saes: Path,
         device: str,
-        step: Callable[[], None] = lambda: None,
+        step: Callable[[float, str], None] = lambda units, stage: None,
     ) -> None:
         self.cfg, self.saes, self.device, self.step = cfg, saes, device, step
         cache = Path(cfg.cache).expanduser()
@@ -58,6 +57,9 @@ class Workshop:
         self._opened: tuple[Perception, AuxiliaryLLM, ChatLLM | None] | None = None
         self._grounder: Grounder | None = None
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        #: Where each stage lies in the work on a dialogue, from 0 to 1.
+        self._places: dict[str, tuple[float, float]] = {}
+        self._stage = STAGES[0]
 
     def build(self, task: Task) -> None:
         """Build a dialogue's states and put them on the shelf.
@@ -66,6 +68,22 @@ class Workshop:
             DataError, ModelError: as the stages do; nothing is put on the shelf then.
         """
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        whole = effort(task.dialogue, task.questions)
+        ends = shares(list(whole.values()))
+        self._places = dict(zip(whole, zip([0.0, *ends], ends, strict=False), strict=True))
+        told = 0.0
+
+        def hear(share: float) -> None:
+            nonlocal told
+            done = share * sum(whole.values())
+            # what a stage does twice is told once
+            self.step(max(0.0, done - told), self._stage)
+            told = max(told, done)
+
+        with listening(hear):
+            self._build(task)
+
+    def _build(self, task: Task) -> None:
         perception, llm, chat = self._open()
         # what was encoded before must not show in the last bits of what is encoded now
         perception.encoder.forget()
@@ -100,8 +118,10 @@ class Workshop:
         with self._timed("segments"):
             index = perception.index(task.dialogue)
         with self._timed("cues"):
-            for dimension in dict.fromkeys(question.dimension for question in task.questions):
-                index.cues(dimension)
+            dimensions = list(dict.fromkeys(question.dimension for question in task.questions))
+            for number, dimension in enumerate(dimensions):
+                with part(number / len(dimensions), (number + 1) / len(dimensions)):
+                    index.cues(dimension)
         with self._timed("retrieval"):
             return perception.perceive_all(task.dialogue, task.questions)
 
@@ -116,13 +136,11 @@ class Workshop:
                     grounder.windowed.dialogue_codes(states[0].dialogue)
             made = []
             with self._timed("grounding"):
-                for state in states:
-                    made.append(grounder.ground(state))
-                    self.step()
+                for number, state in enumerate(states):
+                    with part(number / len(states), (number + 1) / len(states)):
+                        made.append(grounder.ground(state))
             self._kept.put("grounding", key, [[list(map(list, s.blocks)), list(s.salience)] for s in made])
             return made
-        for _ in states:
-            self.step()
         return [
             AttentionalState(state, tuple((start, end) for start, end in blocks), tuple(salience))
             for state, (blocks, salience) in zip(states, found, strict=True)
@@ -142,5 +160,8 @@ class Workshop:
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         began = perf_counter()
-        yield
+        self._stage = stage
+        self.step(0.0, stage)
+        with part(*self._places[stage]):
+            yield
         self._seconds[stage] += perf_counter() - began

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from remind.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
 from remind.errors import ConfigError, DataError, named
+from remind.pipeline.effort import effort
 from remind.readers import stream
 from remind.split import SplitConfig, assign_splits, check_overlap
 
@@ -19,12 +20,14 @@ class Task(NamedTuple):
     Attributes:
         number: of the part, from 0.
         splits: question id to split.
+        work: sum of its `effort`.
     """
 
     number: int
     dialogue: Dialogue
     questions: list[Question]
     splits: dict[str, str]
+    work: float
 
 
 @dataclass
@@ -33,20 +36,20 @@ class Outline:
 
     Attributes:
         questions: without text, options and answers.
-        parts: dialogues with questions. asked: questions of each that are built, in their order.
+        parts: dialogues with questions. work: sum of the `effort` of each, in their order.
         splits: question id to split.
         references, dangling: as in `Corpus`, of the questions that are built.
     """
 
     questions: list[Question] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
     splits: Mapping[str, str] = field(default_factory=dict)
     references: int = 0
     dangling: list[Dangling] = field(default_factory=list)
 
     @property
     def parts(self) -> int:
-        return len(self.asked)
+        return len(self.work)
 
 
 def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig, limit: int | None) -> Outline:
@@ -62,11 +65,13 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
     for path, corpus in _stream(paths, format):
         note_ids(corpus, path, first)
         found.questions += [replace(question, text="", options=(), answers=()) for question in corpus.questions]
-        built = [questions[:limit] for _, questions in corpus.by_dialogue() if questions]
-        found.asked += map(len, built)
-        ids = {question.id for questions in built for question in questions}
-        found.references += sum(count for name, count in corpus.referenced.items() if name in ids)
-        found.dangling += [item for item in corpus.dangling if item.question_id in ids]
+        built: set[str] = set()
+        for dialogue, questions in corpus.by_dialogue():
+            if questions:
+                found.work.append(sum(effort(dialogue, questions[:limit]).values()))
+                built |= {question.id for question in questions[:limit]}
+        found.references += sum(count for name, count in corpus.referenced.items() if name in built)
+        found.dangling += [item for item in corpus.dangling if item.question_id in built]
     if not found.questions:
         raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
     found.splits = assign_splits(found, split)
@@ -91,7 +96,8 @@ def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, kn
             chosen = questions[:limit]
             if number >= known.parts or any(question.id not in known.splits for question in chosen):
                 raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
-            yield Task(number, dialogue, chosen, {question.id: known.splits[question.id] for question in chosen})
+            splits = {question.id: known.splits[question.id] for question in chosen}
+            yield Task(number, dialogue, chosen, splits, known.work[number])
             number += 1
     if number < known.parts:
         raise DataError(f"the input has changed while it was read: {known.parts - number} dialogues are gone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -17,6 +18,8 @@ from remind.processes import cores, device_of, leave_with_parent, spawned_pool
 
 #: Dialogues under way for each process: one being built and one on its way, so that memory stays flat.
 _AHEAD = 2
+#: Seconds between looks at how far the processes are.
+_LOOK = 0.5
 
 _workshop: Workshop | None = None
 
@@ -26,7 +29,7 @@ def build_all(
     identity: dict[str, Any],
     saes: Path,
     missing: Iterator[Task],
-    step: Callable[[int], None],
+    step: Callable[[float, str], None],
     done: Callable[[Task], None],
 ) -> None:
     """Build dialogues.
@@ -34,7 +37,8 @@ def build_all(
     Args:
         identity: `build_identity`. saes: folder of the SAEs.
         missing: what is to be built; read as it is needed.
-        step: told how many questions are done; question by question where this process does them itself.
+        step: told how many units of `effort` are done since it was told last, and of what stage; "" where several
+            processes are at different ones.
         done: told after every dialogue, in this process.
 
     Raises:
@@ -43,30 +47,53 @@ def build_all(
     workers = cfg.workers or cores()
     if workers == 1:
         rank = int(os.environ.get("LOCAL_RANK", "0"))
-        workshop = Workshop(cfg, identity, saes, device_of(cfg.device, rank), lambda: step(1))
+        workshop = Workshop(cfg, identity, saes, device_of(cfg.device, rank), step)
         for task in missing:
             workshop.build(task)
             done(task)
+            step(0.0, "")
         return
-    for task in _spread(cfg, identity, saes, missing, workers):
-        step(len(task.questions))
+    for task in _spread(cfg, identity, saes, missing, workers, step):
         done(task)
+        step(0.0, "")
 
 
 def _spread(
-    cfg: BuildStatesConfig, identity: dict[str, Any], saes: Path, missing: Iterator[Task], workers: int
+    cfg: BuildStatesConfig,
+    identity: dict[str, Any],
+    saes: Path,
+    missing: Iterator[Task],
+    workers: int,
+    step: Callable[[float, str], None],
 ) -> Iterator[Task]:
     """Yields each task when it is built."""
-    context = spawned_pool(workers, _start, (cfg, identity, saes, max(1, cores() // workers)))
+    units = multiprocessing.get_context("spawn").Value("d")
+    context = spawned_pool(workers, _start, (cfg, identity, saes, max(1, cores() // workers), units))
+    told = 0.0
+
+    def finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
+        """The tasks that are built by now, at least one; tells how far all are while it waits."""
+        nonlocal told
+        over: set[Future[None]] = set()
+        while not over:
+            over = wait(under_way, _LOOK, FIRST_COMPLETED).done
+            now = units.value
+            step(now - told, "")
+            told = now
+        for future in over:
+            task = under_way.pop(future)
+            future.result()
+            yield task
+
     with context as pool:
         under_way: dict[Future[None], Task] = {}
         try:
             for task in missing:
                 under_way[pool.submit(_build, task)] = task
                 if len(under_way) >= _AHEAD * workers:
-                    yield from _finished(under_way)
+                    yield from finished(under_way)
             while under_way:
-                yield from _finished(under_way)
+                yield from finished(under_way)
         except BrokenProcessPool:
             raise ModelError(
                 "a worker process died, perhaps for want of memory; take fewer workers. What is built stays: start it "
@@ -77,25 +104,24 @@ def _spread(
             raise
 
 
-def _finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
-    for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-        task = under_way.pop(future)
-        future.result()
-        yield task
+def _start(cfg: BuildStatesConfig, identity: dict[str, Any], saes: Path, threads: int, units: Any) -> None:
+    """In a new process.
 
-
-def _start(cfg: BuildStatesConfig, identity: dict[str, Any], saes: Path, threads: int) -> None:
-    """In a new process."""
+    Args:
+        units: what all processes together have done, a float they share.
+    """
     global _workshop
     leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
-    import multiprocessing
-
     import torch
+
+    def step(done: float, _: str) -> None:
+        with units.get_lock():
+            units.value += done
 
     torch.set_num_threads(threads)
     number = (multiprocessing.current_process()._identity or (1,))[0] - 1
-    _workshop = Workshop(cfg, identity, saes, device_of(cfg.device, number))
+    _workshop = Workshop(cfg, identity, saes, device_of(cfg.device, number), step)
 
 
 def _build(task: Task) -> None:

@@ -13,7 +13,7 @@ import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
 from remind.alignment.trainer import TrainerConfig
-from remind.backbone import load_backbone, shape_of
+from remind.backbone import load_backbone, size_of
 from remind.demo import DemoConfig, demo
 from remind.errors import DataError, ModelError
 from remind.fuzzing import seeds
@@ -177,10 +177,10 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
     assert str(caught.value).startswith(f"{sae}: {word}")
 
 
-def test_the_shape_of_a_backbone_is_known_without_it() -> None:
+def test_the_size_of_a_backbone_is_known_without_it() -> None:
     for name in ("minilm", "nano", "nano-untrained"):
         whole = load_backbone(name)
-        assert shape_of(name) == (whole.name, whole.n_layers, whole.hidden_size)
+        assert size_of(name) == (whole.name, whole.n_layers, whole.hidden_size)
 
 
 @pytest.mark.parametrize("fails", ["the input", "the end"])

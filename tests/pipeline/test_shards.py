@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 from forked import Forked
-from small_corpus import contents
+from small_corpus import contents, rows
 
+import remind.pipeline.build
 import remind.pipeline.dialogue
 from remind.errors import ConfigError, DataError
 from remind.io import read_json
 from remind.pipeline import BuildStatesConfig, build_states
+from remind.pipeline.effort import STAGES
 from remind.processes import Shard, device_of, shard_of
+from remind.split import SplitConfig
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
 
@@ -97,6 +101,64 @@ def test_the_bytes_do_not_tell_how_the_work_was_shared(
     assert contents(tmp_path / "thirds") == alone
     run("thirds", shard="1/3")
     assert "unchanged" in capsys.readouterr().out
+
+
+class Watched:
+    """Stands for the bar."""
+
+    last: Watched
+
+    def __init__(self, _: str, total: float, percent: bool) -> None:
+        assert percent
+        self.total, self.skipped, self.steps = total, 0.0, list[tuple[float, str]]()
+        type(self).last = self
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, n: float, note: str) -> None:
+        self.steps.append((n, note))
+
+    def skip(self, n: float) -> None:
+        self.skipped += n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_moves_through_the_stages_of_a_dialogue(
+    minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(remind.pipeline.build, "Counter", Watched)
+    # one question about a dialogue of several batches, and a short dialogue that is there already
+    first, *_ = short = rows(1)
+    turns = [{"id": f"t{n}", "speaker": "Ana", "text": f"word {n} " * (1 + n % 5), "images": []} for n in range(300)]
+    long = {**first, "id": "long", "sessions": [{"id": "s", "time": None, "turns": turns}]}
+    asked = {**short[1], "id": "q", "context_id": "long"}
+    path = tmp_path / "talk.jsonl"
+
+    def run(lines: list[dict[str, object]], out: str, processes: int) -> Watched:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        given = {"sae": str(minilm_sae), "cache": str(tmp_path / "cache"), "split": SplitConfig(train=1.0, dev=0.0)}
+        build_states(BuildStatesConfig(str(path), str(tmp_path / out), workers=processes, **given))  # type: ignore[arg-type]
+        return Watched.last
+
+    few = run(short, "a", 1)
+    bar = run([*short, long, asked], "b", workers)
+    assert bar.skipped == few.total
+    assert min(units for units, _ in bar.steps) >= 0
+    assert sum(units for units, _ in bar.steps) + bar.skipped == pytest.approx(bar.total)
+    assert bar.steps[-1][1] == "2 of 2 dialogues"
+    assert max(units for units, _ in bar.steps) < bar.total / 2
+    if workers == 1:
+        stages = list(dict.fromkeys(note for _, note in bar.steps))
+        assert stages[:-1] == [f"1 of 2 dialogues, {stage}" for stage in STAGES]
+        moved = {note.rpartition(" ")[2] for units, note in bar.steps if units}
+        assert {"segments", "cues", "codes", "grounding"} <= moved
+        assert sum(note.endswith("segments") for units, note in bar.steps if units) >= 5
+    assert sum(units > 0 for units, _ in bar.steps) >= 3
 
 
 @pytest.mark.slow
