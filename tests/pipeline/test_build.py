@@ -135,7 +135,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
     else:
         path.write_text(json.dumps([_locomo()]))
         if kind == "key":
-            extra += ["--grounding.alpah", "3"]
+            settings = tmp_path / "settings.yaml"
+            settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
+            extra += ["--config", str(settings)]
             word = "alpah"
         else:
             extra = ["--sae", str(tmp_path / "sae")]
@@ -149,8 +151,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert word in said
-    if kind != "key":
-        assert (str(tmp_path / "sae") if kind == "layer" else path.name) in said
+    named = {"key": f"{tmp_path / 'settings.yaml'} [line 3]: ", "layer": str(tmp_path / "sae")}
+    assert named.get(kind, path.name) in said
     assert sorted(tmp_path.iterdir()) == before
 
 
