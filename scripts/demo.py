@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run everything once on the bundled sample: states, alignment, export and a report."""
+"""Run everything once in a small synthetic world whose answers are known: states, alignment, export and a report."""
 
 from remind.cli import main
 from remind.demo import DemoConfig, demo
