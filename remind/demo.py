@@ -3,6 +3,9 @@
 The shipped nano backbone reads dialogues in which remarks that begin with a flag word do not count. It has never seen
 that rule, so that the plain dialogue (x0) misleads it; markers (x1) and a summary (x2) help. Alignment then teaches it
 to answer from x0 alone, without a single label, or with labels of which many are wrong.
+
+What is trained on and measured are states that the world's known answers make. Retrieval, SAEs, grounding and summaries
+run as they do on dialogues of one's own; what they make is measured apart.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
+from remind.alignment.metrics import read_metrics
 from remind.alignment.objective import Edge, Objective
 from remind.alignment.trainer import train
 from remind.backbone import Backbone, load_backbone
 from remind.dialogue import FORMATS
 from remind.errors import ConfigError
 from remind.evaluation.harness import EvaluateConfig, evaluate
+from remind.evaluation.tables import compare_rows, plain
 from remind.export import ExportConfig, export
 from remind.grounding import GroundingConfig
 from remind.io import write_json
@@ -27,7 +33,7 @@ from remind.pipeline import BuildStatesConfig, build_states
 from remind.pyramid import LEVELS
 from remind.readers.refmem import write_refmem
 from remind.sae_training import TrainSAEConfig, train_sae
-from remind.states import StateRecord
+from remind.states import StateRecord, read_manifest, read_states
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.score import answered
@@ -40,9 +46,21 @@ ARMS: dict[str, tuple[bool, bool]] = {
     "PRA, {noise:.0%} of the labels wrong": (True, True),
     "SFT, {noise:.0%} of the labels wrong": (True, False),
 }
-NOTE = """\
-Every cell: share of {n} questions answered rightly, in dialogues and wordings that no training has seen. SFT: the
-labels alone, on x0, as many steps. This is one seed; scripts/prove_pra.py is the experiment with intervals."""
+COMPARED = "Answers from x0 before and after alignment without a label: percent of {n} test questions"
+COMPARED_NOTE = """\
+Acc: letters exact, direct answers as the offline judge rules. MemR: this backbone answers and quotes no evidence."""
+LADDER = "Accuracy from x0, x1 and x2 by training: share of the same {n} questions, direct answers word for word"
+LADDER_NOTE = """\
+The dialogues and wordings are ones that no training has seen. SFT: the labels alone, on x0, as many steps. This is one
+seed; scripts/prove_pra.py is the experiment with intervals."""
+HELD_OUT = "Held-out loss on {n} {split} questions with their true answers, from metrics.jsonl of each run"
+HELD_OUT_NOTE = """\
+Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the true answer under x0, nats a token."""
+RETRIEVED = "States from retrieval, SAEs, grounding and summaries: accuracy on {n} test questions"
+RETRIEVED_NOTE = """\
+Told nothing of the world: x0 holds {x0:.2f} of the evidence, the marks {marked:.2f} of it, over {asked} questions.
+All tables above, and training, are of states made from the evidence that the world knows. SAEs of so small a model and
+summaries by rule show the machinery, not the method; the backbone was never trained on states like these."""
 
 
 @dataclass
@@ -50,7 +68,7 @@ class DemoConfig:
     """See what x0, x1 and x2 are worth to a small model, and what alignment makes of it."""
 
     out: str = "runs/demo"
-    """Folder for what the demo writes: world, states, SAEs, runs, exported checkpoint, report, plot."""
+    """Folder for what the demo writes: world, states, SAEs, runs, exported checkpoints, reports, plot."""
     seed: int = 0
     """The world, and the order of the training examples."""
     world: WorldConfig = field(default_factory=lambda: WorldConfig(train=30, dev=1, test=12))
@@ -80,7 +98,7 @@ class DemoConfig:
 
 
 def demo(cfg: DemoConfig) -> Path:
-    """Read, ground, align, export, evaluate; prints accuracy by level before and after.
+    """Read, ground, align, export, evaluate; prints what x0, x1 and x2 are worth before and after, and held-out losses.
 
     Returns:
         The exported checkpoint.
@@ -100,6 +118,7 @@ def demo(cfg: DemoConfig) -> Path:
     print(_example(asked))
 
     _say("From dialogue to states: sparse autoencoders on the backbone, retrieval, grounding, summaries")
+    print("Measured in the last table alone: training and the other tables take states made from the known evidence.")
     _pipeline(cfg, world, out)
 
     _say("What each state is worth to the backbone as it is")
@@ -107,25 +126,32 @@ def demo(cfg: DemoConfig) -> Path:
     rows = {"before": _ladder(backbone, asked)}
     print(table(rows))
 
+    states = _known_states(cfg, world, out)
+    runs: dict[str, Path] = {}
     exported: dict[str, Path] = {}
     for name, (labelled, distils) in ARMS.items():
         title = name.format(noise=cfg.noise)
         _say(title)
-        exported[title] = _align(cfg, world, labelled, distils, out / f"run{len(exported)}")
+        runs[title], exported[title] = _align(cfg, states[labelled], distils, out / f"run{len(runs)}")
         rows[title] = _ladder(load_backbone(exported[title]), asked)
 
-    _say("Answers from x0 after alignment without a label")
-    best = next(iter(exported.values()))
-    evaluate(
-        EvaluateConfig(
-            states=str(out / "states"), model=str(best), out=str(out / "evaluation"), max_new_tokens=12, overwrite=True
-        )
-    )
+    title, best = next(iter(exported.items()))
+    _say("Answers from x0, and from retrieved states, before and after alignment without a label")
+    folder = next(iter(states.values()))
+    before = _answers("nano", folder, out / "evaluation-before")
+    after = _answers(str(best), folder, out / "evaluation")
+    found = [record for record in read_states(out / "retrieved") if record.split == "test"]
+    retrieved = {"before": _ladder(backbone, found), title: _ladder(load_backbone(best), found)}
 
-    print(f"\n{table(rows)}\n{NOTE.format(n=len(asked))}")
+    _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
+    _show(LADDER.format(n=len(asked)), table(rows), LADDER_NOTE)
+    _show(*_held_out(runs))
+    _show(RETRIEVED.format(n=len(found)), table(retrieved, ("all",)), _told_of_retrieval(out / "retrieved"))
     write_json(out / "ladder.json", rows)
-    print(f"plot: {plot(rows, out / 'ladder.png')}")
-    print(f"report: {out / 'evaluation' / 'report.html'}")
+    write_json(out / "retrieved.json", retrieved)
+    print(f"\nplot: {plot(rows, out / 'ladder.png')}")
+    print(f"states: {', '.join(map(str, states.values()))}; retrieved: {out / 'retrieved'}")
+    print(f"report: {out / 'evaluation' / 'report.html'}; before: {out / 'evaluation-before' / 'report.html'}")
     print(f"exported checkpoint: {best}")
     print(f"took {perf_counter() - started:.0f} s")
     return best
@@ -161,9 +187,18 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
     )
 
 
-def _align(cfg: DemoConfig, world: World, labelled: bool, distils: bool, out: Path) -> Path:
-    told = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
-    states = write_states(world, out.parent / "states", cfg.ladder, told, overwrite=True)
+def _known_states(cfg: DemoConfig, world: World, out: Path) -> dict[bool, Path]:
+    """Folders of the states that the known answers make, without and with labels: runs that share labels share one."""
+    folders = {}
+    for labelled in dict.fromkeys(labelled for labelled, _ in ARMS.values()):
+        told = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
+        folder = out / f"states-{'labelled' if labelled else 'unlabelled'}"
+        folders[labelled] = write_states(world, folder, cfg.ladder, told, overwrite=True)
+    return folders
+
+
+def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
+    """The run and the checkpoint exported from it."""
     run = train(
         TrainConfig(
             states=str(states),
@@ -175,7 +210,31 @@ def _align(cfg: DemoConfig, world: World, labelled: bool, distils: bool, out: Pa
             trainer=cfg.trainer,
         )
     )
-    return export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
+    return run, export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
+
+
+def _answers(model: str, states: Path, out: Path) -> dict[str, Any]:
+    """The report on a model's answers to the test questions from x0."""
+    return evaluate(EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True))
+
+
+def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
+    """Title, table and note: the held-out losses of each run, at its first and last measurement."""
+    lines, last = [], {"samples": 0, "split": "held-out"}
+    for title, run in runs.items():
+        measured = [row for row in read_metrics(run) if row["kind"] == "eval"]
+        last = measured[-1]
+        # a run that measures at its end alone has nothing from before training
+        first = measured[0] if measured[0]["step"] == 0 else None
+        values = [f"{row[name]:.3f}" if row else "–" for name in ("total", "ce0") for row in (first, last)]
+        lines.append([title, *values])
+    head = ["", *(f"{name} {when}" for name in ("loss", "CE(x0)") for when in ("before", "after"))]
+    return HELD_OUT.format(n=last["samples"], split=last["split"]), plain(head, lines), HELD_OUT_NOTE
+
+
+def _told_of_retrieval(states: Path) -> str:
+    recall = read_manifest(states)["evidence_recall"]["all"]
+    return RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], asked=recall["n"])
 
 
 Row = Mapping[str, Mapping[str, float]]
@@ -192,10 +251,9 @@ def _ladder(backbone: Backbone, asked: Sequence[StateRecord]) -> Row:
     return row
 
 
-def table(rows: Mapping[str, Row]) -> str:
-    """Accuracy as lines of text."""
+def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "multi", "all")) -> str:
+    """Accuracy as lines of text, of the formats in `names`."""
     width = max(len(title) for title in rows)
-    names = ("direct", "single", "multi", "all")
     heads = "".join(f"{name:^18}" for name in names)
     levels = "".join(f"{level:>6}" for level in LEVELS)
     lines = [f"{'':{width}} {heads}", f"{'':{width}} {levels * len(names)}"]
@@ -233,6 +291,10 @@ def _example(asked: Sequence[StateRecord]) -> str:
     question = record.x0.text[record.x0.text.rindex("Question:") :]
     summary = record.x2.text[: record.x2.text.rindex("Question:")].strip().splitlines()[-1]
     return f"{record.x1.text[start:end]}\nReflection: {summary}\n{question}Answer: {record.answers[0]}"
+
+
+def _show(title: str, lines: str, note: str) -> None:
+    print(f"\n{title}\n{lines}\n{note}")
 
 
 def _say(stage: str) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from small_corpus import building, rows
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.trainer import TrainerConfig
+from remind.alignment.config import TrainerConfig, read_config
 from remind.backbone import load_backbone, size_of
 from remind.demo import DemoConfig, demo
 from remind.errors import DataError, ModelError
@@ -20,7 +21,7 @@ from remind.fuzzing import seeds
 from remind.io import read_json
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.outline import outline
-from remind.pyramid import MARKER, strip_markers
+from remind.pyramid import LEVELS, MARKER, strip_markers
 from remind.split import SplitConfig
 from remind.states import read_manifest, read_states
 from remind.testbed.nano import save_nano
@@ -280,10 +281,73 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     model = Qwen3VLForConditionalGeneration.from_pretrained(exported)
     ids = AutoTokenizer.from_pretrained(exported)("hello", return_tensors="pt")
     assert torch.isfinite(model(**ids).logits).all()
-    ladder = read_json(tmp_path / "demo" / "ladder.json")
+    out = tmp_path / "demo"
+    ladder = read_json(out / "ladder.json")
     assert list(ladder["before"]) == ["single", "multi", "direct", "all"]
-    assert (tmp_path / "demo" / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "demo" / "evaluation" / "report.html").is_file()
+    assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    _check_before_and_after(text, out, exported)
+    _check_held_out(text, out)
+    _check_states(out)
+    _check_retrieved(text, out)
+
+
+def _rows(text: str, title: str) -> list[list[str]]:
+    """The lines of the table under a title, each cut at wide gaps."""
+    lines = text[text.index(title) :].split("\n\n")[0].splitlines()[1:]
+    return [re.split(r"\s{2,}", line.strip()) for line in lines]
+
+
+def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
+    """One table: accuracy, MemR, B1 and F1 by format from x0, of the shipped backbone and of the exported one."""
+    sides = [read_json(out / name / "report.json") for name in ("evaluation-before", "evaluation")]
+    assert [side["config"]["model"] for side in sides] == ["nano", str(exported)]
+    assert {side["config"]["level"] for side in sides} == {"x0"}
+    head, *rows = _rows(
+        text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
+    )
+    measures = {"Acc": "accuracy", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
+    assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]
+    for name in ("single", "multi", "direct", "all"):
+        parts = [side["overall"] if name == "all" else side["by_format"][name] for side in sides]
+        found = [part[measure] for measure in measures.values() for part in parts]
+        figures = ["–" if figure is None else f"{100 * figure['value']:.1f}" for figure in found]
+        assert [name, str(parts[0]["n"]), *figures] in rows
+    assert (out / "evaluation" / "report.html").is_file()
+
+
+def _check_held_out(text: str, out: Path) -> None:
+    """The losses printed are the first and last of metrics.jsonl, and what PRA minimises falls."""
+    head, *rows = _rows(text, "Held-out loss on 20 dev questions")
+    assert head == ["loss before", "loss after", "CE(x0) before", "CE(x0) after"]
+    for number, row in enumerate(rows[:3]):
+        lines = map(json.loads, (out / f"run{number}" / "metrics.jsonl").read_text().splitlines())
+        measured = [line for line in lines if line["kind"] == "eval"]
+        assert [line["step"] for line in measured] == [0, 2]
+        assert row[1:] == [f"{line[name]:.3f}" for name in ("total", "ce0") for line in measured]
+        if row[0].startswith("PRA"):
+            assert float(row[2]) < float(row[1])
+    assert [row[0][:3] for row in rows[:3]] == ["PRA", "PRA", "SFT"]
+
+
+def _check_states(out: Path) -> None:
+    """Every run names a folder that holds the labels it was trained on, so that it can be done again."""
+    folders = [Path(read_config(out / f"run{number}").states) for number in range(3)]
+    assert folders[1] == folders[2] != folders[0]
+    told = [{record.target is None for record in read_states(f) if record.split == "train"} for f in folders]
+    assert told == [{True}, {False}, {False}]
+
+
+def _check_retrieved(text: str, out: Path) -> None:
+    """What retrieval, SAEs and grounding made is measured, and told apart from what the world knows."""
+    found = [record for record in read_states(out / "retrieved") if record.split == "test"]
+    rows = _rows(text, f"States from retrieval, SAEs, grounding and summaries: accuracy on {len(found)} test questions")
+    figures = read_json(out / "retrieved.json")
+    assert list(figures) == ["before", "PRA without a label"]
+    for title, row in figures.items():
+        assert [title, *(f"{row['all'][level]:.2f}" for level in LEVELS)] in rows
+    recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
+    assert f"x0 holds {recall['x0']:.2f} of the evidence, the marks {recall['marked']:.2f} of it" in text
+    assert "training, are of states made from the evidence that the world knows" in text
 
 
 def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:
