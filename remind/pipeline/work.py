@@ -77,7 +77,8 @@ def _spread(
         over: set[Future[None]] = set()
         while not over:
             over = wait(under_way, _LOOK, FIRST_COMPLETED).done
-            now = units.value
+            # without its lock, which a process that was killed may hold
+            now = units.get_obj().value
             step(now - told, "")
             told = now
         for future in over:
