@@ -10,6 +10,7 @@ run as they do on dialogues of one's own; what they make is measured apart.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +200,8 @@ def _known_states(cfg: DemoConfig, world: World, out: Path) -> dict[bool, Path]:
 
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
     """The run and the checkpoint exported from it."""
+    # an earlier demo's, which this one replaces; a run is never written over
+    shutil.rmtree(out, ignore_errors=True)
     run = train(
         TrainConfig(
             states=str(states),

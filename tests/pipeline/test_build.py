@@ -274,7 +274,12 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
         sae=SAETrainConfig(d_sae=128, k=8, steps=5, batch_size=128),
         trainer=TrainerConfig(lr=5e-4, max_steps=2, batch_size=4),
     )
+    # what an earlier demo left is replaced
+    earlier = tmp_path / "demo" / "run0"
+    (earlier / "checkpoints" / "old").mkdir(parents=True)
+    (earlier / "config.yaml").write_text("states: elsewhere\n")
     exported = demo(cfg)
+    assert not (earlier / "checkpoints" / "old").exists()
     text = capsys.readouterr().out
     for word in ("kidding", "before", "PRA without a label", "SFT, 40% of the labels wrong", str(exported)):
         assert word in text
