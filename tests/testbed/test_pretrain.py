@@ -169,15 +169,15 @@ def test_the_course_grows_harder() -> None:
 @pytest.mark.slow
 def test_equal_settings_give_equal_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # what an untrained model answers is of no interest; tests of the shipped checkpoint measure it on all dialogues
-    worlds = {name: replace(world, test=1) for name, world in pretraining.MEASURED.items()}
-    monkeypatch.setattr(pretraining, "MEASURED", worlds)
+    name, world = next(iter(pretraining.MEASURED.items()))
+    monkeypatch.setattr(pretraining, "MEASURED", {name: replace(world, test=1)})
     digests = []
     for number, seed in enumerate((0, 0, 1)):
         cfg = PretrainConfig(
             out=str(tmp_path / str(number)),
             steps=3,
             batch=4,
-            lessons=40,
+            lessons=16,
             threads=1,
             seed=seed,
             layers=2,
