@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
+import torch
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need pip install 'remind-toolkit[notebooks]'")
 pytest.importorskip("nbclient", reason="the notebooks need pip install 'remind-toolkit[notebooks]'")
@@ -14,8 +16,8 @@ pytest.importorskip("ipykernel", reason="the notebooks need pip install 'remind-
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
-#: Processor seconds of a notebook on one core, imports included.
-MOST = 45
+#: Processor seconds of a notebook on one core, imports included, where `_yardstick` takes `YARD`.
+MOST, YARD = 75, 0.45
 #: What each must show: pictures, and HTML of text.
 SHOWN = {
     "01_probe_sae_features": (4, 5),
@@ -75,7 +77,18 @@ def _check(stem: str, book: Any, seconds: float) -> None:
     pictures, pages = SHOWN[stem]
     assert len(_outputs(book, "image/png")) >= pictures
     assert len(_outputs(book, "text/html")) >= pages
-    assert seconds <= MOST
+    # the same core does less where others share its caches and units
+    assert seconds <= MOST * max(1.0, _yardstick() / YARD)
+
+
+def _yardstick() -> float:
+    """Processor seconds of a fixed piece of work, half of it products of matrices and half of it plain Python."""
+    began = process_time()
+    square = torch.ones(256, 256)
+    for _ in range(400):
+        square = (square @ square).clamp_(0, 1)
+    sum(number % 7 for number in range(3_000_000))
+    return process_time() - began
 
 
 @pytest.mark.slow
