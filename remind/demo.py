@@ -22,7 +22,7 @@ from remind.alignment.metrics import read_metrics
 from remind.alignment.objective import Edge, Objective
 from remind.alignment.trainer import train
 from remind.backbone import Backbone, load_backbone
-from remind.dialogue import FORMATS
+from remind.dialogue import FORMATS, Corpus
 from remind.errors import ConfigError
 from remind.evaluation.harness import EvaluateConfig, evaluate
 from remind.evaluation.tables import compare_rows, plain
@@ -141,7 +141,7 @@ def demo(cfg: DemoConfig) -> Path:
     folder = next(iter(states.values()))
     before = _answers("nano", folder, out / "evaluation-before")
     after = _answers(str(best), folder, out / "evaluation")
-    found = [record for record in read_states(out / "retrieved") if record.split == "test"]
+    found = list(read_states(out / "retrieved"))
     retrieved = {"before": _ladder(backbone, found), title: _ladder(load_backbone(best), found)}
 
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
@@ -162,7 +162,7 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
     """What a user does with dialogues of their own: the true stages, nothing known of the world."""
     talk = make_world(WorldConfig(train=12, dev=0, test=0, rule="none", by_template=False, seed=cfg.seed + 90_000))
     write_refmem(talk.corpus, out / "talk.jsonl")
-    write_refmem(world.corpus, out / "world.jsonl")
+    write_refmem(_tested(world.corpus), out / "world.jsonl")
     sae = train_sae(
         TrainSAEConfig(
             out=str(out / "sae"),
@@ -182,10 +182,16 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
             perception=cfg.perception,
             grounding=cfg.grounding,
             cache=str(out / "cache"),
-            limit=4,
             overwrite=True,
         )
     )
+
+
+def _tested(corpus: Corpus) -> Corpus:
+    """The test questions and their dialogues: nothing else of what is retrieved is measured."""
+    questions = tuple(question for question in corpus.questions if question.split == "test")
+    asked = {question.dialogue_id for question in questions}
+    return Corpus(tuple(dialogue for dialogue in corpus.dialogues if dialogue.id in asked), questions)
 
 
 def _known_states(cfg: DemoConfig, world: World, out: Path) -> dict[bool, Path]:
@@ -209,7 +215,9 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
             out=str(out),
             seed=cfg.seed,
             objective=cfg.objective if distils else Objective(lambda_hard=1.0, edges=()),
-            data=DataConfig(unlabelled="x2" if distils else "skip", max_decoded=12),
+            data=DataConfig(
+                unlabelled="x2" if distils else "skip", max_decoded=12, cache=str(out.parent / "training-cache")
+            ),
             trainer=cfg.trainer,
         )
     )

@@ -1,7 +1,15 @@
-"""Code that a model's configuration may name: kernels, which transformers would fetch from the hub and import."""
+"""Code from elsewhere that libraries would fetch from the hub and import: kernels, named by a model's configuration or
+asked for by bitsandbytes."""
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 from remind.errors import ModelError
@@ -57,3 +65,50 @@ def _named(config: Any) -> list[tuple[str, str]]:
                 own = str(key).strip("_").removesuffix("_internal") in _KNOWN
                 open_.append((str(key) if own else field, inner))
     return found
+
+
+def keep_out() -> None:
+    """Let bitsandbytes, wherever it is imported from, fetch nothing while it is imported.
+
+    On processors with AVX512-BF16 it asks the hub for a kernel as soon as it is imported, which peft and with it
+    sentence-transformers and transformers do; without the package `kernels` it complains and goes on without.
+    """
+    if not any(isinstance(finder, _Alone) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Alone())
+
+
+class _Alone(MetaPathFinder):
+    """Finds bitsandbytes where it is, to be imported as if there were no package `kernels`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == "bitsandbytes" else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def alone(module: ModuleType) -> None:
+            with _without_kernels():
+                run(module)
+
+        spec.loader.exec_module = alone  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def _without_kernels() -> Iterator[None]:
+    there = "kernels" in sys.modules
+    before = sys.modules.get("kernels")
+    # what tells the user to install kernels
+    advice = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    silent = advice.disabled
+    advice.disabled = True
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        advice.disabled = silent
+        del sys.modules["kernels"]
+        if there:
+            sys.modules["kernels"] = before  # type: ignore[assignment]

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,32 @@ def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched
         with pytest.raises(ModelError, match=r"'owner/kernel'"):
             load()
     assert fetched == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, own: bool) -> None:
+    """Imported after ours it finds no package `kernels`, which is there before and after; with `own` one that always
+    asks, else the true one, which asks where the processor has AVX512-BF16."""
+    (tmp_path / "kernels.py").write_text(f"def get_kernel(*_, **__):\n    open({str(canary)!r}, 'w')\n")
+    if own:
+        (tmp_path / "bitsandbytes").mkdir()
+        (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes.inner import asked\n")
+        (tmp_path / "bitsandbytes" / "inner.py").write_text(
+            "try:\n    from kernels import get_kernel\n    get_kernel('owner/kernel')\n    asked = True\n"
+            "except ImportError:\n    asked = False\n"
+        )
+    words = "import kernels, remind, bitsandbytes, sys; print(sys.modules['kernels'] is kernels, bitsandbytes.__file__)"
+    told = subprocess.run(
+        [sys.executable, "-c", words],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split()[0] == "True"
+    assert told.stdout.split()[1].startswith(str(tmp_path)) == own
+    assert "kernels" not in told.stderr
+    assert not canary.exists()
 
 
 def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:

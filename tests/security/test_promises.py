@@ -31,6 +31,7 @@ HELD = {
         "security/test_loading.py::test_a_clip_folder_with_code_is_not_run",
         "security/test_loading.py::test_kernels_that_a_model_folder_names_are_not_fetched",
         "security/test_loading.py::test_kernels_that_other_folders_name_are_not_fetched",
+        "security/test_loading.py::test_bitsandbytes_fetches_no_kernel",
         "test_backbone.py::test_model_code_in_the_folder_is_never_run",
         "test_backbone.py::test_tokenizer_code_in_the_folder_is_never_run",
     ],
