@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from remind import prompts
 from remind.dialogue import DIMENSIONS, FORMATS, NO_INFORMATION
@@ -67,14 +68,35 @@ def _world() -> Iterator[str]:
 
 
 def pattern(texts: Sequence[str]) -> str:
-    """A regular expression that finds any of them, the longest first, never inside a word."""
-    own = "|".join(map(_bounded, sorted(texts, key=lambda text: (-len(text), text))))
+    """A regular expression that finds any of them, the longest first, never inside a word.
+
+    Built as a tree, since it is tried at every character: one look at what stands there leaves one branch at most.
+    """
+    inside = [text for text in texts if text[0].isalpha()]
+    other = [text for text in texts if not text[0].isalpha()]
     names = "|".join(lexicon()["names"])
+    own = [rf"(?<!\p{{L}}){_tree(inside)}"] if inside else []
+    own += [_tree(other)] if other else []
     # after a speaker of the world, and between the letters of an answer; elsewhere these stay what they are
-    return rf"{own}|(?<={names}): |(?<=[A-D]),(?=[A-D])"
+    return "|".join([*own, rf": (?<=(?:{names}): )", r",(?<=[A-D],)(?=[A-D])"])
 
 
-def _bounded(text: str) -> str:
-    before = r"(?<!\p{L})" if text[0].isalpha() else ""
-    after = r"(?!\p{L})" if text[-1].isalpha() else ""
-    return before + re.escape(text).replace("\\\n", r"\n") + after
+def _tree(texts: Iterable[str]) -> str:
+    """Any of them: by the first character, then by the next; what is longer goes first."""
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        branches.setdefault(text[0], []).append(text)
+    ways = [_branch(branches[first]) for first in sorted(branches)]
+    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+
+
+def _branch(texts: Sequence[str]) -> str:
+    """Any of these, which begin alike; where one ends with a letter no other letter follows."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts), strict=False))
+    start = "".join(character for character, _ in alike)
+    longer = [text[len(start) :] for text in texts if text != start]
+    literal = re.escape(start).replace("\\\n", r"\n")
+    if len(longer) == len(texts):
+        return literal + _tree(longer)
+    end = r"(?!\p{L})" if start[-1].isalpha() else ""
+    return f"{literal}(?:{_tree(longer)}|{end})" if longer else literal + end
