@@ -24,7 +24,7 @@ demo: $(VENV)/.ready
 # One thread for each of the two workers: more of them wait for each other instead of working.
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ os.environ.setdefault("REMIND_QUIET", "1")
 # the first call of a torch kernel, or a busy machine, takes longer than hypothesis allows one example
 settings.register_profile("remind", deadline=None)
 settings.load_profile("remind")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first, so that no worker is left alone with one at the end (--no-loadscope-reorder)."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")

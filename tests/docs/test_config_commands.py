@@ -22,6 +22,7 @@ def others() -> list[Command]:
     return [command for command in (*comment_commands(), *docstring_commands()) if command.words not in there]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", others(), ids=str)
 def test_a_command_runs(desk: Desk, command: Command) -> None:
     from doc_desk import made_by

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from doc_desk import Desk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", first_part(), ids=str)
 def test_a_command_runs(desk: Desk, command: Command) -> None:
     desk.run(command)

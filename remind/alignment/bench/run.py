@@ -15,6 +15,8 @@ from __future__ import annotations
 import gc
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from statistics import median
@@ -85,7 +87,7 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
         for name in names:
             rows[name].memory = cpu_memory(cfg, tune, name)
     model, batch = build(cfg, tune), microbatch(cfg)
-    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar:
+    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar, _new_alone():
         for number in range(cfg.rounds + 1):
             for name in (name for name in names if not rows[name].failed):
                 step: Step | None = None
@@ -109,6 +111,16 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
     for name, row in rows.items():
         _compare(row, base, times[name], times["sft"], _peak(cfg.device))
     return list(rows.values())
+
+
+@contextmanager
+def _new_alone() -> Iterator[None]:
+    """Inside the block the collector looks at what is made there, not at all the libraries have left."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _compare(row: Row, base: Row, times: list[float], reference: list[float], peak: float | None) -> None:
