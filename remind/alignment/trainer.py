@@ -83,6 +83,7 @@ class Trainer:
         self.guard = Guard(self.cfg.trainer.guard)
         self.termination = Termination()
         self._saved: int | None = None
+        self._bar: Counter | None = None
         if parts.start is not None:
             self._resume(parts.start)
         self.folder.begin(parts.about, self.step, self.evaluated)
@@ -108,6 +109,7 @@ class Trainer:
     def fit(self) -> None:
         """Run the remaining steps; held-out loss and checkpoints on their way. Ends early on SIGTERM (`stopped`)."""
         with self.termination, Counter("train", self.parts.total, self.step) as bar:
+            self._bar = bar
             # a run that was stopped between a step and its measurement still owes it
             self._evaluate_if_due()
             while self.step < self.parts.total and not self.stopped:
@@ -220,8 +222,14 @@ class Trainer:
         if not self.data.held_out.items:
             return None
         began, pieces = perf_counter(), self.cfg.trainer.gradient_accumulation
+
+        def stop(done: int) -> bool:
+            if self._bar is not None:
+                self._bar.step(0, note=f"held-out loss of {done} of {len(self.data.held_out)}")
+            return self.termination.wanted
+
         try:
-            values = self.workers.held_out(self.data.held_out, pieces, lambda: self.termination.wanted)
+            values = self.workers.held_out(self.data.held_out, pieces, stop)
         except OutOfMemory as error:
             self._out_of_memory(error, f"the held-out loss after step {self.step}")
         if values is None:

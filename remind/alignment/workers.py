@@ -85,11 +85,11 @@ class Workers:
         return dict(zip(names, gathered.cpu(), strict=True))
 
     @torch.no_grad()
-    def held_out(self, examples: Examples, pieces: int, stop: Callable[[], bool]) -> dict[str, Tensor] | None:
+    def held_out(self, examples: Examples, pieces: int, stop: Callable[[int], bool]) -> dict[str, Tensor] | None:
         """Values of all examples under x0, x1 and x2, teachers live: by name [len(examples)].
 
         Args:
-            stop: asked after each batch; if any process says yes, all break off and the result is None.
+            stop: told after each batch how many are done; if any process says yes, all break off: the result is None.
         """
         self.module.eval()
         found: dict[str, list[Tensor]] = {}
@@ -98,7 +98,7 @@ class Workers:
             passes = (Pass((0, 1, 2), False),)
             for name, value in self.go_through(examples, indices, passes, None, pieces, Live()).items():
                 found.setdefault(name, []).append(value)
-            if self.any(stop()):
+            if self.any(stop(indices.stop)):
                 return None
         self.module.train()
         return {name: torch.cat(values) for name, values in found.items()}

@@ -358,6 +358,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
+def test_the_held_out_loss_says_how_far_it_is(
+    states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
+    monkeypatch.setattr("remind.progress.SAY", 0.0)
+    train(config(states, tmp_path / "r", max_steps=1, batch_size=2))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
+    told = [line.rpartition(", ")[2] for line in said if "held-out" in line]
+    # before the first step and after the last
+    assert told == ["held-out loss of 2 of 3", "held-out loss of 3 of 3"] * 2
+    assert sum(", loss " in line for line in said) == 1
+
+
 KILLED = """
 import os, signal, sys
 from remind.alignment import checkpoint
