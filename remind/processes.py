@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -34,11 +35,31 @@ def _wait_for_parent() -> None:
 
 
 def spawned_pool(
-    workers: int, start: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
+    workers: int,
+    start: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
+    libraries: tuple[str, ...] = (),
 ) -> ProcessPoolExecutor:
-    """Fresh processes (forked ones would share locks of threads that are not theirs), each begun with `start`."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=start, initargs=arguments)
+    """Fresh processes (copies of this one would share locks of threads that are not theirs), each begun with `start`.
+
+    Args:
+        libraries: modules that they need. Where the system can, a process that does nothing else imports them once, and
+            the others are copies of it, so that they begin at once and share that memory.
+    """
+    # elsewhere than on Linux system libraries do not bear to be copied
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" and libraries else "spawn")
+    if libraries:
+        context.set_forkserver_preload(["remind", *libraries])
+    begin = (dict(os.environ), start, arguments)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=begin)
+
+
+def _begin(environment: dict[str, str], start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    # that of the process copied is what it was when that began
+    os.environ.clear()
+    os.environ.update(environment)
+    if start is not None:
+        start(*arguments)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from remind.dialogue import Corpus, Dialogue, Question, Session, Turn
@@ -22,6 +22,8 @@ from remind.readers import read, write_refmem
 
 #: Stages that a dialogue takes once, whatever is asked of it.
 _ONCE = ("segments", "cues", "codes")
+#: Seconds between looks at the memory of a build; each process says itself what the most was.
+_LOOK = 0.2
 
 
 @dataclass
@@ -146,15 +148,32 @@ def _build(cfg: BenchStatesConfig, path: Path, out: Path, cache: Path) -> dict[s
     script = Path(__file__).parent.parent.parent / "scripts" / "build_states.py"
     command = [sys.executable, str(script), "--input", str(path), "--out", str(out), "--cache", str(cache)]
     command += ["--sae", cfg.sae, "--workers", str(cfg.workers), *cfg.given]
-    began = perf_counter()
+    began, peak = perf_counter(), 0.0
     with (out.parent / "said").open("w+") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        while process.poll() is None:
+            peak = max(peak, peak_of_session(process.pid))
+            sleep(_LOOK)
         said.seek(0)
         if process.returncode:
             raise ModelError(f"build_states.py failed: {said.read()[-500:]}")
-    return {"seconds": perf_counter() - began, "peak_mb": used.ru_maxrss / 1024}
+    return {"seconds": perf_counter() - began, "peak_mb": peak}
+
+
+def peak_of_session(session: int) -> float:
+    """Largest resident memory, in MB, that any process of a session has had so far; 0 where there is no /proc."""
+    peak = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # what follows the name in brackets: state, parent, group, session
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            status = (folder / "status").read_text()
+        except (OSError, ValueError, IndexError):  # it has ended
+            continue
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        peak = max(peak, int(found[1]) if found else 0)
+    return peak / 1024
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ from remind.processes import cores, device_of, leave_with_parent, spawned_pool
 
 #: Dialogues under way for each process: one being built and one on its way, so that memory stays flat.
 _AHEAD = 2
+#: What takes long to import and every process needs.
+_LIBRARIES = ("remind.pipeline.work", "sentence_transformers", "transformers")
 #: Seconds between looks at how far the processes are.
 _LOOK = 0.5
 
@@ -68,7 +70,8 @@ def _spread(
 ) -> Iterator[Task]:
     """Yields each task when it is built."""
     units = multiprocessing.get_context("spawn").Value("d")
-    context = spawned_pool(workers, _start, (cfg, identity, saes, max(1, cores() // workers), units))
+    arguments = (cfg, identity, saes, max(1, cores() // workers), units)
+    context = spawned_pool(workers, _start, arguments, _LIBRARIES)
     told = 0.0
 
     def finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
