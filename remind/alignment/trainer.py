@@ -118,8 +118,10 @@ class Trainer:
                 shared = self.workers.gather(float(self.termination.wanted), metrics["memory_gib"])
                 self.stopped = bool(shared[:, 0].any())
                 self.folder.record({**metrics, "memory_gib": float(shared[:, 1].max())})
-                bar.step(note=f"loss {metrics['total']:.4f}")
+                loss = f"loss {metrics['total']:.4f}"
+                bar.step(note=loss)
                 self._evaluate_if_due()
+                bar.step(0, note=loss)
                 if self.step % self.cfg.trainer.save_every == 0 or self.step == self.parts.total:
                     self.save()
             if self.stopped:
