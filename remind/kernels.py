@@ -109,6 +109,6 @@ def _without_kernels() -> Iterator[None]:
         yield
     finally:
         advice.disabled = silent
-        del sys.modules["kernels"]
+        sys.modules.pop("kernels", None)
         if there:
             sys.modules["kernels"] = before  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,22 @@ def spawned_pool(
         libraries: modules that they need. Where the system can, a process that does nothing else imports them once, and
             the others are copies of it, so that they begin at once and share that memory.
     """
-    # elsewhere than on Linux system libraries do not bear to be copied
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" and libraries else "spawn")
-    if libraries:
-        context.set_forkserver_preload(["remind", *libraries])
+    context = multiprocessing.get_context("forkserver" if libraries and _can_copy(libraries) else "spawn")
     begin = (dict(os.environ), start, arguments)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=begin)
+
+
+def _can_copy(libraries: tuple[str, ...]) -> bool:
+    """Begin the process that is copied, if there is none yet."""
+    # elsewhere the system's libraries do not bear it
+    if sys.platform != "linux":
+        return False
+    forkserver.set_forkserver_preload(["remind", *libraries])
+    try:
+        forkserver.ensure_running()
+    except OSError:  # no socket can be made: the folder for temporary files has too long a name, or holds none
+        return False
+    return True
 
 
 def _begin(environment: dict[str, str], start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

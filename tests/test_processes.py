@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,8 +44,6 @@ def test_processes_begin_in_the_environment_of_their_pool(
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
 def test_libraries_are_there_before_a_process_begins(tmp_path: Path) -> None:
     """In a process of its own: the one that is copied begins with the first pool, whichever asks for it."""
-    import subprocess
-
     script = tmp_path / "main.py"
     script.write_text(
         "import sys\n"
@@ -55,5 +54,29 @@ def test_libraries_are_there_before_a_process_begins(tmp_path: Path) -> None:
         "        with spawned_pool(1, libraries=libraries) as pool:\n"
         "            print(list(pool.map(there, [0])))\n"
     )
-    told = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    told = _run(script)
     assert told.stdout.split() == ["[True]", "[False]"], told.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
+def test_where_no_socket_can_be_made_processes_are_spawned(tmp_path: Path) -> None:
+    """A socket's name has 107 characters at most."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import os\n"
+        "from remind.processes import spawned_pool\n"
+        "def parent(_): return os.getppid()\n"
+        "if __name__ == '__main__':\n"
+        "    with spawned_pool(1, libraries=('stringprep',)) as pool:\n"
+        "        print(list(pool.map(parent, [0])) == [os.getpid()])\n"
+    )
+    told = _run(script, TMPDIR=str(long))
+    assert told.stdout.split() == ["True"], told.stderr
+    assert _run(script).stdout.split() == ["False"]
+
+
+def _run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})

@@ -151,9 +151,13 @@ def _build(cfg: BenchStatesConfig, path: Path, out: Path, cache: Path) -> dict[s
     began, peak = perf_counter(), 0.0
     with (out.parent / "said").open("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-        while process.poll() is None:
-            peak = max(peak, peak_of_session(process.pid))
-            sleep(_LOOK)
+        try:
+            while process.poll() is None:
+                peak = max(peak, peak_of_session(process.pid))
+                sleep(_LOOK)
+        finally:
+            # a session of its own does not hear Ctrl-C
+            process.kill()
         said.seek(0)
         if process.returncode:
             raise ModelError(f"build_states.py failed: {said.read()[-500:]}")
