@@ -58,6 +58,9 @@ def bench_states(cfg: BenchStatesConfig) -> list[dict[str, Any]]:
     pieces = [piece for path in paths for piece in cut(read(path), cfg.sessions, cfg.questions)]
     if not pieces:
         raise ConfigError(f"{', '.join(paths)}: no question has all of its evidence in {cfg.sessions} sessions")
+    # every build has the longest, which takes the most memory
+    longest = max(pieces, key=_length)
+    pieces = [longest, *(piece for piece in pieces if piece is not longest)]
     print(f"{len(pieces)} pieces of {cfg.sessions} sessions; {cfg.workers} processes; torch {version('torch')}")
     rows = []
     for count in cfg.dialogues:
@@ -82,6 +85,10 @@ def cut(corpus: Corpus, sessions: int, questions: int) -> list[Corpus]:
                 own = [replace(q, id=f"{q.id}:{first}", dialogue_id=name, images=()) for q in inside]
                 found.append(Corpus((Dialogue(name, _renumbered(kept)),), tuple(own)))
     return found
+
+
+def _length(piece: Corpus) -> int:
+    return sum(len(turn.text) for turn in piece.dialogues[0].turns)
 
 
 def _renumbered(sessions: Sequence[Session]) -> tuple[Session, ...]:

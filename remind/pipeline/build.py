@@ -63,6 +63,10 @@ class _Build:
         if cfg.llm.dry_run is not None:
             return self._dry_run()
         self._look_at_out()
+        known: Outline | None = None
+        if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
+            # an input that is refused is refused before SAEs are trained for it
+            known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
         with locked(self.cache / "sae.lock"):
             self.saes = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
         if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
@@ -79,7 +83,7 @@ class _Build:
             return self.out
         # before hours of work, of which the first dialogue's is minutes already
         check_saes(size_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
-        known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+        known = known or outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
         keys = self._build(known)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
             print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues are other shards' and not built yet")

@@ -105,6 +105,15 @@ def _locomo() -> dict:
     return {"sample_id": "conv-1", "conversation": {**conversation, "session_1": turns}, "qa": [question]}
 
 
+def test_bad_input_is_refused_before_saes_are_trained_for_it(tmp_path: Path) -> None:
+    path, cache = tmp_path / "in.json", tmp_path / "cache"
+    path.write_text("[{")
+    with pytest.raises(DataError):
+        build_states(BuildStatesConfig(str(path), str(tmp_path / "out"), cache=str(cache)))
+    assert not cache.exists()
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*_bad_files(), "json", "format", "dialogue", "leaves", "missing", "key", "layer"])
 def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
