@@ -182,6 +182,7 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
             perception=cfg.perception,
             grounding=cfg.grounding,
             cache=str(out / "cache"),
+            limit=4,
             overwrite=True,
         )
     )

@@ -82,6 +82,8 @@ class DialogueIndex:
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))
         )
         self._cues: dict[str | None, Cues] = {}
+        #: Vectors by the texts encoded together: cues are often the same for several dimensions.
+        self._encoded: dict[tuple[str, ...], Tensor] = {}
         self._contexts: dict[float, Context] = {}
         self._take(*(self.folder.stored("turns", self._read_turns) or self._build_turns()))
 
@@ -205,9 +207,12 @@ class DialogueIndex:
     def _encode_cues(self, texts: Sequence[str]) -> Tensor:
         """Their vectors; a cue that is a turn word for word has that turn's."""
         rows = {turn_text(turn): row for row, turn in enumerate(self.dialogue.turns)}
-        new = list(dict.fromkeys(text for text in texts if text not in rows))
+        new = tuple(dict.fromkeys(text for text in texts if text not in rows))
         rows |= {text: len(self.vectors) + row for row, text in enumerate(new)}
-        both = torch.cat([self.vectors, self.encoder.encode_apart(new)]) if new else self.vectors
+        if new and new not in self._encoded:
+            # whole sets alone: last bits depend on what is encoded together
+            self._encoded[new] = self.encoder.encode_apart(new)
+        both = torch.cat([self.vectors, self._encoded[new]]) if new else self.vectors
         return both[[rows[text] for text in texts]]
 
     def _read_words(self) -> BM25:

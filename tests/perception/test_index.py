@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from remind.dialogue import Dialogue, Question
 from remind.errors import DataError
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, SegmentConfig
-from remind.perception.index import content_key
-from remind.pyramid import FactualState, Strategy
+from remind.perception.index import DialogueIndex, content_key
+from remind.pyramid import FactualState, Segment, Strategy
 
 CONFIG = PerceptionConfig(segment=SegmentConfig(max_tokens=40))
 
@@ -53,6 +54,28 @@ def test_cues_are_filled_per_dimension_as_asked(park: Dialogue, counting: object
     assert {path.stem for path in tmp_path.rglob("*.json")} == {"turns", "cues-factual", "cues-belief_modeling"}
     assert not any(text.startswith("Ana: Hello again!\n") for text in counting.seen)  # type: ignore[attr-defined]
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_equal_cues_of_several_dimensions_are_encoded_once(park: Dialogue, counting: Any, tmp_path: Path) -> None:
+    class Told(OfflineLLM):
+        """The same cues for all dimensions but one, and that one's share some."""
+
+        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+            own = "of its own" if dimension == "temporal_dynamics" else "of all"
+            return [f"cue {number} {own if number else ''}" for number in range(len(segments))]
+
+    dimensions = ("temporal_dynamics", "implicit_behavioral_patterns", None, "temporal_dynamics")
+    config = SegmentConfig(max_tokens=12)
+    together = DialogueIndex(park, counting, Told(), config, tmp_path / "together")
+    counting.seen.clear()
+    found = {dimension: together.cues(dimension) for dimension in dimensions}
+    count = len(together.segments)
+    assert count > 1
+    assert len(counting.seen) == 2 * count
+    for dimension, cues in found.items():
+        alone = DialogueIndex(park, counting, Told(), config, None).cues(dimension)
+        assert cues.texts == alone.texts
+        assert torch.equal(cues.vectors, alone.vectors)
 
 
 def test_a_dialogue_stays_in_memory_between_questions(park: Dialogue, counting: object) -> None:
