@@ -1,19 +1,25 @@
-"""One target under atheris, in a process of its own: `python -m remind.fuzzing.guided TARGET OUT SECONDS SEED`."""
+"""One target under atheris, in a process of its own: `python -c START TARGET OUT SECONDS SEED`."""
 
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
+
+from remind.fuzzing.run import save, scratch
+from remind.fuzzing.targets import make_targets, wrong
+
+#: Only what is imported inside is followed, and `python -m` would import the package, readers and all, before.
+START = """\
+import sys, atheris
+with atheris.instrument_imports(include=["remind"]):
+    from remind.fuzzing.guided import main
+main(*sys.argv[1:])
+"""
 
 
 def main(name: str, out: str, seconds: str, seed: str) -> None:
     """Fuzz until the time is over; libFuzzer then ends the process and prints its counts on standard error."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-    with atheris.instrument_imports(include=["remind.readers", "remind.io", "remind.evaluation", "remind.states"]):
-        from remind.fuzzing.targets import make_targets, wrong
-    from remind.fuzzing.run import save, scratch
 
     target = make_targets()[name]
     with scratch() as folder:
@@ -37,7 +43,3 @@ def main(name: str, out: str, seconds: str, seed: str) -> None:
         options += [f"-artifact_prefix={out}/{name}-", "-timeout=60", "-rss_limit_mb=6144", "-detect_leaks=0"]
         atheris.Setup(["fuzz", *options, str(corpus)], one, custom_mutator=change)
         atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

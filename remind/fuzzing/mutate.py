@@ -98,19 +98,23 @@ _BYTES = (
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """One to four mutations of a file; of its values where it is JSON, else and sometimes of its bytes."""
     values = _parse(data) if rng.random() < 0.75 else None
-    if values is None:
-        for _ in range(rng.randint(1, 4)):
-            data = change_bytes(data, rng)
-        return data
-    found, is_list, lines = values
-    holder = [found]
+    if values is not None:
+        try:
+            return _spelt(_changed(*values, rng), rng)
+        except (ValueError, RecursionError):  # by and by nested too deeply to be copied, or numbers too long to be told
+            pass
+    for _ in range(rng.randint(1, 4)):
+        data = change_bytes(data, rng)
+    return data
+
+
+def _changed(value: Any, is_list: bool, lines: bool, rng: random.Random) -> str:
+    holder = [value]
     for _ in range(rng.randint(1, 4)):
         change_value(holder, rng)
     if isinstance(holder[0], list) and lines:
-        text = "\n".join(json.dumps(item) for item in holder[0])
-    else:
-        text = json.dumps(holder[0] if is_list or lines or rng.random() < 0.8 else [holder[0]])
-    return _spelt(text, rng)
+        return "\n".join(json.dumps(item) for item in holder[0])
+    return json.dumps(holder[0] if is_list or lines or rng.random() < 0.8 else [holder[0]])
 
 
 def _parse(data: bytes) -> tuple[Any, bool, bool] | None:

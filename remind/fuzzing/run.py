@@ -126,12 +126,16 @@ def _findings(out: Path, name: str) -> list[Path]:
 
 def _guided(name: str, seconds: float, out: Path, seed: int) -> int:
     """libFuzzer ends its process, so that it gets one."""
-    command = [sys.executable, "-m", "remind.fuzzing.guided", name, str(out), str(max(1, round(seconds))), str(seed)]
+    from remind.fuzzing.guided import START
+
+    command = [sys.executable, "-c", START, name, str(out), str(max(1, round(seconds))), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     executed = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
     if executed is None:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise DataError(f"the fuzzer of {name} ended with status {done.returncode}: {last[0]}", out)
+    if re.search(r"INITED cov: [1-9]", done.stderr) is None:
+        raise DataError(f"the fuzzer of {name} is blind: it does not see which code an input reaches", out)
     return int(executed[1])
 
 

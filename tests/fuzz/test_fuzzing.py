@@ -12,6 +12,8 @@ import pytest
 
 from remind.errors import ConfigError, DataError
 from remind.fuzzing import FuzzConfig, fuzz
+from remind.fuzzing.guided import START
+from remind.fuzzing.mutate import mutate
 from remind.fuzzing.run import at_random, save
 from remind.fuzzing.targets import Target, make_targets, wrong
 
@@ -82,8 +84,23 @@ def test_the_script(tmp_path):
     assert [(name, count["findings"]) for name, count in counts.items()] == [("chat", 0), ("answer", 0)]
 
 
-def test_guided_by_coverage(tmp_path):
+@pytest.mark.parametrize("target", ["refmem", "json"])
+def test_guided_by_coverage(tmp_path, target):
+    """The readers, which the package imports itself, are followed as all else is: else it is told to be blind."""
     pytest.importorskip("atheris", reason="needs atheris (pip install atheris)")
-    counts = fuzz(FuzzConfig(seconds=2, targets=["json"], out=str(tmp_path / "out"), guide="coverage"))
-    assert counts["json"].cases > 10
-    assert counts["json"].findings == 0
+    counts = fuzz(FuzzConfig(seconds=3, targets=[target], out=str(tmp_path / "out"), guide="coverage"))
+    assert counts[target].cases > 10
+    assert counts[target].findings == 0
+
+
+def test_a_fuzzer_that_sees_nothing_is_no_fuzzer(tmp_path, monkeypatch):
+    pytest.importorskip("atheris", reason="needs atheris (pip install atheris)")
+    monkeypatch.setattr("remind.fuzzing.guided.START", START.replace('["remind"]', '["elsewhere"]'))
+    with pytest.raises(DataError, match="blind"):
+        fuzz(FuzzConfig(seconds=2, targets=["refmem"], out=str(tmp_path / "out"), guide="coverage"))
+
+
+def test_what_is_nested_too_deeply_to_be_copied_is_mutated_as_bytes():
+    deep = ('{"a": ' * 5000 + "1" + "}" * 5000).encode()
+    made = {mutate(deep, random.Random(seed)) for seed in range(20)}
+    assert len(made - {deep}) > 10
