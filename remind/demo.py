@@ -141,7 +141,7 @@ def demo(cfg: DemoConfig) -> Path:
     folder = next(iter(states.values()))
     before = _answers("nano", folder, out / "evaluation-before")
     after = _answers(str(best), folder, out / "evaluation")
-    found = list(read_states(out / "retrieved"))
+    found = read_states(out / "retrieved")
     retrieved = {"before": _ladder(backbone, found), title: _ladder(load_backbone(best), found)}
 
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)

@@ -100,6 +100,17 @@ def _malloc_trim() -> Callable[[int], int] | None:
         return None
 
 
+def resident(field: str, process: int | str = "self") -> int:
+    """Resident memory of a process in bytes: VmRSS as it is now, VmHWM the most so far or since it was last reset.
+
+    Raises:
+        OSError: there is no /proc, or no such process any more.
+    """
+    status = Path(f"/proc/{process}/status").read_text()
+    # a process that has just ended has no such lines
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+
+
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""One target under atheris, in a process of its own: `python -c START TARGET OUT SECONDS SEED`."""
+"""One target under atheris, in a process of its own: `python -c run.START TARGET OUT SECONDS SEED`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from pathlib import Path
 
 from remind.fuzzing.run import save, scratch
 from remind.fuzzing.targets import make_targets, wrong
-
-#: Only what is imported inside is followed, and `python -m` would import the package, readers and all, before.
-START = """\
-import sys, atheris
-with atheris.instrument_imports(include=["remind"]):
-    from remind.fuzzing.guided import main
-main(*sys.argv[1:])
-"""
 
 
 def main(name: str, out: str, seconds: str, seed: str) -> None:

@@ -18,6 +18,14 @@ from remind.errors import ConfigError, DataError
 from remind.fuzzing.targets import Target, make_targets, wrong
 from remind.io import atomic_path, write_json, write_text
 
+#: Only what is imported inside is followed, and `python -m` would import the package, readers and all, before.
+START = """\
+import sys, atheris
+with atheris.instrument_imports(include=["remind"]):
+    from remind.fuzzing.guided import main
+main(*sys.argv[1:])
+"""
+
 
 @dataclass
 class FuzzConfig:
@@ -126,8 +134,6 @@ def _findings(out: Path, name: str) -> list[Path]:
 
 def _guided(name: str, seconds: float, out: Path, seed: int) -> int:
     """libFuzzer ends its process, so that it gets one."""
-    from remind.fuzzing.guided import START
-
     command = [sys.executable, "-c", START, name, str(out), str(max(1, round(seconds))), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     executed = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from remind.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.errors import ConfigError, ModelError
 from remind.io import read_json, write_json
 from remind.pipeline.effort import STAGES
+from remind.processes import resident
 from remind.readers import read, write_refmem
 
 #: Stages that a dialogue takes once, whatever is asked of it.
@@ -179,12 +179,10 @@ def peak_of_session(session: int) -> float:
             # what follows the name in brackets: state, parent, group, session
             if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != session:
                 continue
-            status = (folder / "status").read_text()
+            peak = max(peak, resident("VmHWM", folder.name))
         except (OSError, ValueError, IndexError):  # it has ended
             continue
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        peak = max(peak, int(found[1]) if found else 0)
-    return peak / 1024
+    return peak / 2**20
 
 
 def _print(row: dict[str, Any]) -> None:

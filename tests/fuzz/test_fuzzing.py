@@ -12,9 +12,8 @@ import pytest
 
 from remind.errors import ConfigError, DataError
 from remind.fuzzing import FuzzConfig, fuzz
-from remind.fuzzing.guided import START
 from remind.fuzzing.mutate import mutate
-from remind.fuzzing.run import at_random, save
+from remind.fuzzing.run import START, at_random, save
 from remind.fuzzing.targets import Target, make_targets, wrong
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +94,7 @@ def test_guided_by_coverage(tmp_path, target):
 
 def test_a_fuzzer_that_sees_nothing_is_no_fuzzer(tmp_path, monkeypatch):
     pytest.importorskip("atheris", reason="needs atheris (pip install atheris)")
-    monkeypatch.setattr("remind.fuzzing.guided.START", START.replace('["remind"]', '["elsewhere"]'))
+    monkeypatch.setattr("remind.fuzzing.run.START", START.replace('["remind"]', '["elsewhere"]'))
     with pytest.raises(DataError, match="blind"):
         fuzz(FuzzConfig(seconds=2, targets=["refmem"], out=str(tmp_path / "out"), guide="coverage"))
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from remind.alignment.bench.config import BenchStepConfig, Tune, Variant
+from remind.processes import resident
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET = Path("/proc/self/clear_refs")
 #: blocks above this many bytes are returned when freed
 _MMAP = "65536"
 
@@ -83,18 +84,12 @@ def _child(connection: Any, cfg: BenchStepConfig, tune: Tune, name: Variant) -> 
     # libraries take memory of their own on first use
     make_step(name, build(tiny, tune), microbatch(tiny))()
     gc.collect()
-    bare = _resident("VmRSS")
+    bare = resident("VmRSS")
     model, batch = build(cfg, tune), microbatch(cfg)
     step = make_step(name, model, batch)
     gc.collect()
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     _RESET.write_text("5")
     step()
-    peak = _resident("VmHWM")
+    peak = resident("VmHWM")
     connection.send_bytes(f"{peak - bare + moments(model)} {peak - before}".encode())
-
-
-def _resident(field: str) -> int:
-    """Bytes of this process, VmRSS: now; VmHWM: at most since the last reset."""
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024

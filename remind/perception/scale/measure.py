@@ -27,6 +27,7 @@ from remind.perception.encode import SentenceEncoder
 from remind.perception.index import DialogueIndex, content_key
 from remind.perception.retrieve import RetrieveConfig, retrieve
 from remind.perception.segment import SegmentConfig
+from remind.processes import resident
 from remind.pyramid import FactualState, render
 
 METHODS = ("cue", "hybrid")
@@ -135,9 +136,8 @@ def _asked(
 
 def _peak() -> float:
     """Peak resident memory of this process so far, MB."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage also counts the process that started this one
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
+    if Path("/proc/self/status").is_file():  # getrusage also counts the process that started this one
+        return resident("VmHWM") / 2**20
     # macOS counts in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if platform.system() == "Darwin" else 10)
 
