@@ -1,8 +1,8 @@
 """REMIND: reflective memory for vision-language models."""
 
-from remind.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-from remind.kernels import keep_out
-from remind.readers import read
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.readers import read
+from remind.models.kernels import keep_out
 
 keep_out()
 

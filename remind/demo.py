@@ -18,23 +18,23 @@ from time import perf_counter
 from typing import Any
 
 from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
+from remind.alignment.export import ExportConfig, export
 from remind.alignment.metrics import read_metrics
 from remind.alignment.objective import Edge, Objective
 from remind.alignment.trainer import train
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import FORMATS, Corpus
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.core.files import write_json
+from remind.data.dialogue import FORMATS, Corpus
+from remind.data.readers.refmem import write_refmem
 from remind.evaluation.harness import EvaluateConfig, evaluate
 from remind.evaluation.tables import compare_rows, plain
-from remind.export import ExportConfig, export
 from remind.grounding import GroundingConfig
-from remind.io import write_json
+from remind.models.backbone import Backbone, load_backbone
 from remind.perception import PerceptionConfig
 from remind.pipeline import BuildStatesConfig, build_states
-from remind.pyramid import LEVELS
-from remind.readers.refmem import write_refmem
 from remind.sae_training import TrainSAEConfig, train_sae
-from remind.states import StateRecord, read_manifest, read_states
+from remind.states.parquet import StateRecord, read_manifest, read_states
+from remind.states.pyramid import LEVELS
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.score import answered
@@ -53,7 +53,7 @@ Acc: letters exact, direct answers as the offline judge rules. MemR: this backbo
 LADDER = "Accuracy from x0, x1 and x2 by training: share of the same {n} questions, direct answers word for word"
 LADDER_NOTE = """\
 The dialogues and wordings are ones that no training has seen. SFT: the labels alone, on x0, as many steps. This is one
-seed; scripts/prove_pra.py is the experiment with intervals."""
+seed; python -m experiments.proof is the experiment with intervals."""
 HELD_OUT = "Held-out loss on {n} {split} questions with their true answers, from metrics.jsonl of each run"
 HELD_OUT_NOTE = """\
 Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the true answer under x0, nats a token."""
@@ -277,7 +277,7 @@ def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "
 
 def plot(rows: Mapping[str, Row], path: Path) -> Path:
     """Accuracy under x0, x1, x2 before and after, over all formats."""
-    from remind.plots.style import LEVEL_COLOURS
+    from remind.viewing.plots.style import LEVEL_COLOURS
     from sae.figures import Picture, new_figure
 
     figure = new_figure(7.5, 1.2 + 0.6 * len(rows))

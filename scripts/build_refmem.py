@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Build a benchmark of reflective memory from dialogues; stages that are finished are not done again."""
 
-from remind.cli import main
+from remind.core.cli import main
 from remind.refmem.build import build_refmem
 from remind.refmem.config import RefMemConfig
 

@@ -3,7 +3,7 @@
 
 import sys
 
-from remind.cli import main
+from remind.core.cli import main
 from remind.evaluation.compare import CompareConfig, compare_and_show, named
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Merge annotators' files: agreement before discussion, conflicts, removal rates and the adjudicated items."""
 
-from remind.cli import main
+from remind.core.cli import main
 from remind.refmem.annotation.merge import MergeConfig, merge_and_show
 
 if __name__ == "__main__":

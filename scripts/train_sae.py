@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Train Top-K sparse autoencoders on dialogues, one per layer of a backbone."""
 
-from remind.cli import main
+from remind.core.cli import main
 from remind.sae_training import TrainSAEConfig, train_sae
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from remind.alignment.example import Example
 from remind.alignment.fixed import FixedTeacher, HiddenTeacher, TopKTeacher, approximation_error, teach, topk_targets
 from remind.alignment.step import AlignmentModel, head_weight
 from remind.alignment.teachers import Fixed, TeacherConfig
-from remind.errors import ModelError
-from remind.progress import track
+from remind.core.errors import ModelError
+from remind.core.progress import track
 
 _KIND = "targets"
 #: Examples per file: what is computed again after a kill.

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from remind.alignment.failures import saving
-from remind.io import atomic_path, sha256_json
+from remind.core.files import atomic_path, sha256_json
 
 
 @dataclass(frozen=True)

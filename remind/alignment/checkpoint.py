@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from remind.alignment.failures import saving
-from remind.errors import ModelError, RemindError
-from remind.io import atomic_folder, read_json, sha256_file, write_json
+from remind.core.errors import ModelError, RemindError
+from remind.core.files import atomic_folder, read_json, sha256_file, write_json
 
 FOLDER = "checkpoints"
 CHECKSUMS = "checksums.json"

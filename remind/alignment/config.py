@@ -14,8 +14,8 @@ from remind.alignment.losses import Edge, Objective
 from remind.alignment.optim import OptimizerKind, Schedule
 from remind.alignment.step import StepKind, plan
 from remind.alignment.teachers import TeacherConfig
-from remind.errors import ConfigError
-from remind.io import write_text
+from remind.core.errors import ConfigError
+from remind.core.files import write_text
 
 CONFIG = "config.yaml"
 

@@ -12,11 +12,11 @@ from remind.alignment.cache import Cache, Crew
 from remind.alignment.example import Example, Pictured
 from remind.alignment.pictures import Pictures
 from remind.alignment.tokens import Row, answer_ids, read_rows, row_of
-from remind.errors import ConfigError, DataError
-from remind.io import sha256_file
-from remind.progress import track
-from remind.split import check_overlap
-from remind.states import MANIFEST, StateRecord, read_manifest, read_part, state_parts
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_file
+from remind.core.progress import track
+from remind.data.split import check_overlap
+from remind.states.parquet import MANIFEST, StateRecord, read_manifest, read_part, state_parts
 
 #: Answers for questions that have none, by question id; None where none could be decoded.
 Answers = Callable[[Sequence[StateRecord]], Mapping[str, str | None]]

@@ -8,9 +8,9 @@ from typing import Any
 from remind.alignment.cache import Cache, Crew
 from remind.alignment.shorten import shortened
 from remind.alignment.tokens import tokenizer_fingerprint
-from remind.backbone import Backbone
-from remind.evaluation.answer import generate
-from remind.states import StateRecord
+from remind.models.backbone import Backbone
+from remind.models.generate import generate
+from remind.states.parquet import StateRecord
 
 _KIND = "decoded"
 #: Questions per file: what is computed again after a kill.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from remind.alignment.pictures import Pictures
-from remind.io import sha256_json
+from remind.core.files import sha256_json
 
 
 @dataclass(frozen=True)

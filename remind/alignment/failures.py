@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 
 
 class OutOfMemory(Exception):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remind.alignment.losses import Target, accumulation_dtype, bucketed, edge_distance
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.alignment.losses import N_LEVELS
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 GuardKind = Literal["warn", "stop", "off"]
 REMEDY = (

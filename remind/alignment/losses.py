@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remind.alignment.objective import N_LEVELS, Edge, Objective
-from remind.errors import DataError
+from remind.core.errors import DataError
 
 
 class PRALoss(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from remind.alignment.step import head_weight
-from remind.backbone import Backbone
-from remind.chat import tokenize
-from remind.pyramid import MARKER
+from remind.models.backbone import Backbone
+from remind.models.chat import tokenize
+from remind.states.pyramid import MARKER
 
 
 def marker_id(tokenizer: Any) -> int | None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from remind.alignment.example import Example
 from remind.alignment.failures import append_line, saving
 from remind.alignment.losses import Objective
-from remind.errors import DataError
-from remind.io import write_text
+from remind.core.errors import DataError
+from remind.core.files import write_text
 
 METRICS = "metrics.jsonl"
 

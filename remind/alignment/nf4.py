@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 
 #: Values that share a scale.
 _BLOCK = 64

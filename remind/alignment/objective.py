@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 N_LEVELS = 3
 

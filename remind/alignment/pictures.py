@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from remind.alignment.cache import Crew
-from remind.backbone import Backbone
-from remind.chat import chat_ids
-from remind.errors import ConfigError, DataError, ImagePathError
-from remind.io import sha256_file, sha256_json
-from remind.progress import track
-from remind.states import StateRecord, read_part
-from remind.vision import image_block, pixel_inputs, takes_images
+from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.core.files import sha256_file, sha256_json
+from remind.core.progress import track
+from remind.models.backbone import Backbone
+from remind.models.chat import chat_ids
+from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.states.parquet import StateRecord, read_part
 
 
 class Pictures:

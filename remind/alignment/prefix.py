@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 
 NAME = "remind_shared_prefix"
 

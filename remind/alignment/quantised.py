@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import zeros as distributed_zeros
 
 from remind.alignment.rounding import generator_of, random_bits, to_bfloat16, up
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 #: Values of a row that share one scale.
 BLOCK = 256

@@ -14,8 +14,8 @@ from remind.alignment.failures import saving
 from remind.alignment.metrics import MetricsLog
 from remind.alignment.tokens import KIND as TOKENS
 from remind.alignment.trackers import Trackers, check_names
-from remind.errors import ConfigError, RemindError
-from remind.io import missing_folders, remove_empty, write_json
+from remind.core.errors import ConfigError, RemindError
+from remind.core.files import missing_folders, remove_empty, write_json
 
 DATA = "data.json"
 FAILURE = "failure.json"

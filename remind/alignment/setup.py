@@ -27,10 +27,10 @@ from remind.alignment.run_folder import CACHE, DATA, RunFolder
 from remind.alignment.step import AlignmentModel, Pass, plan
 from remind.alignment.teachers import Ema, Live, Teachers
 from remind.alignment.workers import Workers
-from remind.backbone import Backbone
-from remind.errors import ConfigError, DataError, RemindError
-from remind.launch import make_accelerator, sharded
-from remind.states import StateRecord
+from remind.core.distributed import make_accelerator, sharded
+from remind.core.errors import ConfigError, DataError, RemindError
+from remind.models.backbone import Backbone
+from remind.states.parquet import StateRecord
 
 
 @dataclass

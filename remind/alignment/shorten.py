@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from remind.chat import end_token_id, prompt_ids, tokenize
-from remind.pyramid import LEVELS, Rendered, shown_images
-from remind.states import StateRecord
+from remind.models.chat import end_token_id, prompt_ids, tokenize
+from remind.states.parquet import StateRecord
+from remind.states.pyramid import LEVELS, Rendered, shown_images
 
 _HEADER = re.compile(r"^\[Session [^\n]*\]\n", re.MULTILINE)
 

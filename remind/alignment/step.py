@@ -21,7 +21,7 @@ from remind.alignment.chunked import chunked_terms
 from remind.alignment.fixed import FixedTeacher
 from remind.alignment.objective import Objective
 from remind.alignment.prefix import rest_of, shared_attention
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 
 __all__ = [
     "AlignmentModel",

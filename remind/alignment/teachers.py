@@ -20,7 +20,7 @@ from remind.alignment.checkpoint import trained_parameters
 from remind.alignment.example import Example
 from remind.alignment.fixed import FixedTeacher, HiddenTeacher, teach
 from remind.alignment.step import head_weight
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 #: What stands for the live teachers of one microbatch: level to teacher; empty where they are live.
 Fixed = dict[int, FixedTeacher]

@@ -15,11 +15,11 @@ from torch import Tensor
 from remind.alignment.cache import Cache, Crew, ragged, unragged
 from remind.alignment.pictures import Pictures
 from remind.alignment.shorten import shortened
-from remind.chat import end_token_id, prompt_ids, tokenize
-from remind.io import sha256_file, sha256_json
-from remind.progress import track
-from remind.pyramid import LEVELS
-from remind.states import StateRecord, read_part
+from remind.core.files import sha256_file, sha256_json
+from remind.core.progress import track
+from remind.models.chat import end_token_id, prompt_ids, tokenize
+from remind.states.parquet import StateRecord, read_part
+from remind.states.pyramid import LEVELS
 
 KIND = "tokens"
 #: Raise it when the same text becomes other tokens.

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from remind.alignment import checkpoint as checkpoints
 from remind.alignment.config import read_config
 from remind.alignment.model import fingerprint, load, prepare
-from remind.backbone import Backbone
-from remind.errors import ModelError
+from remind.core.errors import ModelError
+from remind.models.backbone import Backbone
 
 
 def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:

@@ -23,8 +23,8 @@ from remind.alignment.run_folder import BEST, FAILURE
 from remind.alignment.setup import set_up
 from remind.alignment.teachers import Ema
 from remind.alignment.termination import STATUS, Termination
-from remind.errors import ConfigError, ModelError
-from remind.progress import Counter
+from remind.core.errors import ConfigError, ModelError
+from remind.core.progress import Counter
 
 __all__ = [
     "DataConfig",

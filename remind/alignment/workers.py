@@ -17,7 +17,7 @@ from remind.alignment.failures import OutOfMemory, is_out_of_memory
 from remind.alignment.order import share
 from remind.alignment.step import AlignmentModel, Pass, collate, run
 from remind.alignment.teachers import Live, Teachers
-from remind.launch import sharded
+from remind.core.distributed import sharded
 
 
 class Workers:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from remind import prompts as templates
-from remind.evaluation.answer import Failure, Generation, check_generates, generate
 from remind.llm.request import Message, Reply, Request
+from remind.models.generate import Failure, Generation, check_generates, generate
+from remind.states import prompts as templates
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
     from remind.llm.request import ChatModel
+    from remind.models.backbone import Backbone
 
 #: Called with index and output as each becomes known.
 OnOutput = Callable[[int, Generation], None]

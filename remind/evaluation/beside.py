@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remind.dialogue import FORMATS
+from remind.data.dialogue import FORMATS
 from remind.evaluation.paired import Difference, paired_bootstrap
 from remind.evaluation.scores import Score
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.dialogue import FORMATS
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json, sha256_json, write_json
+from remind.data.dialogue import FORMATS
 from remind.evaluation.paired import Difference, paired_bootstrap
-from remind.io import read_json, sha256_json, write_json
 
 REPORT, PREDICTIONS = "report.json", "predictions.jsonl"
 #: Accuracy with failures of a question that has a gold answer as wrong: leaving questions out cannot raise it.

@@ -7,19 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remind.abstraction import summarise_all
-from remind.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.names import CONDITIONS
 from remind.evaluation.rebuild import attentional_of, segments_of, strategy_end, strategy_of
-from remind.llm.blind import blind
 from remind.llm.extract import declines
-from remind.pyramid import LETTERS, LEVELS, AttentionalState, FactualState, ReflectiveState, Span, Strategy, render
-from remind.states import StateRecord
+from remind.reflect import summarise_all
+from remind.states.blind import blind
+from remind.states.parquet import StateRecord
+from remind.states.pyramid import (
+    LETTERS,
+    LEVELS,
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Span,
+    Strategy,
+    render,
+)
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
-    from remind.llm.base import AuxiliaryLLM
+    from remind.states.auxiliary import AuxiliaryLLM
 
 
 @dataclass(frozen=True)

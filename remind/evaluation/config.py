@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.evaluation.names import expand
 from remind.llm.endpoints import LLMConfig
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue, Question
+from remind.data.dialogue import Dialogue, Question
 from remind.perception.index import Costs, prompt_costs
 from remind.perception.segment import turn_text
 
 if TYPE_CHECKING:
     from remind.evaluation.config import ContextConfig
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 #: Dialogues whose counts and vectors stay in memory; questions come dialogue by dialogue.
 _HELD = 2

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from remind.dialogue import FORMATS
-from remind.pyramid import LETTERS
+from remind.data.dialogue import FORMATS
+from remind.states.pyramid import LETTERS
 
 if TYPE_CHECKING:
     from remind.evaluation.scores import Score

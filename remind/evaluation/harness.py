@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind import prompts
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.core.files import write_json, write_text
 from remind.evaluation.answerers import Silent, model_hash
 from remind.evaluation.beside import differences, reference
 from remind.evaluation.config import ContextConfig, EvaluateConfig
@@ -22,13 +22,13 @@ from remind.evaluation.predictions import RunFolder
 from remind.evaluation.report import table, write_report
 from remind.evaluation.stages import Answers, Part, answer_stage, judge_stage, read_answers, score_stage
 from remind.evaluation.verdicts import Verdicts
-from remind.io import write_json, write_text
-from remind.states import read_manifest
+from remind.states import prompts
+from remind.states.parquet import read_manifest
 
 if TYPE_CHECKING:
     from remind.evaluation.answerers import Answerer
-    from remind.llm.base import AuxiliaryLLM
     from remind.llm.request import ChatModel
+    from remind.states.auxiliary import AuxiliaryLLM
 
 __all__ = [
     "ContextConfig",

@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind import prompts
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.core.files import input_hashes, sha256_file, sha256_json
+from remind.data.readers.place import Place
 from remind.evaluation.names import CONDITIONS
-from remind.io import input_hashes, sha256_file, sha256_json
-from remind.readers.place import Place
-from remind.states import MANIFEST, manifest_hashes
+from remind.states import prompts
+from remind.states.parquet import MANIFEST, manifest_hashes
 
 if TYPE_CHECKING:
     from remind.evaluation.config import EvaluateConfig

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.evaluation.conditions import Prompt, Prompter, control, most_frequent
 from remind.evaluation.names import CONDITIONS
-from remind.pyramid import LEVELS, Rendered
-from remind.states import StateRecord, check_split, read_part, state_parts
+from remind.states.parquet import StateRecord, check_split, read_part, state_parts
+from remind.states.pyramid import LEVELS, Rendered
 
 _NOTHING = Rendered("", (0, 0), (), (), ())
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from remind.errors import DataError
-from remind.io import atomic_path, unique_keys
+from remind.core.errors import DataError
+from remind.core.files import atomic_path, unique_keys
 
 
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:

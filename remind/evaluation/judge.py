@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remind.errors import ConfigError, RemindError
-from remind.progress import Counter
+from remind.core.errors import ConfigError, RemindError
+from remind.core.progress import Counter
 
 if TYPE_CHECKING:
-    from remind.llm.base import AuxiliaryLLM
+    from remind.states.auxiliary import AuxiliaryLLM
 
 #: Cases put to a judge at once, where it takes several; their verdicts are kept before the next ones are asked for.
 _AT_ONCE = 64

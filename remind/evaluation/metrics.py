@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

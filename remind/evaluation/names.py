@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 _DRAWN_AT_ONCE = 2_000_000  # indices held in memory: 16 MB
 

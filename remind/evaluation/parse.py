@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from remind.pyramid import LETTERS, one_line
+from remind.states.pyramid import LETTERS, one_line
 
 _OPEN = {name: re.compile(rf"<\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}
 _CLOSE = {name: re.compile(rf"<\s*/\s*{name}\s*>", re.IGNORECASE) for name in ("answer", "explanation")}

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remind.dialogue import Corpus
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Corpus
 from remind.evaluation.answerers import Answerer, ChatAnswers, LocalAnswers
 from remind.evaluation.conditions import Prompter
 from remind.evaluation.config import EvaluateConfig
@@ -19,9 +19,9 @@ from remind.evaluation.names import CONDITIONS
 from remind.llm.opening import Chats
 
 if TYPE_CHECKING:
-    from remind.llm.base import AuxiliaryLLM
     from remind.llm.request import ChatModel, Stage
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
+    from remind.states.auxiliary import AuxiliaryLLM
 
 
 class Parts:
@@ -69,7 +69,7 @@ class Parts:
             return load_asked(cfg.states, cfg.split, cfg.names, None, cfg.limit)
         if not cfg.corpus:
             raise ConfigError(f"{needy[0]} shows the dialogues: set corpus to the files the states were made of")
-        from remind.readers import read
+        from remind.data.readers import read
 
         self.known["corpus"] = corpus_hashes(cfg.corpus, self.manifest, cfg.states)
         corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
@@ -99,7 +99,7 @@ class Parts:
     @property
     def encoder(self) -> SentenceEncoder:
         if self._encoder is None:
-            from remind.perception.encode import SentenceEncoder
+            from remind.models.encoder import SentenceEncoder
 
             self._encoder = SentenceEncoder(self.cfg.encoder, self.cfg.device)
         return self._encoder
@@ -110,7 +110,7 @@ class Parts:
         if self._answerer is None and cfg.answers == "server":
             self._answerer = ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
         elif self._answerer is None:
-            from remind.backbone import load_backbone
+            from remind.models.backbone import load_backbone
 
             backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
             self._answerer = LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size)

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
-from remind.errors import ConfigError, DataError
-from remind.evaluation.answer import Failure, Generation
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json, write_json, write_rows
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.jsonl import bad_row, put_row, read_rows
-from remind.io import read_json, write_json, write_rows
+from remind.models.generate import Failure, Generation
 
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"

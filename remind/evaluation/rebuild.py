@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from remind.dialogue import Dialogue, Question
-from remind.errors import DataError
-from remind.pyramid import AttentionalState, FactualState, Rendered, Segment, Span, Strategy, render
-from remind.states import StateRecord
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue, Question
+from remind.states.parquet import StateRecord
+from remind.states.pyramid import AttentionalState, FactualState, Rendered, Segment, Span, Strategy, render
 
 #: Heads of the anchor lines in a rendered strategy, and the kind each stands for.
 _KINDS = {

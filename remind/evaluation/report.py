@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 
+from remind.core.files import write_json, write_text
 from remind.evaluation import tables
 from remind.evaluation.examples import examples, failed_examples
 from remind.evaluation.tables import HEADS, compare_rows, judge_label, measured, percent, sections, table
-from remind.io import write_json, write_text
 
 if TYPE_CHECKING:
     from remind.evaluation.scores import Score

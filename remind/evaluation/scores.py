@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remind.evaluation import metrics
-from remind.evaluation.answer import Generation
 from remind.evaluation.intervals import Estimate, bootstrap, wilson
 from remind.evaluation.judge import Ruling, rule
 from remind.evaluation.parse import ParsedAnswer
 from remind.evaluation.verdicts import case_of, parse_all, to_judge
-from remind.states import StateRecord, evidence_share
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from remind.llm.base import AuxiliaryLLM
+    from remind.states.auxiliary import AuxiliaryLLM
 
 #: The averaged scores, in the order of the tables; `accuracy` is a share of ones, the others are means.
 MEASURES = (

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.dialogue import FORMATS
-from remind.errors import DataError, ModelError
-from remind.evaluation.answer import Generation
+from remind.core.errors import DataError, ModelError
+from remind.core.progress import Counter
+from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.predictions import PASSING, Prediction, RunFolder, predicted, prediction_row, prompt_hash, put
 from remind.evaluation.scores import MEASURES, Score, counts, group, score_judged, summarise
 from remind.evaluation.verdicts import Verdicts, judge_run, parse_all, read_verdicts
-from remind.progress import Counter
-from remind.states import StateRecord
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from remind.evaluation.answerers import Answerer
     from remind.evaluation.config import EvaluateConfig
-    from remind.llm.base import AuxiliaryLLM
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
+    from remind.states.auxiliary import AuxiliaryLLM
 
 
 class Answers(NamedTuple):

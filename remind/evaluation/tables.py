@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.evaluation.beside import summary
 from remind.evaluation.names import CONDITIONS
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.errors import DataError
-from remind.evaluation.answer import Generation
+from remind.core.errors import DataError
+from remind.core.files import write_rows
 from remind.evaluation.jsonl import bad_row, put_row, read_rows
 from remind.evaluation.judge import Case, Ruling, rule
 from remind.evaluation.parse import ParsedAnswer, parse_answer
-from remind.io import write_rows
-from remind.states import StateRecord
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord
 
 if TYPE_CHECKING:
-    from remind.llm.base import AuxiliaryLLM
+    from remind.states.auxiliary import AuxiliaryLLM
 
 #: Stands for the judge of questions with options: their letters are compared.
 LETTERS_RULE = "letters"

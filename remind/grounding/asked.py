@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue
+from remind.data.dialogue import Dialogue
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.signals import empty_words, name_words
-from remind.pyramid import one_line
+from remind.states.pyramid import one_line
 from sae import SparseCodes
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remind.grounding.encode import SparseEncoder, split_codes, turn_idf
 from remind.grounding.places import Part, token_places
-from remind.pyramid import FactualState, Span, render
+from remind.states.pyramid import FactualState, Span, render
 from sae import SparseCodes
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from remind.errors import ConfigError, DataError, shown
+from remind.core.errors import ConfigError, DataError, shown
 from remind.grounding.fusion import FusionConfig
 from remind.grounding.resonance import kernel_radius
 from remind.grounding.salience import parse_aggregate

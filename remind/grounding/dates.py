@@ -10,7 +10,7 @@ from datetime import date
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue
+from remind.data.dialogue import Dialogue
 
 _MONTHS = "january february march april may june july august september october november december"
 _NUMBER = {name: number for number, month in enumerate(_MONTHS.split(), 1) for name in (month, month[:3])}

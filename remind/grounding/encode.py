@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone
-from remind.errors import ModelError
-from remind.progress import reached, shares
+from remind.core.errors import ModelError
+from remind.core.progress import reached, shares
+from remind.models.backbone import Backbone
 from sae import DocumentFrequency, SAEError, SparseCodes
 
 #: Numbers of [tokens, d_sae] that a coder computes at a time on a CPU: 16 MB in float32, which the allocator keeps.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 #: Scores that are standardised and weighted twice: as they stand, and over their surroundings.
 SCORES = ("summed", "each", "dense", "bm25")
@@ -29,7 +29,7 @@ WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")
 class FusionConfig:
     """Weights of the fused salience: a logit of "this turn is evidence", linear in the scores.
 
-    The defaults were fitted (`remind.grounding.evidence.fit`) to 1,249 questions on LoCoMo and 428 on REALTALK, with
+    The defaults were fitted (`experiments.evidence.fit`) to 1,249 questions on LoCoMo and 428 on REALTALK, with
     MiniLM, SAEs of layers 4 and 5 and the question's own words as anchors, and held for dialogues left out
     (`bench_evidence_ratio.py` fits them to dialogues of one's own). Scores nearly repeat each other, so that a single
     weight, or its sign, says little.

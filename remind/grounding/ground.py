@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone, BackboneSize
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.grounding.asked import question_codes
 from remind.grounding.codes import StateCodes, joint_codes
 from remind.grounding.config import GroundingConfig
@@ -27,11 +26,12 @@ from remind.grounding.selection import select_blocks
 from remind.grounding.signals import TurnSignals
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
-from remind.pyramid import AttentionalState, FactualState
+from remind.models.backbone import Backbone, BackboneSize
+from remind.states.pyramid import AttentionalState, FactualState
 from sae import SparseCodes
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 _KINDS = ("summed", "each")
 

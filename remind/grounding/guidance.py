@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from sae import SparseCodes
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
 
 
@@ -23,8 +23,8 @@ def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache:
     """
     if given is not None:
         return Path(given)
+    from remind.data.sample import corpus_path
     from remind.sae_training import quick_sae
-    from remind.testbed.sample import corpus_path
 
     return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
 

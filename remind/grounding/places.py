@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.dialogue import Turn
-from remind.pyramid import Rendered, Span, one_line
+from remind.data.dialogue import Turn
+from remind.states.pyramid import Rendered, Span, one_line
 
 
 class Part(IntEnum):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.grounding.guidance import active_features, flat, working_dtype
 from sae import SparseCodes
 

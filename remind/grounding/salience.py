@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.grounding.guidance import working_dtype
 from remind.grounding.resonance import check_turns
 

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 from torch import Tensor
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 
 def select_blocks(

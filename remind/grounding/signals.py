@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue
 from remind.grounding.dates import asked_dates, closeness, turn_dates
-from remind.perception.lexical import BM25, stems, word_list, words
 from remind.perception.segment import turn_text
-from remind.perception.strategy import target_speakers
+from remind.text.strategy import target_speakers
+from remind.text.words import BM25, stems, word_list, words
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 
 @cache

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from remind.backbone import Backbone
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.core.files import atomic_path, sha256_json
 from remind.grounding.encode import SparseEncoder
-from remind.io import atomic_path, sha256_json
+from remind.models.backbone import Backbone
 from sae import SAEError, SparseCodes
 
 FORMAT, FORMAT_VERSION = "remind-codes", "1"

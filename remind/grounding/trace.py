@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 from remind.grounding.codes import StateCodes
 from remind.grounding.guidance import flat
 from remind.grounding.places import Part
-from remind.pyramid import AttentionalState
+from remind.states.pyramid import AttentionalState
 
 
 @dataclass(frozen=True)

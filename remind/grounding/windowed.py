@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue, Question
+from remind.data.dialogue import Dialogue, Question
 from remind.grounding.codes import LayerCodes, StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.places import token_places
 from remind.grounding.store import CodeStore
-from remind.pyramid import FactualState, Rendered, Segment, Span, Strategy, render
+from remind.states.pyramid import FactualState, Rendered, Segment, Span, Strategy, render
 from sae import SparseCodes
 
 

@@ -1,5 +1,5 @@
 """The auxiliary LLM behind one small interface."""
 
-from remind.llm.base import AuxiliaryLLM
+from remind.states.auxiliary import AuxiliaryLLM
 
 __all__ = ["AuxiliaryLLM"]

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remind import prompts
-from remind.dialogue import Dialogue, Question
-from remind.llm.blind import blind, blind_state
+from remind.data.dialogue import Dialogue, Question
 from remind.llm.fence import code_for, fenced
 from remind.llm.request import Message, Reply, Request, Stage
-from remind.perception.strategy import check_dimension, guide, kind_of, target_speakers
-from remind.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
+from remind.states import prompts
+from remind.states.blind import blind, blind_state
+from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
+from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
 
 #: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
 ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remind import prompts
-from remind.dialogue import Dialogue, Question
-from remind.errors import ModelError
-from remind.io import sha256_json
+from remind.core.errors import ModelError
+from remind.core.files import sha256_json
+from remind.core.progress import Counter
+from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
-from remind.llm.base import AuxiliaryLLM, Failure
-from remind.llm.blind import blind, blind_state
 from remind.llm.dry import DryRun
 from remind.llm.endpoints import LLMConfig
 from remind.llm.judging import PROMPT, Verdict, judge_request, verdicts
@@ -21,12 +19,14 @@ from remind.llm.ledger import Ledger, table
 from remind.llm.offline import OfflineLLM
 from remind.llm.opening import Chats
 from remind.llm.request import ChatModel, Reply, Request, Stage
-from remind.perception.lexical import data
-from remind.progress import Counter
-from remind.pyramid import AttentionalState, Segment, Strategy
+from remind.states import prompts
+from remind.states.auxiliary import AuxiliaryLLM, Failure
+from remind.states.blind import blind, blind_state
+from remind.states.pyramid import AttentionalState, Segment, Strategy
+from remind.text.words import data
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 T = TypeVar("T")
 

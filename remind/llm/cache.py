@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.llm.request import Reply
 
 #: Seconds after which the request of a process that fell silent may be asked by another.

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.llm.batch import Asked, Batch, chat, entry_of, key_of, recorded, recorded_only, settle
 from remind.llm.cache import Entry, ReplyCache, Spent, spent_on
 from remind.llm.endpoints import OPENAI, EndpointConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.llm.batch import Batch, chat, key_of, recorded_only
 from remind.llm.cache import ReplyCache
 from remind.llm.endpoints import EndpointConfig

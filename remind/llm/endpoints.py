@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from remind.errors import ConfigError
-from remind.io import sha256_json
+from remind.core.errors import ConfigError
+from remind.core.files import sha256_json
 from remind.llm.key_names import key_name
 from remind.llm.request import Stage
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from remind.dialogue import Dialogue
-from remind.perception.lexical import fillers, rarity, stem, stems, words
+from remind.data.dialogue import Dialogue
 from remind.perception.segment import turn_text
-from remind.pyramid import Segment, one_line
+from remind.states.pyramid import Segment, one_line
+from remind.text.words import fillers, rarity, stem, stems, words
 
 _SENTENCE = re.compile(r"(?<=[.!?…])\s+|\n+")
 _ARTICLES = frozenset({"a", "an", "the"})

@@ -10,7 +10,7 @@ from typing import Any
 from remind.llm.asking import request, without_thought
 from remind.llm.fence import code_for, fenced
 from remind.llm.request import ChatModel, Reply, Request
-from remind.pyramid import one_line
+from remind.states.pyramid import one_line
 
 VERDICT_SCHEMA: Mapping[str, Any] = {
     "type": "object",

@@ -17,14 +17,14 @@ from remind.llm.ledger import Ledger, Payment
 from remind.llm.request import Message, Reply, ReplyFailure, Request
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
-    from remind.evaluation.answer import Generation
+    from remind.models.backbone import Backbone
+    from remind.models.generate import Generation
 
 
 class LocalChat:
     """A `ChatModel` on a loaded backbone; greedy, in batches of similar length.
 
-    Replies of one user message are those of `remind.evaluation.answer.generate` on its text. Other roles are written
+    Replies of one user message are those of `remind.models.generate.generate` on its text. Other roles are written
     into that message, since not every chat template has them.
 
     Args:
@@ -47,7 +47,7 @@ class LocalChat:
         identity: str | None = None,
         endpoint: EndpointConfig | None = None,
     ) -> None:
-        from remind.evaluation.answer import check_generates
+        from remind.models.generate import check_generates
 
         check_generates(backbone)
         self.backbone, self.batch_size, self.cache, self.ledger = backbone, batch_size, cache, ledger
@@ -107,7 +107,7 @@ class LocalChat:
         done: Sequence[bool],
         on_output: Callable[[int, Generation], None],
     ) -> None:
-        from remind.evaluation.answer import generate
+        from remind.models.generate import generate
 
         if not all(done):
             prompts = [as_prompt(request.messages) for request in requests]
@@ -149,7 +149,7 @@ def as_prompt(messages: Sequence[Message]) -> str:
 def fingerprint(name: str) -> str:
     """Names, sizes and times of the files of a model folder, hashed; the name itself for a hub id."""
     if name == "nano":
-        from remind.testbed.nano import nano_folder
+        from remind.models.nano import nano_folder
 
         folder = nano_folder()
     else:

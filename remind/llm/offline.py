@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remind.dialogue import Dialogue, Question, Turn
-from remind.io import sha256_json
-from remind.llm.base import AuxiliaryLLM
+from remind.core.files import sha256_json
+from remind.data.dialogue import Dialogue, Question, Turn
 from remind.llm.extract import key_sentences, overlap, same_answer, sentences, telling, turn_rarity
-from remind.perception.lexical import data, stem, stems, words
 from remind.perception.segment import turn_text
-from remind.perception.strategy import check_dimension, guide, kind_of, plan
-from remind.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line
+from remind.text.strategy import check_dimension, guide, kind_of, plan
+from remind.text.words import data, stem, stems, words
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 VERSION = 1
 #: A cue's sentences together, in words; about what the text encoder still reads whole.

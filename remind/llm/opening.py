@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.llm.cache import ReplyCache
 from remind.llm.dry import DryChat, DryRun
 from remind.llm.endpoints import EndpointConfig, LLMConfig
@@ -13,7 +13,7 @@ from remind.llm.ledger import Ledger
 from remind.llm.request import ChatModel, Stage
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
+    from remind.models.backbone import Backbone
 
 
 def open_chat(
@@ -42,8 +42,8 @@ def open_chat(
         from remind.llm.client import OpenAIChat
 
         return OpenAIChat(endpoint, cache, ledger)
-    from remind.backbone import load_backbone
     from remind.llm.local import LocalChat
+    from remind.models.backbone import load_backbone
 
     loaded = load_backbone(endpoint.model, endpoint.dtype, endpoint.device) if backbone is None else backbone
     return LocalChat(loaded, endpoint.concurrency, cache, ledger, endpoint=endpoint)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from remind.states.auxiliary import Stage
+
 Role = Literal["system", "user", "assistant"]
-#: What a request is made for; each may have an endpoint of its own, and costs are told by them.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions"]
 #: too_long: no room in the model's context. server: no reply after all tries. refused: the server will not (wrong key,
 #: unknown model, bad request). invalid: the reply is not the JSON that was asked for, nor was its repair.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remind.dialogue import Dialogue, Question
-from remind.errors import DataError
-from remind.llm.base import AuxiliaryLLM
-from remind.llm.blind import blind
+from remind.core.errors import DataError
+from remind.core.progress import part
+from remind.data.dialogue import Dialogue, Question
 from remind.perception.index import DialogueIndex, content_key
 from remind.perception.retrieve import RetrieveConfig, relevance, retrieve
 from remind.perception.segment import SegmentConfig, segment
-from remind.perception.strategy import check_dimension
-from remind.progress import part
-from remind.pyramid import FactualState
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.blind import blind
+from remind.states.pyramid import FactualState
+from remind.text.strategy import check_dimension
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 __all__ = ["Perception", "PerceptionConfig", "RetrieveConfig", "SegmentConfig", "relevance", "retrieve", "segment"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remind.dialogue import Dialogue, Question
-from remind.perception.encode import SentenceEncoder
-from remind.pyramid import FactualState, Segment, Strategy, render
+from remind.data.dialogue import Dialogue, Question
+from remind.models.encoder import SentenceEncoder
+from remind.states.pyramid import FactualState, Segment, Strategy, render
 
 #: How the prompt shows a gap inside a session.
 GAP = "[…]"

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue
-from remind.errors import DataError
-from remind.io import sha256_json
-from remind.llm.base import AuxiliaryLLM
+from remind.core.errors import DataError
+from remind.core.files import sha256_json
+from remind.data.dialogue import Dialogue
+from remind.models.encoder import HELD, SentenceEncoder
 from remind.perception.context import Context
 from remind.perception.costs import GAP, Costs, prompt_costs
-from remind.perception.encode import HELD, SentenceEncoder
-from remind.perception.lexical import BM25, stems
 from remind.perception.scan import Scan, encode_rows
 from remind.perception.segment import SegmentConfig, segment, turn_text
 from remind.perception.store import FORMAT_VERSION, IndexFolder
-from remind.pyramid import Segment
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import Segment
+from remind.text.words import BM25, stems
 
 __all__ = ["FORMAT_VERSION", "GAP", "Costs", "Cues", "DialogueIndex", "content_key", "prompt_costs"]
 

@@ -16,14 +16,14 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.perception.context import Context
 from remind.perception.index import DialogueIndex
-from remind.perception.lexical import stems
 from remind.perception.ranking import Ranking
 from remind.perception.scan import Scan, relevance
 from remind.perception.section import Section
-from remind.pyramid import Segment
+from remind.states.pyramid import Segment
+from remind.text.words import stems
 
 __all__ = ["RetrieveConfig", "relevance", "retrieve", "retrieve_segments", "runs", "take_turns", "turn_scores"]
 

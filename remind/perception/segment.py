@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor
 
-from remind.dialogue import Dialogue, Turn
-from remind.errors import ConfigError, DataError
-from remind.pyramid import Segment, line_of, one_line
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Dialogue, Turn
+from remind.states.pyramid import Segment, line_of, one_line
 
 
 @dataclass

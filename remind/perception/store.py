@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from remind.errors import DataError
-from remind.io import atomic_path, read_json, sha256_json, write_json
+from remind.core.errors import DataError
+from remind.core.files import atomic_path, read_json, sha256_json, write_json
 
 FORMAT_VERSION = 2
 T = TypeVar("T")

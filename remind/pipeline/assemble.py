@@ -8,17 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from remind import prompts
-from remind.errors import DataError, FormatError
-from remind.io import missing_folders, put_folder, remove_empty, sha256_file, sha256_json
+from remind.core.errors import DataError, FormatError
+from remind.core.files import missing_folders, put_folder, remove_empty, sha256_file, sha256_json
+from remind.core.processes import locked
 from remind.llm.auxiliary import ChatLLM
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.identity import told, versions
 from remind.pipeline.outline import Outline
 from remind.pipeline.record import Tally
 from remind.pipeline.shelf import Parts
-from remind.processes import locked
-from remind.states import part_name, read_manifest, write_manifest
+from remind.states import prompts
+from remind.states.parquet import part_name, read_manifest, write_manifest
 
 
 def is_built(out: Path, stamp: str) -> bool:

@@ -7,14 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from remind.backbone import load_backbone, model_folder, size_of
-from remind.errors import ConfigError, DataError, FormatError
+from remind.core.errors import ConfigError, DataError, FormatError
+from remind.core.files import input_hashes, sha256_json
+from remind.core.processes import locked, shard_of
+from remind.core.progress import Counter
 from remind.grounding.ground import check_saes
 from remind.grounding.load import folder_of_saes, load_saes
-from remind.io import input_hashes, sha256_json
 from remind.llm.auxiliary import ChatLLM, open_llm
+from remind.models.backbone import load_backbone, model_folder, size_of
+from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
-from remind.perception.encode import SentenceEncoder
 from remind.pipeline.assemble import assemble, is_built, manifest_of, told_of
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import Workshop
@@ -24,10 +26,8 @@ from remind.pipeline.outline import Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
 from remind.pipeline.shelf import Parts
 from remind.pipeline.work import build_all
-from remind.processes import locked, shard_of
-from remind.progress import Counter
-from remind.pyramid import AttentionalState
-from remind.states import read_manifest
+from remind.states.parquet import read_manifest
+from remind.states.pyramid import AttentionalState
 
 
 def build_states(cfg: BuildStatesConfig) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.split import SplitConfig
 from remind.grounding import GroundingConfig
 from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
-from remind.split import SplitConfig
 
 
 @dataclass

@@ -9,15 +9,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from remind.abstraction import summarise_all
-from remind.backbone import load_backbone
+from remind.core.files import sha256_json
+from remind.core.processes import give_back_memory
+from remind.core.progress import listening, part, shares
 from remind.grounding import Grounder
 from remind.grounding.load import load_saes
-from remind.io import sha256_json
 from remind.llm.auxiliary import ChatLLM, open_llm
-from remind.llm.base import AuxiliaryLLM
+from remind.models.backbone import load_backbone
+from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception
-from remind.perception.encode import SentenceEncoder
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.effort import STAGES, effort
 from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key
@@ -25,9 +25,9 @@ from remind.pipeline.kept_llm import KeptLLM
 from remind.pipeline.outline import Task
 from remind.pipeline.record import Tally, record_of
 from remind.pipeline.shelf import Kept, Parts
-from remind.processes import give_back_memory
-from remind.progress import listening, part, shares
-from remind.pyramid import AttentionalState, FactualState, render
+from remind.reflect import summarise_all
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import AttentionalState, FactualState, render
 
 
 class Workshop:

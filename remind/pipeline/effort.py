@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remind.dialogue import Dialogue, Question
+from remind.data.dialogue import Dialogue, Question
 
 #: What the time of a dialogue is told by, in order.
 STAGES = ("segments", "cues", "retrieval", "codes", "grounding", "summaries", "states")

@@ -9,27 +9,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from remind import prompts
-from remind.dialogue import Dialogue, Question
-from remind.errors import DataError
-from remind.io import read_json, sha256_file, sha256_json, write_json
+from remind.core.errors import DataError
+from remind.core.files import read_json, sha256_file, sha256_json, write_json
+from remind.data.dialogue import Dialogue, Question
 from remind.pipeline.config import BuildStatesConfig
+from remind.states import prompts
 
 #: Fields that say where things lie and how the work is shared out, not what comes of it.
 _ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
 #: What of this toolkit has a part in states; a change of their code makes new ones.
 _CODE = (
-    "remind/abstraction",
+    "remind/data/dialogue.py",
     "remind/grounding",
     "remind/llm",
+    "remind/models",
     "remind/perception",
-    "remind/prompts",
-    "remind/backbone.py",
-    "remind/chat.py",
-    "remind/dialogue.py",
     "remind/pipeline",
-    "remind/pyramid.py",
-    "remind/states.py",
+    "remind/reflect.py",
+    "remind/states",
+    "remind/text",
     "sae",
 )
 
@@ -120,7 +118,7 @@ def model_hash(name: str, cache: Path) -> str:
     Raises:
         ModelError: no such model.
     """
-    from remind.backbone import model_folder
+    from remind.models.backbone import model_folder
 
     folder = model_folder(name)
     if folder is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from remind.dialogue import Dialogue, Question
-from remind.io import sha256_json
-from remind.llm.base import AuxiliaryLLM
-from remind.llm.blind import blind
+from remind.core.files import sha256_json
+from remind.data.dialogue import Dialogue, Question
 from remind.pipeline.identity import dialogue_hash
 from remind.pipeline.shelf import Kept
-from remind.pyramid import AttentionalState, Segment, Strategy, render
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.blind import blind
+from remind.states.pyramid import AttentionalState, Segment, Strategy, render
 
 
 class KeptLLM(AuxiliaryLLM):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remind.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
-from remind.errors import ConfigError, DataError, named
+from remind.core.errors import ConfigError, DataError, named
+from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
+from remind.data.readers import stream
+from remind.data.split import SplitConfig, assign_splits, check_overlap
 from remind.pipeline.effort import effort
-from remind.readers import stream
-from remind.split import SplitConfig, assign_splits, check_overlap
 
 
 class Task(NamedTuple):

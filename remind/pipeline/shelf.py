@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remind.errors import DataError
-from remind.io import atomic_path, read_json, sha256_file, sha256_json, write_text
-from remind.states import StateRecord, write_records
+from remind.core.errors import DataError
+from remind.core.files import atomic_path, read_json, sha256_file, sha256_json, write_text
+from remind.states.parquet import StateRecord, write_records
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from remind.errors import ModelError
+from remind.core.errors import ModelError
+from remind.core.processes import cores, device_of, leave_with_parent, spawned_pool
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import Workshop
 from remind.pipeline.outline import Task
-from remind.processes import cores, device_of, leave_with_parent, spawned_pool
 
 #: Dialogues under way for each process: one being built and one on its way, so that memory stays flat.
 _AHEAD = 2

@@ -8,14 +8,14 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from remind import prompts
+from remind.core.progress import Counter as Bar
 from remind.evaluation.metrics import token_f1
 from remind.llm.fence import code_for, fenced
 from remind.llm.request import ChatModel, Message, Reply, Request
-from remind.perception.lexical import stems
-from remind.progress import Counter as Bar
-from remind.pyramid import LETTERS, one_line
 from remind.refmem.items import Item
+from remind.states import prompts
+from remind.states.pyramid import LETTERS, one_line
+from remind.text.words import stems
 
 TEMPLATE = "refmem_blind"
 ROOM = 256

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from remind import prompts
-from remind.dialogue import DIMENSIONS, Corpus, Dialogue
-from remind.errors import ConfigError, DataError
-from remind.io import read_json, sha256_file, sha256_json, write_json, write_text
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_text
+from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue
+from remind.data.readers import read, write_refmem
+from remind.data.split import check_overlap
 from remind.llm.ledger import table
 from remind.llm.opening import Chats
-from remind.readers import read, write_refmem
 from remind.refmem import blind, generate, offline
 from remind.refmem.cluster import Cluster, image_clusters, read_clusters, text_clusters, write_clusters
 from remind.refmem.config import RefMemConfig, StageName
@@ -26,10 +26,10 @@ from remind.refmem.segments import make_segments, read_segments
 from remind.refmem.split import check_split, split
 from remind.refmem.stages import Stages, locked
 from remind.refmem.statistics import as_markdown, statistics
-from remind.split import check_overlap
+from remind.states import prompts
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 #: What a build is made into, in the folder of its last stage.
 RESULT = "refmem.jsonl"
@@ -86,7 +86,7 @@ class Build:
 
     @cache  # noqa: B019  a build lives as long as its process
     def encoder(self) -> SentenceEncoder:
-        from remind.perception.encode import SentenceEncoder
+        from remind.models.encoder import SentenceEncoder
 
         return SentenceEncoder(device=self.cfg.device)
 

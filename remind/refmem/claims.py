@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 
-from remind.dialogue import Dialogue
+from remind.data.dialogue import Dialogue
 from remind.refmem.cluster import Cluster
 from remind.refmem.themes import Mention, Themes, listed
 

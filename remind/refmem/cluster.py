@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from remind.dialogue import Corpus
-from remind.errors import DataError
-from remind.io import write_rows
+from remind.core.errors import DataError
+from remind.core.files import write_rows
+from remind.data.dialogue import Corpus
 from remind.refmem.config import ClusterConfig
 from remind.refmem.images import Shown
 from remind.refmem.items import read_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from remind.dialogue import FORMATS
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
 from remind.perception.segment import SegmentConfig
 

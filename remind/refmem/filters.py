@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from remind.dialogue import Corpus
-from remind.io import write_rows
+from remind.core.files import write_rows
+from remind.data.dialogue import Corpus
 from remind.llm.request import ChatModel
-from remind.perception.lexical import stems, words
 from remind.refmem.blind import guessed_by_model, guessed_by_rule
 from remind.refmem.config import FilterConfig
 from remind.refmem.items import Item, anchors_missing, write_items
+from remind.text.words import stems, words
 
 #: In the order in which they are applied; an item is counted under the first that removes it.
 REASONS = ("malformed", "evidence", "leak", "uneven", "duplicate", "near_duplicate", "blind")

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remind import prompts
-from remind.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
+from remind.core.progress import Counter as Bar
+from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
 from remind.llm.fence import code_for, fenced
 from remind.llm.request import ChatModel, Message, Reply, Request
 from remind.llm.structured import NotValid, read_value, repair
-from remind.perception.strategy import guide
-from remind.progress import Counter as Bar
-from remind.pyramid import line_of, one_line
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
 from remind.refmem.items import Item, with_id
+from remind.states import prompts
+from remind.states.pyramid import line_of, one_line
+from remind.text.strategy import guide
 
 TEMPLATE = "refmem_items"
 #: Room for a reply, in tokens.

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remind.chat import opened
-from remind.dialogue import Corpus, Dialogue, Image
-from remind.errors import ModelError
-from remind.io import write_rows
-from remind.kernels import check_kernels
-from remind.progress import track, without_loading_bars
+from remind.core.errors import ModelError
+from remind.core.files import write_rows
+from remind.core.progress import track, without_loading_bars
+from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.models.chat import opened
+from remind.models.kernels import check_kernels
 from remind.refmem.items import read_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 #: Images per forward of CLIP.
 _BATCH = 16

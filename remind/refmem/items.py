@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remind.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
-from remind.io import write_rows
-from remind.pyramid import LETTERS
-from remind.readers.source import Place, Source, shown
+from remind.core.files import write_rows
+from remind.data.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
+from remind.data.readers.source import Place, Source, shown
+from remind.states.pyramid import LETTERS
 
 BRANCHES = ("text", "image")
 _NAMES = ("id", "dialogue_id", "cluster_id", "branch", "dimension", "format", "question")

@@ -9,16 +9,16 @@ from hashlib import sha256
 from itertools import combinations
 from random import Random
 
-from remind import prompts
-from remind.dialogue import Corpus, Dialogue
-from remind.progress import track
-from remind.pyramid import LETTERS
+from remind.core.progress import track
+from remind.data.dialogue import Corpus, Dialogue
 from remind.refmem.claims import Claim, text_claims
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
 from remind.refmem.items import Item, with_id
 from remind.refmem.picture_claims import image_claims
 from remind.refmem.themes import Nouns, Themes
+from remind.states import prompts
+from remind.states.pyramid import LETTERS
 
 TEMPLATE = "refmem_offline"
 NAME = "offline-1"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remind.dialogue import Dialogue
-from remind.perception.lexical import stem
+from remind.data.dialogue import Dialogue
 from remind.refmem.claims import ANCHORS, RECURS, Claim
 from remind.refmem.cluster import Cluster
 from remind.refmem.themes import Themes, spoken
+from remind.text.words import stem
 
 
 def image_claims(dialogue: Dialogue, themes: Themes, cluster: Cluster, vocabulary: frozenset[str]) -> Iterator[Claim]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remind.dialogue import Corpus, Dialogue
-from remind.io import write_rows
+from remind.core.files import write_rows
+from remind.core.progress import track
+from remind.data.dialogue import Corpus, Dialogue
+from remind.data.readers.source import Source
 from remind.perception.segment import SegmentConfig, segment, turn_text
-from remind.progress import track
-from remind.readers.source import Source
 
 if TYPE_CHECKING:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-from remind.dialogue import Corpus
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.data.dialogue import Corpus
 from remind.refmem.filters import near_pairs
 from remind.refmem.items import Item
 

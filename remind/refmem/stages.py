@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from remind.errors import ConfigError
-from remind.io import atomic_folder, read_json, sha256_json, write_json
+from remind.core.errors import ConfigError
+from remind.core.files import atomic_folder, read_json, sha256_json, write_json
 
 #: Part of every key; a change to what a stage writes raises it.
 VERSION = 1

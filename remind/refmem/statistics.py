@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remind.dialogue import DIMENSIONS, FORMATS, Corpus
+from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus
 
 _NAMES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from remind.dialogue import Corpus, Dialogue
-from remind.perception.lexical import fillers, stem, word_list
+from remind.data.dialogue import Corpus, Dialogue
+from remind.text.words import fillers, stem, word_list
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _SENTENCE = re.compile(r"(?<=[.!?…])\s+|\n+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from sae.config import SAETrainConfig
 
 

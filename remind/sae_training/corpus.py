@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from remind.dialogue import Dialogue
-from remind.errors import DataError
-from remind.progress import track
-from remind.readers import read
+from remind.core.errors import DataError
+from remind.core.progress import track
+from remind.data.dialogue import Dialogue
+from remind.data.readers import read
+from remind.models.windows import Window, batches
 from remind.sae_training.config import TrainSAEConfig
-from remind.windows import Window, batches
 from sae.harvest import HarvestStats, TokenBatch, harvest
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
+    from remind.models.backbone import Backbone
 
 
 def read_dialogues(paths: Sequence[Path], cfg: TrainSAEConfig) -> list[Dialogue]:
@@ -59,7 +59,7 @@ def data_paths(data: str | Sequence[str]) -> list[Path]:
     """Files and folders; the bundled small talk where none are given."""
     if data:
         return [Path(data)] if isinstance(data, str) else [Path(path) for path in data]
-    from remind.testbed.sample import corpus_path
+    from remind.data.sample import corpus_path
 
     return [Path(corpus_path())]
 

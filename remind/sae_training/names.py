@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import replace
 
-from remind.dialogue import Dialogue
+from remind.data.dialogue import Dialogue
 
 _COMMON = """
 Aaron Abigail Adam Aisha Alan Alejandro Alex Alice Alina Amanda Amina Amir Amy Ana Anders Andrea Angela Anita Anna

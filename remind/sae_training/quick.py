@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from remind.io import sha256_file, sha256_json
+from remind.core.files import sha256_file, sha256_json
 from remind.sae_training import train
 from remind.sae_training.config import TrainSAEConfig
 from remind.sae_training.corpus import data_paths, files_in

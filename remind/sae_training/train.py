@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from remind.dialogue import Dialogue
-from remind.errors import ConfigError, DataError, ModelError
-from remind.io import atomic_folder, read_json, sha256_file, write_json
-from remind.progress import Counter
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import atomic_folder, read_json, sha256_file, write_json
+from remind.core.progress import Counter
+from remind.data.dialogue import Dialogue
+from remind.models.windows import Window, make_windows, mixed, window_size
 from remind.sae_training.config import TrainSAEConfig, default_layers
 from remind.sae_training.corpus import (
     Harvester,
@@ -27,7 +28,6 @@ from remind.sae_training.corpus import (
     split_dialogues,
 )
 from remind.sae_training.names import with_names
-from remind.windows import Window, make_windows, mixed, window_size
 from sae import DocumentFrequency, LayerError, SAEError, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
@@ -40,7 +40,7 @@ from sae.splice import loss_recovered
 from sae.trainer import Checkpoints, Trained, train
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
+    from remind.models.backbone import Backbone
 
 _CHECKPOINTS, _METRICS, _RUN = "checkpoints", "metrics.jsonl", "run.json"
 #: Settings in which a resumed run may differ from the one it goes on with.
@@ -59,7 +59,7 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
         ConfigError, DataError, FormatError: settings or data that cannot be used.
         ModelError: the backbone, its layers or its activations; a disk that is full.
     """
-    from remind.backbone import load_backbone
+    from remind.models.backbone import load_backbone
 
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
@@ -275,7 +275,7 @@ def _shown(value: float | None) -> str:
 def _processes(cfg: TrainSAEConfig) -> Processes:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not cfg.trackers:
         return Processes()
-    from remind.launch import make_accelerator
+    from remind.core.distributed import make_accelerator
 
     accelerator = make_accelerator(Path(cfg.out).with_name(f"{Path(cfg.out).name}.trackers"), cfg.trackers)
     if accelerator.distributed_type.value == "FSDP":

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from remind.dialogue import FORMATS, TEXT_DIMENSIONS
+from remind.data.dialogue import FORMATS, TEXT_DIMENSIONS
 
 SESSIONS = 6
 #: Dimensions whose wrong options can be what is true of somebody else in the dialogue.

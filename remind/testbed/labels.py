@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from remind.dialogue import Question
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Question
 from remind.testbed.world import Asked, Trait, lexicon, statements
 
 

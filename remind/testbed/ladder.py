@@ -8,15 +8,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from remind.dialogue import Dialogue, Question
-from remind.errors import ConfigError
-from remind.io import atomic_folder
-from remind.perception.strategy import guide
+from remind.core.errors import ConfigError
+from remind.core.files import atomic_folder
+from remind.data.dialogue import Dialogue, Question
 from remind.pipeline import record_of
-from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Span, Strategy, render_answer
-from remind.states import StateRecord, write_manifest, write_part
+from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Span,
+    Strategy,
+    render_answer,
+)
 from remind.testbed.labels import LabelConfig, told
 from remind.testbed.world import Asked, Trait, World, lexicon
+from remind.text.strategy import guide
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remind.dialogue import Corpus, Dialogue, Image
-from remind.readers import write_refmem
+from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.data.readers import write_refmem
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels

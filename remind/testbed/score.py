@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.evaluation import metrics
 from remind.evaluation.parse import parse_answer
-from remind.states import StateRecord
+from remind.states.parquet import StateRecord
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
-    from remind.evaluation.answer import Generation
+    from remind.models.backbone import Backbone
+    from remind.models.generate import Generation
 
 #: Answers of the world end well before; the nano backbone quotes nothing after them.
 MAX_NEW_TOKENS = 12
@@ -31,7 +31,7 @@ def answered(
         DataError: a question without a gold answer.
         ModelError: a model that does not generate.
     """
-    from remind.evaluation.answer import generate
+    from remind.models.generate import generate
 
     outputs = generate(backbone, [record.level(level).text for record in records], max_new_tokens, batch_size)
     return [is_right(record, output) for record, output in zip(records, outputs, strict=True)]

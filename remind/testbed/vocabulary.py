@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
-from remind import prompts
-from remind.dialogue import DIMENSIONS, FORMATS, NO_INFORMATION
-from remind.perception.strategy import guide
-from remind.pyramid import MARKER
+from remind.data.dialogue import DIMENSIONS, FORMATS, NO_INFORMATION
+from remind.states import prompts
+from remind.states.pyramid import MARKER
 from remind.testbed.world import lexicon
+from remind.text.strategy import guide
 
 #: Between the letters of an answer, and after a speaker: tokens only there.
 INNER = (",", ": ")

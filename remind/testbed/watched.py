@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from remind.alignment.trainer import TrainConfig, Trainer
-from remind.backbone import load_backbone
-from remind.errors import ConfigError
-from remind.pyramid import LEVELS
-from remind.states import StateRecord
+from remind.core.errors import ConfigError
+from remind.models.backbone import load_backbone
+from remind.states.parquet import StateRecord
+from remind.states.pyramid import LEVELS
 from remind.testbed.score import MAX_NEW_TOKENS, answered
 
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import yaml
 
-from remind.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
 
 Rule = Literal["flag", "none"]
 Place = Literal["cue", "reply"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remind.errors import ConfigError
-from remind.io import atomic_folder, write_rows
-from remind.readers.refmem import write_refmem
+from remind.core.errors import ConfigError
+from remind.core.files import atomic_folder, write_rows
+from remind.data.readers.refmem import write_refmem
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, write_states
 from remind.testbed.world import World, WorldConfig, make_world

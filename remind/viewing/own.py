@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from remind.dialogue import Corpus, Question
-from remind.errors import ConfigError
-from remind.readers import write_refmem
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Corpus, Question
+from remind.data.readers import write_refmem
 
 
 def new_folder(path: str | Path) -> Path:
@@ -31,7 +31,7 @@ def ask_about(
     Args:
         corpus: of `remind.read`; questions it has already are kept.
         questions: of each the answer, None where nobody knows it (see `data.unlabelled`); and
-            its dimension, one of `remind.dialogue.DIMENSIONS`, or None.
+            its dimension, one of `remind.data.dialogue.DIMENSIONS`, or None.
         split: train, dev or test, of all of them.
         dialogue_id: which dialogue they are about; "": the first one.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from remind.io import write_text
+from remind.core.files import write_text
 
 #: R, G, B of what is shaded; the page's own colours stay, so that it can be read in dark and in light.
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.viewing.page import BLUE, Page, heading, paragraph, shaded, table
 from sae.figures import COLOURS, Picture, new_figure
 from sae.probe import Encoded, Example, TopExamples, search, top_features

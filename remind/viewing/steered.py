@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from remind.backbone import prompt_ids, tokenize
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.models.backbone import prompt_ids, tokenize
 from sae.figures import COLOURS, Picture, new_figure
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
+    from remind.models.backbone import Backbone
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.grounding.places import Part
 from remind.grounding.trace import GroundingTrace
-from remind.pyramid import LEVELS, Span
-from remind.states import StateRecord
+from remind.states.parquet import StateRecord
+from remind.states.pyramid import LEVELS, Span
 from remind.viewing.page import BLUE, Page, heading, paragraph, shaded
 
 

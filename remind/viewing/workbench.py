@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from remind.dialogue import Corpus, Question
-from remind.errors import ConfigError, DataError
-from remind.readers import read
-from remind.windows import prompt_lines
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Corpus, Question
+from remind.data.readers import read
+from remind.models.windows import prompt_lines
 
 if TYPE_CHECKING:
-    from remind.backbone import Backbone
     from remind.grounding import GroundingTrace
+    from remind.models.backbone import Backbone
     from remind.perception import Perception
-    from remind.pyramid import FactualState
-    from remind.states import StateRecord
+    from remind.states.parquet import StateRecord
+    from remind.states.pyramid import FactualState
     from sae import TopKSAE
     from sae.probe import Encoded, Probe, TopExamples
 
@@ -103,8 +103,8 @@ class Workbench:
     def perception(self) -> Perception:
         """Retrieval by MiniLM, strategies by the offline stand-in."""
         from remind.llm.offline import OfflineLLM
+        from remind.models.encoder import SentenceEncoder
         from remind.perception import Perception, PerceptionConfig, RetrieveConfig
-        from remind.perception.encode import SentenceEncoder
 
         encoder = SentenceEncoder()
         config = PerceptionConfig(retrieve=RetrieveConfig(top_share=self.top_share))
@@ -146,7 +146,7 @@ class Workbench:
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the offline stand-in writes the summary of x2."""
         from remind.pipeline import record_of
-        from remind.pyramid import ReflectiveState
+        from remind.states.pyramid import ReflectiveState
 
         state = ReflectiveState(trace.state, self.perception.llm.summary(trace.state))
         return record_of(state, trace.state.factual.question.split or "test")
@@ -157,10 +157,10 @@ class Workbench:
         Raises:
             ModelError: a model that does not generate, or a prompt it cannot take.
         """
-        from remind.errors import ModelError
-        from remind.evaluation.answer import generate
+        from remind.core.errors import ModelError
         from remind.evaluation.parse import parse_answer
-        from remind.pyramid import render
+        from remind.models.generate import generate
+        from remind.states.pyramid import render
 
         state = self.state(question) if isinstance(question, Question | str) else question
         output = generate(model, [render(state).text], max_new_tokens, 1)[0]
@@ -195,8 +195,8 @@ def open_workbench(
         DataError, FormatError: dialogues that cannot be read, or none.
         ModelError: a backbone or SAEs that cannot be used.
     """
-    from remind.backbone import load_backbone
     from remind.grounding.load import load_saes
+    from remind.models.backbone import load_backbone
 
     name, folder = str(backbone), Path(out)
     corpus = _world(folder / "world", 0) if dialogues is None else _corpus(dialogues)
@@ -222,9 +222,9 @@ def _world(folder: Path, seed: int, dialogues: int = 3) -> Corpus:
 
 
 def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
+    from remind.data.sample import corpus_path
     from remind.sae_training import TrainSAEConfig, quick_sae, train_sae
     from remind.testbed.pictures import illustrate
-    from remind.testbed.sample import corpus_path
     from remind.testbed.world import WorldConfig, make_world
     from sae.config import SAETrainConfig
 

@@ -22,8 +22,8 @@ from remind.alignment.config import TrainConfig, TrainerConfig, as_dict
 from remind.alignment.data import DataConfig
 from remind.alignment.example import Example
 from remind.alignment.metrics import read_metrics
-from remind.pyramid import Rendered
-from remind.states import StateRecord, write_manifest, write_part
+from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.pyramid import Rendered
 
 _WORDS = ("tea", "lamp", "river", "Ana", "Ben", "moved", "city", "garden", "bought", "sold", "before", "never", "kept")
 
@@ -114,7 +114,9 @@ class Runs:
 
     ROOT = ROOT
     LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
-    FRONT = "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.cli import main\n"
+    FRONT = (
+        "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.core.cli import main\n"
+    )
     # torch's own threads now and then abort a process that tears down as usual, after all is done
     END = """
 status = 0

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from remind.alignment import checkpoint
 from remind.alignment.model import trainable
 from remind.alignment.optim import adamw
-from remind.errors import ModelError
-from remind.io import read_json
+from remind.core.errors import ModelError
+from remind.core.files import read_json
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from remind.alignment.data import DataConfig, build_examples, check_trainable, example_of, load_data
 from remind.alignment.order import Order, share
-from remind.backbone import end_token_id, prompt_ids
-from remind.errors import DataError
-from remind.states import StateRecord
-from remind.testbed.nano import nano_tokenizer
+from remind.core.errors import DataError
+from remind.models.backbone import end_token_id, prompt_ids
+from remind.models.nano import nano_tokenizer
+from remind.states.parquet import StateRecord
 
 MakeRecord = Callable[..., StateRecord]
 

@@ -26,7 +26,7 @@ from remind.alignment.fixed import (
 from remind.alignment.losses import Target, position_terms
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, Pass, head_weight, plan, run
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
 
 N, D, V, TAU = 7, 6, 23, 2.0
 LENGTHS = [(5, 7, 9, 4), (8, 6, 12, 1), (3, 4, 5, 7)]

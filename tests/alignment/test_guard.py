@@ -15,7 +15,7 @@ from remind.alignment.guard import Guard, GuardConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.trainer import train
 from remind.alignment.workers import Workers
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 
 
 def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> dict[str, float]:

@@ -17,7 +17,7 @@ from remind.alignment.data import DataConfig
 from remind.alignment.metrics import METRICS
 from remind.alignment.objective import Edge, Objective
 from remind.alignment.trainer import train
-from remind.io import read_json
+from remind.core.files import read_json
 
 OBJECTIVES = {
     "live": Objective(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remind.alignment import Edge, Objective, edge_distance, pra_loss
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
 
 
 def softmax(z: Tensor, tau: float = 1.0) -> Tensor:

@@ -19,11 +19,11 @@ from remind.alignment.model import check_head, fingerprint, load, prepare, train
 from remind.alignment.optim import parameter_groups
 from remind.alignment.setup import set_up
 from remind.alignment.step import AlignmentModel, Objective, body_of, collate, head_weight, plan, run
-from remind.backbone import Backbone
-from remind.chat import prompt_ids, tokenize
-from remind.errors import ConfigError, ModelError
-from remind.pyramid import MARKER
-from remind.testbed.nano import nano_config, nano_tokenizer
+from remind.core.errors import ConfigError, ModelError
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids, tokenize
+from remind.models.nano import nano_config, nano_tokenizer
+from remind.states.pyramid import MARKER
 
 LORA = LoraConfig(r=4, alpha=8)
 TEXT = f"Conversation\n{MARKER}\nAna: the lamp, <|im_end|> {MARKER}!\n{MARKER}\n"

@@ -17,12 +17,12 @@ from remind.alignment.metrics import read_metrics
 from remind.alignment.model import load
 from remind.alignment.setup import set_up
 from remind.alignment.trainer import train
-from remind.cli import parse
+from remind.core.cli import parse
+from remind.data.readers import read
+from remind.data.sample import sample_path
 from remind.pipeline import record_of
-from remind.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.readers import read
-from remind.states import write_manifest, write_part
-from remind.testbed.sample import sample_path
+from remind.states.parquet import write_manifest, write_part
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = [path.stem for path in sorted(CONFIGS.glob("pra_*.yaml"))]

@@ -12,7 +12,7 @@ import torch
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import check_head, fingerprint, trainable
 from remind.alignment.optim import adamw, learning_rate
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 
 
 def test_norms_and_embeddings_do_not_decay(make_model: Callable[..., Any]) -> None:

@@ -26,12 +26,12 @@ from remind.alignment.pictures import Pictures, check_mixture
 from remind.alignment.setup import set_up
 from remind.alignment.step import AlignmentModel, plan, run
 from remind.alignment.trainer import train
-from remind.backbone import Backbone, load_backbone, prompt_ids
-from remind.errors import ConfigError, DataError, ImagePathError
+from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.data.readers import read
+from remind.models.backbone import Backbone, load_backbone, prompt_ids
 from remind.pipeline import record_of
-from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.readers import read
-from remind.states import StateRecord, read_states, write_manifest, write_part
+from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 
 _DATA = DataConfig(images="pixels", image_tokens=64, unlabelled="skip")
 

@@ -17,7 +17,7 @@ from remind.alignment.fixed import teach
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.prefix import NAME
 from remind.alignment.step import AlignmentModel, Pass, StepKind, plan, run
-from remind.errors import ModelError
+from remind.core.errors import ModelError
 
 Gradients = dict[str, Tensor]
 #: lengths of x0, the common prefix, the summary, the question and the answer

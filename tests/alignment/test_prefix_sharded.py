@@ -21,7 +21,7 @@ from remind.alignment.example import Example
 from remind.alignment.fixed import HiddenTeacher, teach
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.step import AlignmentModel, collate, head_weight, plan, run
-from remind.testbed.nano import nano_model
+from remind.models.nano import nano_model
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from remind.backbone import load_backbone
+from remind.models.backbone import load_backbone
 
 SCRIPT = """
 import os
@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from remind.alignment import checkpoint
 from remind.alignment.model import trainable
 from remind.alignment.optim import make_optimizer
-from remind.testbed.nano import nano_model
+from remind.models.nano import nano_model
 
 dist.init_process_group("gloo")
 rank, folder = dist.get_rank(), Path(sys.argv[1])

@@ -13,7 +13,7 @@ from remind.alignment import Edge, Objective, pra_loss
 from remind.alignment.example import Example
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, Pass, StepKind, collate, plan, run
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 
 LENGTHS = [(5, 7, 9, 4), (8, 6, 12, 1), (3, 4, 5, 7)]
 Gradients = dict[str, Tensor]

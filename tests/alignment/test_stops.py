@@ -22,8 +22,8 @@ from remind.alignment.step import AlignmentModel
 from remind.alignment.termination import Termination
 from remind.alignment.trainer import Trainer, train
 from remind.alignment.workers import Workers
-from remind.errors import ConfigError, ModelError
-from remind.io import read_json
+from remind.core.errors import ConfigError, ModelError
+from remind.core.files import read_json
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from remind.alignment.objective import Edge, Objective
 from remind.alignment.step import AlignmentModel, head_weight
 from remind.alignment.teachers import Ema, TeacherConfig
 from remind.alignment.trainer import Trainer, train
-from remind.errors import ConfigError, ModelError
-from remind.io import read_json
-from remind.testbed.nano import VOCAB_SIZE
+from remind.core.errors import ConfigError, ModelError
+from remind.core.files import read_json
+from remind.models.nano import VOCAB_SIZE
 
 EMA = Objective(teacher_weights="ema")
 BASE = Objective(teacher_weights="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))

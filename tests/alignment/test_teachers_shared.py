@@ -62,7 +62,7 @@ from remind.alignment.model import trainable
 from remind.alignment.optim import adamw
 from remind.alignment.step import AlignmentModel, plan, run
 from remind.alignment.teachers import Ema
-from remind.testbed.nano import nano_model
+from remind.models.nano import nano_model
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

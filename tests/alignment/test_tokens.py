@@ -26,12 +26,14 @@ from remind.alignment.order import Order, padding, share
 from remind.alignment.shorten import shortened
 from remind.alignment.step import AlignmentModel, plan, run
 from remind.alignment.trainer import Trainer, train
-from remind.backbone import Backbone, load_backbone
-from remind.chat import end_token_id, prompt_ids
-from remind.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
-from remind.errors import ConfigError, DataError, ModelError
-from remind.io import read_json
-from remind.pyramid import (
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import read_json
+from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.chat import end_token_id, prompt_ids
+from remind.models.nano import nano_tokenizer
+from remind.states.parquet import StateRecord, state_parts
+from remind.states.pyramid import (
     AttentionalState,
     FactualState,
     ReflectiveState,
@@ -40,8 +42,6 @@ from remind.pyramid import (
     render,
     render_target,
 )
-from remind.states import StateRecord, state_parts
-from remind.testbed.nano import nano_tokenizer
 
 MakeRecord = Callable[..., StateRecord]
 MakeStates = Callable[..., Path]
@@ -414,8 +414,8 @@ import os, signal, sys
 from pathlib import Path
 from remind.alignment import cache, tokens
 from remind.alignment.cache import Cache
-from remind.states import state_parts
-from remind.testbed.nano import nano_tokenizer
+from remind.states.parquet import state_parts
+from remind.models.nano import nano_tokenizer
 real, seen = cache.save_file, []
 def save(values, path, about):
     real(values, path, about)

@@ -31,10 +31,10 @@ from remind.alignment.trainer import (
     train,
 )
 from remind.alignment.workers import Workers
-from remind.cli import parse
-from remind.errors import ConfigError, DataError, FormatError, ModelError
-from remind.io import read_json
-from remind.states import StateRecord
+from remind.core.cli import parse
+from remind.core.errors import ConfigError, DataError, FormatError, ModelError
+from remind.core.files import read_json
+from remind.states.parquet import StateRecord
 
 ROOT = Path(__file__).parents[2]
 LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
@@ -362,7 +362,7 @@ def test_the_held_out_loss_says_how_far_it_is(
     states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("REMIND_QUIET", raising=False)
-    monkeypatch.setattr("remind.progress.SAY", 0.0)
+    monkeypatch.setattr("remind.core.progress.SAY", 0.0)
     train(config(states, tmp_path / "r", max_steps=1, batch_size=2))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: ")]
     told = [line.rpartition(", ")[2] for line in said if "held-out" in line]
@@ -375,7 +375,7 @@ KILLED = """
 import os, signal, sys
 from remind.alignment import checkpoint
 from remind.alignment.trainer import TrainConfig, train
-from remind.cli import main
+from remind.core.cli import main
 
 original = checkpoint.sha256_file
 

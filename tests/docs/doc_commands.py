@@ -148,7 +148,7 @@ def comment_commands() -> list[Command]:
 def docstring_commands() -> list[Command]:
     """Commands in docstrings of the packages and scripts."""
     found = []
-    for folder in ("remind", "sae", "scripts"):
+    for folder in ("remind", "sae", "scripts", "experiments", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             source = path.read_text(encoding="utf-8")
             if "scripts/" not in source:

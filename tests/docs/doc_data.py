@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.official.longmemeval import TYPES
 from remind import read
-from remind.dialogue import Corpus, Dialogue, Session
-from remind.evaluation.official.longmemeval import TYPES
-from remind.testbed.nano import save_nano
-from remind.testbed.sample import sample_path
+from remind.data.dialogue import Corpus, Dialogue, Session
+from remind.data.sample import sample_path
+from remind.models.nano import save_nano
 
 #: Sessions of a dialogue that are told again, and questions of each that are asked.
 SESSIONS, ASKED = 3, 4

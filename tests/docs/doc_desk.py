@@ -154,9 +154,9 @@ class Desk:
     @contextlib.contextmanager
     def _surroundings(self, command: Command) -> Iterator[None]:
         """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
+        from experiments.pretrain import run as pretraining
         from remind import demo
         from remind.sae_training import TrainSAEConfig, quick
-        from remind.testbed.pretrain import run as pretraining
 
         told = [PLACEHOLDERS.get(word, word) for word in command.words if re.match(r"[A-Z_]+=", word)]
         own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up", **dict(w.split("=", 1) for w in told)}

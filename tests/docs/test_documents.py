@@ -50,7 +50,7 @@ def parser_of(script: str) -> Any:
     found: list[Any] = []
 
     def keep(config: type, run: object, description: str, argv: object = None) -> None:
-        from remind.cli import _Parser, _plain_defaults
+        from remind.core.cli import _Parser, _plain_defaults
 
         parser = _Parser(description=description, exit_on_error=True)
         parser.add_argument("--config", action="config", help="YAML file")
@@ -58,7 +58,7 @@ def parser_of(script: str) -> Any:
         _plain_defaults(parser)
         found.append(parser)
 
-    with mock.patch("remind.cli.main", keep), mock.patch.object(sys, "argv", [script]):
+    with mock.patch("remind.core.cli.main", keep), mock.patch.object(sys, "argv", [script]):
         runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
     return found[0]
 
@@ -253,7 +253,7 @@ def test_json_in_the_readme_is_read_as_it_says(tmp_path: Path) -> None:
 
 
 def test_every_format_of_the_table_is_one_that_is_read() -> None:
-    from remind.readers import FORMATS
+    from remind.data.readers import FORMATS
 
     rows = [line for line in README.read_text(encoding="utf-8").splitlines() if re.match(r"\| `\w+` \| ", line)]
     named = {match[1] for row in rows if (match := re.match(r"\| `(\w+)` \|", row))}

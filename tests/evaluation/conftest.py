@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.pipeline import record_of
-from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states import StateRecord, write_manifest, write_part
+from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 
 
 class SameWords:

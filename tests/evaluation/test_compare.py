@@ -12,7 +12,7 @@ import pytest
 from in_process import run_script
 from scipy.stats import binomtest, bootstrap, ttest_rel
 
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
 from remind.evaluation.compare import CompareConfig, compare, load_run, named, table
 from remind.evaluation.intervals import wilson
 from remind.evaluation.paired import paired_bootstrap

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from remind.errors import ConfigError
+from experiments.official.export import ExportOfficialConfig, export_official
+from remind.core.errors import ConfigError
 from remind.evaluation.compare import CompareConfig, compare
 from remind.evaluation.harness import EvaluateConfig, evaluate
-from remind.evaluation.official.export import ExportOfficialConfig, export_official
 from remind.llm import AuxiliaryLLM
-from remind.states import StateRecord
+from remind.states.parquet import StateRecord
 
 
 def test_two_levels_of_the_same_states(

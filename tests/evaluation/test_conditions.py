@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
-from remind.errors import ConfigError, DataError
-from remind.evaluation.answer import Generation
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import input_hashes
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.readers import write_refmem
 from remind.evaluation.conditions import Prompter, control, most_frequent
 from remind.evaluation.config import ContextConfig, EvaluateConfig
 from remind.evaluation.contexts import Contexts
@@ -23,12 +24,11 @@ from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.items import load_asked
 from remind.evaluation.names import CONDITIONS, SETS, expand
 from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
-from remind.io import input_hashes
 from remind.llm.offline import OfflineLLM
+from remind.models.generate import Generation
 from remind.pipeline import record_of
-from remind.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
-from remind.readers import write_refmem
-from remind.states import StateRecord, read_part, write_manifest, write_part
+from remind.states.parquet import StateRecord, read_part, write_manifest, write_part
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
@@ -288,7 +288,7 @@ class Echo:
 def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remind.perception.encode.SentenceEncoder", lambda *_: Words())
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
     path, states = tmp_path / "talk.jsonl", tmp_path / "states"
     write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
     write_part(states, 0, [RECORD])

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from in_process import run_script
 
-from remind.errors import ConfigError, DataError, FormatError, ModelError, RemindError
+from remind.core.errors import ConfigError, DataError, FormatError, ModelError, RemindError
 from remind.evaluation import answerers
-from remind.evaluation.answer import Generation, generate
 from remind.evaluation.harness import EvaluateConfig, evaluate, load_items
 from remind.llm import AuxiliaryLLM
-from remind.states import StateRecord
-from remind.testbed.nano import save_nano
+from remind.models.generate import Generation, generate
+from remind.models.nano import save_nano
+from remind.states.parquet import StateRecord
 
 ROOT = Path(__file__).parents[2]
 RAW = ("question_id", "text", "prompt_tokens", "new_tokens", "finished", "failure", "message")
@@ -122,7 +122,7 @@ def test_nano_answers_every_question_of_the_split(cfg: EvaluateConfig, judge: Au
 
 
 def harness_backbone() -> Any:
-    from remind.backbone import load_backbone
+    from remind.models.backbone import load_backbone
 
     return load_backbone("nano-untrained")
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.evaluation import metrics
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "é"]), max_size=8).map(" ".join)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.evaluation import report as reports
-from remind.evaluation.answer import Generation
 from remind.evaluation.scores import Score, counts, group, score, summarise
 from remind.llm import AuxiliaryLLM
-from remind.states import StateRecord
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"
 CONFIG = {"model": HOSTILE, "split": "test", "level": "x0", "encoder": "minilm", "max_new_tokens": 9, "examples": 9}

@@ -10,13 +10,13 @@ import pytest
 import torch
 from scipy import stats
 
-from remind.errors import DataError
-from remind.evaluation.answer import Generation
+from remind.core.errors import DataError
 from remind.evaluation.intervals import bootstrap, wilson
 from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, group, score, summarise
 from remind.llm import AuxiliaryLLM
-from remind.states import StateRecord
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord
 
 OUTPUTS = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from remind.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.evaluation.harness import EvaluateConfig, evaluate, evaluate_and_show
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
-from remind.states import StateRecord
+from remind.states.parquet import StateRecord
 
 RIGHT = {
     "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
@@ -85,7 +85,7 @@ class Judge:
 
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remind.perception.encode.SentenceEncoder", Lines)
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
 
 
 @pytest.fixture
@@ -332,10 +332,10 @@ def test_stages_tell_where_they_wrote(
 KILLED = """
 import sys, time
 sys.path.insert(0, sys.argv[3])
-import remind.perception.encode
+import remind.models.encoder
 from remind.evaluation.harness import EvaluateConfig, evaluate
 from test_stages import Chat, Judge, Lines, RIGHT
-remind.perception.encode.SentenceEncoder = Lines
+remind.models.encoder.SentenceEncoder = Lines
 
 class Slow(Chat):
     def complete(self, requests, on_reply=None):

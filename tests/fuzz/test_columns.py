@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fuzzing.targets import make_targets, sample_record, wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.fuzzing.targets import make_targets, sample_record, wrong
-from remind.states import SCHEMA, write_part
+from remind.states.parquet import SCHEMA, write_part
 
 TARGET = make_targets()["states"]
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 5, 17, 2**31 - 1, -(2**31)]) | st.integers(-(2**31), 2**31 - 1)

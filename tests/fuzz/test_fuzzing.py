@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzzing import FuzzConfig, fuzz
+from fuzzing.mutate import mutate
+from fuzzing.run import START, at_random, save
+from fuzzing.targets import Target, make_targets, wrong
 
-from remind.errors import ConfigError, DataError
-from remind.fuzzing import FuzzConfig, fuzz
-from remind.fuzzing.mutate import mutate
-from remind.fuzzing.run import START, at_random, save
-from remind.fuzzing.targets import Target, make_targets, wrong
+from remind.core.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def test_a_planted_fault_is_found_kept_once_and_told(tmp_path):
 
 
 def test_what_is_slow_or_of_several_lines_is_wrong(tmp_path, monkeypatch):
-    monkeypatch.setattr("remind.fuzzing.targets.SLOW", -1.0)
+    monkeypatch.setattr("fuzzing.targets.SLOW", -1.0)
     assert "took" in str(wrong(Target((), lambda data, folder: None), b"", tmp_path))
 
     def two_lines(data: bytes, folder: Path) -> None:
@@ -74,7 +74,7 @@ def test_settings():
 
 
 def test_the_script(tmp_path):
-    command = [sys.executable, str(ROOT / "scripts" / "fuzz.py"), "--guide", "random", "--seconds", "2"]
+    command = [sys.executable, str(ROOT / "tests" / "fuzz" / "fuzzing"), "--guide", "random", "--seconds", "2"]
     command += ["--targets", "[chat, answer]", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_guided_by_coverage(tmp_path, target):
 
 def test_a_fuzzer_that_sees_nothing_is_no_fuzzer(tmp_path, monkeypatch):
     pytest.importorskip("atheris", reason="needs atheris (pip install atheris)")
-    monkeypatch.setattr("remind.fuzzing.run.START", START.replace('["remind"]', '["elsewhere"]'))
+    monkeypatch.setattr("fuzzing.run.START", START.replace('["remind"]', '["elsewhere"]'))
     with pytest.raises(DataError, match="blind"):
         fuzz(FuzzConfig(seconds=2, targets=["refmem"], out=str(tmp_path / "out"), guide="coverage"))
 

@@ -7,16 +7,16 @@ import os
 import time
 
 import pytest
+from fuzzing import seeds
+from fuzzing.targets import make_targets, wrong
 
 from remind import read
-from remind.chat import MOST_PIXELS, open_image
-from remind.errors import DataError, ImagePathError, RemindError
+from remind.core.errors import DataError, ImagePathError, RemindError
+from remind.core.files import read_json
+from remind.data.readers.evidence import EvidenceIndex
 from remind.evaluation.parse import parse_answer
 from remind.evaluation.predictions import PREDICTIONS, RunFolder
-from remind.fuzzing import seeds
-from remind.fuzzing.targets import make_targets, wrong
-from remind.io import read_json
-from remind.readers.evidence import EvidenceIndex
+from remind.models.chat import MOST_PIXELS, open_image
 
 
 @pytest.fixture(scope="module")

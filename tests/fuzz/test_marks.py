@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from remind.alignment.pictures import Pictures
 from remind.alignment.shorten import shortened
 from remind.alignment.tokens import answer_ids, row_of
-from remind.backbone import load_backbone
-from remind.chat import chat_ids, end_token_id, prompt_ids, tokenize
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
+from remind.models.backbone import load_backbone
+from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
+from remind.models.nano import nano_tokenizer
 from remind.pipeline import record_of
 from remind.pipeline.record import Tally
-from remind.pyramid import (
+from remind.states.parquet import StateRecord, read_part, write_part
+from remind.states.pyramid import (
     MARKER,
     AttentionalState,
     FactualState,
@@ -28,8 +30,6 @@ from remind.pyramid import (
     one_line,
     strip_markers,
 )
-from remind.states import StateRecord, read_part, write_part
-from remind.testbed.nano import nano_tokenizer
 
 NANO = nano_tokenizer()
 MARKS = (

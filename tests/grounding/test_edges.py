@@ -12,13 +12,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.errors import ModelError
+from remind.core.errors import ModelError
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
-from remind.pyramid import (
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import (
     MARKER,
     AttentionalState,
     FactualState,

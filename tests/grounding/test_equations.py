@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
 from remind.grounding.resonance import combine_layers, smooth_runs, standardise
 from remind.grounding.salience import smooth_turns

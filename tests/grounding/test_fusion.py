@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.asked import content_tokens, question_codes
 from remind.grounding.dates import AskedDate, asked_dates, closeness, turn_dates
@@ -30,8 +29,9 @@ from remind.grounding.fusion import (
 from remind.grounding.matching import best_partners, match_each
 from remind.grounding.places import Part
 from remind.grounding.signals import TurnIndex, TurnSignals, name_words, without_names
-from remind.perception.encode import SentenceEncoder
-from remind.pyramid import FactualState, Segment, Strategy, render, strip_markers
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.encoder import SentenceEncoder
+from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
 from sae import SparseCodes, TopKSAE
 
 NONE = dict.fromkeys(WEIGHTS, 0.0)

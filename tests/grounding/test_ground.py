@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
-from remind.pyramid import FactualState, Segment, Strategy, render
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import SparseCodes, TopKSAE
 
 D_SAE, K = 96, 6

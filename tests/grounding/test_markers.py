@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import select_blocks
-from remind.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render, strip_markers
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render, strip_markers
 
 TEXT = st.text(max_size=20) | st.sampled_from(
     [MARKER, f"{MARKER}\n{MARKER}", f"x\r\n{MARKER}\r\ny", f"\u2028{MARKER}\u2028", "[…]", "[Session 2]", "😀", ""]

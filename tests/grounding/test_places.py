@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding.places import Part, first_character, token_places
-from remind.pyramid import FactualState, Rendered, Segment, Strategy, render
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render
 
 
 @pytest.fixture(scope="module", params=["minilm", "nano"])

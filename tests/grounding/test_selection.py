@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.grounding import select_blocks
 
 

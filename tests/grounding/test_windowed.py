@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import encode, store
 from remind.grounding.codes import StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.windowed import WindowedCodes
-from remind.pyramid import FactualState, Segment, Strategy
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import SparseCodes, TopKSAE
 
 D_SAE, K = 80, 5

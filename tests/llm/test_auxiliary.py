@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from remind.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.errors import DataError, ModelError
+from remind.core.errors import DataError, ModelError
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.judging import read_verdict
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
-from remind.pyramid import AttentionalState, FactualState, Segment, Strategy
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
     Turn("1:1", "Ana", "I quit smoking in March."),
@@ -282,7 +282,7 @@ def test_the_name_tells_models_apart() -> None:
 
 
 def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(tmp_path: Any) -> None:
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
 
     encoder = SentenceEncoder()
     down = True

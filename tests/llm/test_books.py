@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
-from remind.cli import parse
-from remind.errors import ConfigError, DataError
+from remind.core.cli import parse
+from remind.core.errors import ConfigError, DataError
 from remind.llm.batch import key_of
 from remind.llm.cache import ReplyCache, Spent
 from remind.llm.dry import DryChat, DryRun
@@ -212,9 +212,9 @@ def test_stages_share_what_they_can(tmp_path: Path) -> None:
 
 
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path, ask: Ask) -> None:
-    from remind.backbone import load_backbone
-    from remind.evaluation.answer import generate
     from remind.llm.local import LocalChat, as_prompt
+    from remind.models.backbone import load_backbone
+    from remind.models.generate import generate
 
     backbone = load_backbone("nano-untrained")
     cache, ledger = ReplyCache(tmp_path / "c.sqlite"), Ledger()

@@ -15,11 +15,11 @@ pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip in
 import torch
 from fault_proxy import Proxy, completion, error
 
-from remind import prompts
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.pipeline import BuildStatesConfig, build_states
-from remind.states import read_manifest, read_states
+from remind.states import prompts
+from remind.states.parquet import read_manifest, read_states
 from sae import TopKSAE, layer_folder
 
 pytestmark = pytest.mark.slow

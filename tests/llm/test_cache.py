@@ -22,7 +22,7 @@ pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip in
 from fault_proxy import Proxy, completion, error
 from forked import Forked
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.llm.batch import key_of
 from remind.llm.cache import ReplyCache, Spent
 from remind.llm.client import OpenAIChat

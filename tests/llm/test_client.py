@@ -18,7 +18,7 @@ pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip in
 
 from fault_proxy import Proxy, completion, error
 
-from remind.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig

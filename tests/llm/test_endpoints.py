@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.key_names import holds_key
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from remind.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
 from remind.llm import AuxiliaryLLM
-from remind.llm.blind import blind, blind_state
 from remind.llm.offline import OfflineLLM
-from remind.perception.encode import SentenceEncoder
-from remind.pyramid import AttentionalState, FactualState, Segment, Strategy
+from remind.models.encoder import SentenceEncoder
+from remind.states.blind import blind, blind_state
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
     Turn("1:1", "Ana", "Hey, good to see you! How are you?"),

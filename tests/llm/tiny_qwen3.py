@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remind.testbed.nano import VOCAB_SIZE, nano_tokenizer
+from remind.models.nano import VOCAB_SIZE, nano_tokenizer
 
 #: What the second model says; one token of its tokenizer.
 SAYING = '{"equal": true}'

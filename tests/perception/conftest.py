@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.dialogue import Dialogue, Image, Session, Turn
-from remind.perception.encode import SentenceEncoder
+from remind.data.dialogue import Dialogue, Image, Session, Turn
+from remind.models.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="session")

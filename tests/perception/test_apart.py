@@ -13,13 +13,13 @@ import pytest
 import torch
 from forked import Forked
 
-from remind.dialogue import Dialogue, Question
-from remind.io import read_json, write_json
+from remind.core.files import read_json, write_json
+from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
+from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
-from remind.perception.encode import SentenceEncoder
 from remind.perception.index import DialogueIndex
-from remind.perception.lexical import BM25
+from remind.text.words import BM25
 
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
 #: Builds the index of the same dialogue elsewhere, after other work, and is killed where that is asked for.

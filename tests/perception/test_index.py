@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from remind.dialogue import Dialogue, Question
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, SegmentConfig
 from remind.perception.index import DialogueIndex, content_key
-from remind.pyramid import FactualState, Segment, Strategy
+from remind.states.pyramid import FactualState, Segment, Strategy
 
 CONFIG = PerceptionConfig(segment=SegmentConfig(max_tokens=40))
 

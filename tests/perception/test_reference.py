@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.dialogue import Dialogue, Session, Turn
+from remind.data.dialogue import Dialogue, Session, Turn
+from remind.data.readers import read
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, scan
 from remind.perception.index import DialogueIndex
-from remind.perception.lexical import stems
 from remind.perception.retrieve import RetrieveConfig, retrieve, take_turns
 from remind.perception.segment import SegmentConfig, turn_text
-from remind.pyramid import FactualState, Segment, render
-from remind.readers import read
+from remind.states.pyramid import FactualState, Segment, render
+from remind.text.words import stems
 
 WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river", "stone", "lamp", "coat"]
 

@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.dialogue import Dialogue, Question
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
 from remind.perception.index import DialogueIndex
-from remind.perception.lexical import stems
 from remind.perception.retrieve import (
     RetrieveConfig,
     relevance,
@@ -26,7 +25,8 @@ from remind.perception.retrieve import (
     turn_scores,
 )
 from remind.perception.segment import SegmentConfig, turn_text
-from remind.pyramid import FactualState, Segment, Strategy, render
+from remind.states.pyramid import FactualState, Segment, Strategy, render
+from remind.text.words import stems
 
 
 def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueIndex:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.dialogue import Dialogue, Session, Turn
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Dialogue, Session, Turn
 from remind.perception.segment import SegmentConfig, segment
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from remind.dialogue import DIMENSIONS, Dialogue, Question
-from remind.errors import DataError
-from remind.perception.strategy import guide, kind_of, plan, target_speakers, temporal_scope
+from remind.core.errors import DataError
+from remind.data.dialogue import DIMENSIONS, Dialogue, Question
+from remind.text.strategy import guide, kind_of, plan, target_speakers, temporal_scope
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from forked import Forked
 from small_corpus import contents
 
 import remind.pipeline.build
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.shelf import Kept, Parts
-from remind.states import read_states
+from remind.states.parquet import read_states
 
 
 def written(cache: Path) -> int:

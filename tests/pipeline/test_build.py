@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzzing import seeds
 from small_corpus import building, rows
 
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
 from remind.alignment.config import TrainerConfig, read_config
-from remind.backbone import load_backbone, size_of
+from remind.core.errors import DataError, ModelError
+from remind.core.files import read_json
+from remind.data.sample import sample_path
+from remind.data.split import SplitConfig
 from remind.demo import DemoConfig, demo
-from remind.errors import DataError, ModelError
-from remind.fuzzing import seeds
-from remind.io import read_json
+from remind.models.backbone import load_backbone, size_of
+from remind.models.nano import save_nano
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.outline import outline
-from remind.pyramid import LEVELS, MARKER, strip_markers
-from remind.split import SplitConfig
-from remind.states import read_manifest, read_states
-from remind.testbed.nano import save_nano
-from remind.testbed.sample import sample_path
+from remind.states.parquet import read_manifest, read_states
+from remind.states.pyramid import LEVELS, MARKER, strip_markers
 from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
 from sae.trainer import SAETrainConfig

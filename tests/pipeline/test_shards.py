@@ -15,12 +15,12 @@ from small_corpus import contents, rows
 
 import remind.pipeline.build
 import remind.pipeline.dialogue
-from remind.errors import ConfigError, DataError
-from remind.io import read_json
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json
+from remind.core.processes import Shard, device_of, shard_of
+from remind.data.split import SplitConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.effort import STAGES
-from remind.processes import Shard, device_of, shard_of
-from remind.split import SplitConfig
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
 

@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[2]
 #: Imported once for all processes of a worker of pytest.
 IMPORTED = (
     "remind.alignment.trainer",
-    "remind.backbone",
+    "remind.models.backbone",
     "remind.llm.client",
     "remind.pipeline",
-    "remind.testbed.proof.prove",
+    "experiments.proof.prove",
     "sae",
     "accelerate",
     "sentence_transformers",

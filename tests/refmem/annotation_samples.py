@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remind.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.refmem.annotation.rows import Row
 from remind.refmem.annotation.shown import fingerprint
 from remind.refmem.items import Item

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from remind.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.refmem.items import Item
 
 SUBJECTS = {

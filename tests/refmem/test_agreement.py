@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from annotation_samples import item, row
 
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
 from remind.refmem.annotation.agreement import agreement, decisions, fleiss, phrase
 
 pytest.importorskip("statsmodels", reason="needs statsmodels: pip install 'remind-toolkit[refmem]'")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from annotation_samples import HOSTILE, corpus, dialogue, item
 
-from remind.dialogue import Corpus, Image
-from remind.errors import ConfigError, DataError
-from remind.readers import write_refmem
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Corpus, Image
+from remind.data.readers import write_refmem
 from remind.refmem.annotation import read_annotations, write_annotations
 from remind.refmem.annotation.page import page_data, write_annotation_page
 from remind.refmem.annotation.run import AnnotateConfig, run

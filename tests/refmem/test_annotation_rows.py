@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from annotation_samples import HOSTILE, item, row
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.refmem.annotation import read_annotations, write_annotations
 from remind.refmem.annotation.shown import candidates_for, fingerprint, order_for
 

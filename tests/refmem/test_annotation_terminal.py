@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from annotation_samples import HOSTILE, corpus, dialogue, item, row
 
-from remind.errors import DataError
-from remind.readers import write_refmem
+from remind.core.errors import DataError
+from remind.data.readers import write_refmem
 from remind.refmem.annotation import read_annotations, write_annotations
 from remind.refmem.annotation.context import windows
 from remind.refmem.annotation.shown import candidates_for, order_for

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from forked import Forked
 
-from remind.cli import parse
-from remind.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
-from remind.errors import ConfigError, DataError
-from remind.io import read_json
-from remind.readers import read, write_refmem
+from remind.core.cli import parse
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json
+from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
+from remind.data.readers import read, write_refmem
+from remind.data.split import SplitConfig, assign_splits
 from remind.refmem.build import Build, build_refmem, open_corpus
 from remind.refmem.config import RefMemConfig
 from remind.refmem.items import read_items, write_items
 from remind.refmem.stages import locked
-from remind.split import SplitConfig, assign_splits
 
 STAGES = ("segments", "images", "clusters", "items", "filtered", "benchmark")
 KILLED = """

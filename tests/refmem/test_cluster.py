@@ -6,8 +6,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 
-from remind.dialogue import Corpus
-from remind.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Corpus
 from remind.refmem.cluster import cluster, groups, image_clusters, text_clusters
 from remind.refmem.config import ClusterConfig
 from remind.refmem.images import Shown

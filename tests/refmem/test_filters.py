@@ -10,13 +10,13 @@ from random import Random
 
 import pytest
 
-from remind.dialogue import Corpus
+from remind.data.dialogue import Corpus
 from remind.llm.request import Reply, Request
-from remind.perception.lexical import stems
 from remind.refmem.blind import guessed_by_rule, shuffled
 from remind.refmem.config import FilterConfig
 from remind.refmem.filters import REASONS, apply_filters, leaks, near_pairs, uneven
 from remind.refmem.items import Item
+from remind.text.words import stems
 
 Make = Callable[..., Item]
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from remind import prompts
-from remind.dialogue import DIMENSIONS, TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
+from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
 from remind.llm.request import Reply, Request
-from remind.perception.lexical import stem
 from remind.refmem.claims import shape
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
@@ -21,6 +19,8 @@ from remind.refmem.generate import item_request, write_asked
 from remind.refmem.items import Item, anchors_missing
 from remind.refmem.offline import balanced, write_offline
 from remind.refmem.themes import listed
+from remind.states import prompts
+from remind.text.words import stem
 
 
 def clusters_of(corpus: Corpus) -> list[Cluster]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from remind.chat import opened
-from remind.dialogue import Corpus, Dialogue, Image, Session, Turn
-from remind.errors import DataError, ModelError
+from remind.core.errors import DataError, ModelError
+from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
+from remind.models.chat import opened
 from remind.refmem.images import ClipEncoder, make_images, read_images
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from annotation_samples import HOSTILE, item
 
-from remind.errors import DataError
+from remind.core.errors import DataError
 from remind.refmem.items import read_items, read_rows, write_items
 from remind.refmem.segments import Piece, read_pieces
 

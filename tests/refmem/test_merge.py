@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from annotation_samples import item, row
 
-from remind.cli import main
-from remind.errors import DataError
+from remind.core.cli import main
+from remind.core.errors import DataError
 from remind.refmem.annotation import Row, write_annotations
 from remind.refmem.annotation.merge import MergeConfig, merge, merge_and_show
 from remind.refmem.annotation.votes import decide

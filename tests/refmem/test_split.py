@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from remind.dialogue import Corpus
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.data.dialogue import Corpus
 from remind.refmem.items import Item
 from remind.refmem.split import check_split, split, units
 

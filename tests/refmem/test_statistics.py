@@ -1,6 +1,6 @@
 """Table 2 by hand."""
 
-from remind.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.refmem.statistics import as_markdown, statistics
 
 TALK = Corpus(

@@ -16,9 +16,10 @@ import torch
 import yaml
 
 from remind.alignment.config import as_dict
-from remind.backbone import Backbone, load_backbone
-from remind.dialogue import Dialogue, Image, Session, Turn
-from remind.errors import ConfigError, DataError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.data.dialogue import Dialogue, Image, Session, Turn
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.windows import batches, make_windows, mixed, prompt_lines, window_size
 from remind.sae_training import (
     Harvester,
     TrainSAEConfig,
@@ -29,7 +30,6 @@ from remind.sae_training import (
     train_sae,
 )
 from remind.sae_training.names import NAMES, with_names
-from remind.windows import batches, make_windows, mixed, prompt_lines, window_size
 from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
 from sae.trainer import SAETrainConfig
 
@@ -285,7 +285,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
             if done == step:
                 raise Stopped
 
-        monkeypatch.setattr("remind.progress.Counter.advance_to", advance)
+        monkeypatch.setattr("remind.core.progress.Counter.advance_to", advance)
 
     return stop
 

@@ -35,7 +35,7 @@ def script() -> Callable[..., tuple[int, str, str]]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Qwen3-VL folder."""
-    from remind.testbed.nano import save_nano
+    from remind.models.nano import save_nano
 
     return save_nano(tmp_path_factory.mktemp("model") / "tiny", hidden_size=32, layers=2, vision_size=16)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remind.io import atomic_folder, write_json, write_rows
+from remind.core.files import atomic_folder, write_json, write_rows
 from sae import TopKSAE
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from remind.alignment import checkpoint
-from remind.errors import ImagePathError, ModelError, RemindError
+from remind.core.errors import ImagePathError, ModelError, RemindError
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
 
@@ -69,7 +69,7 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
     else:
         (model / "model.safetensors").unlink()
         torch.save({"weight": Bomb(canary)}, model / "pytorch_model.bin")
-    sample = str(ROOT / "remind" / "testbed" / "sample" / "test.jsonl")
+    sample = str(ROOT / "remind" / "data" / "sample" / "test.jsonl")
     words = ("--input", sample, "--out", str(tmp_path / "out"), "--backbone", str(model), "--sae", str(saes))
     status, _, said = script("build_states.py", *words, "--limit", "1", "--cache", str(tmp_path / "cache"))
     assert status == 2
@@ -80,7 +80,7 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
 
 
 def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
-    from remind.backbone import load_backbone
+    from remind.models.backbone import load_backbone
 
     for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
         content = json.loads((model / name).read_text())
@@ -151,8 +151,8 @@ def fetched() -> Iterator[list[str]]:
 def test_kernels_that_a_model_folder_names_are_not_fetched(
     parts: tuple[str, ...], field: str, value: Any, model: Path, fetched: list[str]
 ) -> None:
-    from remind.backbone import load_backbone
-    from remind.evaluation.cost.flops import load_config
+    from experiments.cost.flops import load_config
+    from remind.models.backbone import load_backbone
 
     config = part = json.loads((model / "config.json").read_text())
     for name in parts:
@@ -168,7 +168,7 @@ def test_kernels_that_a_model_folder_names_are_not_fetched(
 
 def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
     """Those of CLIP and of sentence encoders, whose parts have configurations of their own."""
-    from remind.perception.encode import SentenceEncoder
+    from remind.models.encoder import SentenceEncoder
     from remind.refmem.images import ClipEncoder
 
     named = json.dumps({"model_type": "clip", "text_config": {"_attn_implementation": "owner/kernel"}})
@@ -207,7 +207,7 @@ def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, own: bool)
 
 
 def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
-    from remind.backbone import load_backbone
+    from remind.models.backbone import load_backbone
 
     config = json.loads((model / "config.json").read_text())
     named = {"_attn_implementation": "eager", "_attn_implementation_autoset": True}
@@ -244,7 +244,7 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
     checkpoint.save(folder, 1, layer, optimizer, states, {})
     torch.save({"weight": Bomb(canary)}, folder / name)
     sums = json.loads((folder / "checksums.json").read_text())
-    from remind.io import sha256_file
+    from remind.core.files import sha256_file
 
     (folder / "checksums.json").write_text(json.dumps({**sums, name: sha256_file(folder / name)}))
     assert checkpoint.newest(tmp_path) == folder
@@ -294,7 +294,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(
 @pytest.mark.parametrize("name", ["a.eps", "a.png"])
 def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Path) -> None:
     """Pillow would hand it to `gs`; what a file is follows from its content, whatever its name."""
-    from remind.chat import open_image
+    from remind.models.chat import open_image
 
     shim = tmp_path / "bin" / "gs"
     shim.parent.mkdir()
@@ -314,7 +314,7 @@ def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Pat
 def test_pictures_of_the_formats_named_are_read(tmp_path: Path) -> None:
     from PIL import Image
 
-    from remind.chat import PICTURE_FORMATS, open_image
+    from remind.models.chat import PICTURE_FORMATS, open_image
 
     for kind in sorted({*PICTURE_FORMATS} - {"AVIF"}):
         Image.new("RGB", (8, 6), (200, 10, 10)).save(tmp_path / "p", format=kind)
@@ -325,7 +325,7 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
     """By its head, before its pixels are unpacked."""
     from PIL import Image
 
-    from remind.chat import open_image
+    from remind.models.chat import open_image
 
     Image.new("1", (64, 64)).save(tmp_path / "b.png")
     with mock.patch.object(Image, "MAX_IMAGE_PIXELS", 100), pytest.raises(ImagePathError, match=r"limit|exceeds"):
@@ -337,7 +337,7 @@ def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
     "address", ["https://127.0.0.1:1/a.png", "ftp://127.0.0.1/a.png", "data:image/png;base64,AA=="]
 )
 def test_an_image_on_the_web_is_not_fetched(address: str) -> None:
-    from remind.chat import open_image
+    from remind.models.chat import open_image
 
     with mock.patch("socket.socket.connect", side_effect=AssertionError("connected")), pytest.raises(ImagePathError):
         open_image(address)

@@ -87,7 +87,7 @@ def test_the_hook_sees(tmp_path: Path) -> None:
 
 def test_states_pages_training_export_and_evaluation_stay_on_the_machine(hostile: Path, tmp_path: Path) -> None:
     """The whole way, with an encoder and models that lie on disk."""
-    model = str(ROOT / "remind" / "testbed" / "nano")
+    model = str(ROOT / "remind" / "models" / "nano")
 
     def run(name: str, **options: object) -> list[str]:
         told = [word for key, value in options.items() for word in (f"--{key.replace('__', '.')}", str(value))]

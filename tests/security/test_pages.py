@@ -41,7 +41,7 @@ def pages(hostile: Path, tiny: Path, script: Script) -> dict[str, Path]:
 def _drafts(folder: Path) -> Path:
     """Items as hostile as the dialogues they are about."""
     from remind import read
-    from remind.io import write_rows
+    from remind.core.files import write_rows
     from remind.refmem.items import Item
 
     rows = []
@@ -61,7 +61,7 @@ def _drafts(folder: Path) -> Path:
 
 def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:
     from remind import read
-    from remind.backbone import load_backbone
+    from remind.models.backbone import load_backbone
     from sae import TopKSAE
     from sae.dashboard import record, write_dashboard
     from sae.probe import Probe

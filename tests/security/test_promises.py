@@ -140,7 +140,7 @@ def test_every_promise_of_the_readme_has_tests() -> None:
 
 
 def test_the_readme_names_the_formats_that_are_read() -> None:
-    from remind.chat import PICTURE_FORMATS
+    from remind.models.chat import PICTURE_FORMATS
 
     text = (ROOT / "README.md").read_text(encoding="utf-8").split(HEADING, 1)[-1]
     assert all(re.search(rf"\b{name}\b", text, re.IGNORECASE) for name in PICTURE_FORMATS)

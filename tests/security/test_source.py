@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for folder in ("remind", "sae", "scripts") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path
+    for folder in ("remind", "sae", "scripts", "experiments", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
 #: Modules that run what they read, or speak to a network.
 IMPORTS = {
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "code", "pty",
@@ -40,13 +44,16 @@ ALLOWED = {
 MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
 #: Loaders that read a folder the program has just written, or one of the package.
 OWN = {
-    ("remind/export.py", "kind"): "the export just written, opened again to check it",
-    ("remind/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
+    ("remind/alignment/export.py", "kind"): "the export just written, opened again to check it",
+    ("remind/alignment/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
     (
-        "remind/evaluation/cost/flops.py",
+        "experiments/cost/flops.py",
         "AutoConfig",
     ): "the folder of the MiniLM package; and a folder, without its code",
-    ("remind/backbone.py", "Qwen2VLImageProcessorPil"): "a class of the library's own, which runs no code of a folder",
+    (
+        "remind/models/backbone.py",
+        "Qwen2VLImageProcessorPil",
+    ): "a class of the library's own, which runs no code of a folder",
 }
 
 
@@ -144,9 +151,9 @@ def test_the_scan_passes_what_is_harmless() -> None:
 def test_nothing_is_unpickled_run_from_text_or_fetched() -> None:
     found = {file: bad for file, tree in trees() if (bad := offences(tree))}
     # a page is photographed from bytes that the browser gave
-    found.get("remind/inspector/picture.py", set()).discard("Image.open without formats")
+    found.get("remind/viewing/inspector/picture.py", set()).discard("Image.open without formats")
     # a function each of the C library that is loaded anyway: to give memory back, to swap the names of two folders
-    for file in ("remind/processes.py", "remind/io.py"):
+    for file in ("remind/core/processes.py", "remind/core/files.py"):
         found.get(file, set()).discard("ctypes")
     assert {file: bad for file, bad in found.items() if bad} == {}
 

@@ -10,9 +10,9 @@ import solver
 from scipy.stats import binom
 from solver import from_dialogue
 
-from remind.dialogue import Question
-from remind.errors import ConfigError
-from remind.states import read_states
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Question
+from remind.states.parquet import read_states
 from remind.testbed.labels import LabelConfig, told
 from remind.testbed.ladder import LadderConfig, write_states
 from remind.testbed.world import World, WorldConfig, make_world

@@ -11,8 +11,8 @@ import solver
 from scipy.stats import binom
 from solver import bank
 
-from remind.errors import ConfigError
-from remind.states import StateRecord, read_states
+from remind.core.errors import ConfigError
+from remind.states.parquet import StateRecord, read_states
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import Asked, World, WorldConfig, make_world
 

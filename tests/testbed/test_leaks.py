@@ -11,7 +11,7 @@ import solver
 from scipy.stats import chi2_contingency, chisquare
 from solver import Problem, bank, from_dialogue, values_of
 
-from remind.dialogue import DIMENSIONS
+from remind.data.dialogue import DIMENSIONS
 from remind.testbed.ladder import LadderConfig, climb
 from remind.testbed.world import Asked, World, WorldConfig, make_world
 

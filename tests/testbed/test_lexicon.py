@@ -8,7 +8,7 @@ from itertools import combinations
 
 from solver import bank, values_of
 
-from remind.dialogue import DIMENSIONS
+from remind.data.dialogue import DIMENSIONS
 from remind.testbed.vocabulary import wordings
 
 

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import pytest
 
-from remind.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS
-from remind.testbed import sample
+from remind.data import sample
+from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS
 from remind.testbed.author import bank
 
 LETTERS = "ABCD"
@@ -89,7 +89,7 @@ def test_sessions_are_in_time_order(contexts):
 
 
 def test_the_reader_takes_it_without_a_dangling_reference(questions):
-    from remind.readers import read
+    from remind.data.readers import read
 
     corpus = read(sample.sample_path())
     assert len(corpus.dialogues) == 12
@@ -99,7 +99,7 @@ def test_the_reader_takes_it_without_a_dangling_reference(questions):
 
 
 def test_small_talk_shares_neither_line_nor_speaker_with_the_benchmark(contexts):
-    from remind.readers import read
+    from remind.data.readers import read
 
     corpus = read(sample.corpus_path())
     assert not corpus.questions

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.backbone import load_backbone
-from remind.testbed.nano import nano_folder, nano_tokenizer
-from remind.testbed.pretrain.run import MEASURED, PretrainConfig, measure
+from experiments.pretrain.run import MEASURED, PretrainConfig, measure
+from remind.models.backbone import load_backbone
+from remind.models.nano import nano_folder, nano_tokenizer
 
 
 @pytest.fixture(scope="module")

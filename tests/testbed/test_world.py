@@ -12,9 +12,9 @@ import solver
 from scipy.stats import chi2_contingency
 from solver import Problem, bank, from_dialogue, from_prompt
 
-from remind.dialogue import DIMENSIONS, FORMATS
-from remind.errors import ConfigError
-from remind.pyramid import render, render_answer
+from remind.core.errors import ConfigError
+from remind.data.dialogue import DIMENSIONS, FORMATS
+from remind.states.pyramid import render, render_answer
 from remind.testbed.ladder import LadderConfig, climb
 from remind.testbed.world import Asked, World, WorldConfig, make_world
 

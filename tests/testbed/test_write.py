@@ -14,10 +14,10 @@ import solver
 from in_process import run_script
 
 import remind
-from remind.cli import main
-from remind.errors import ConfigError
-from remind.pyramid import render_answer
-from remind.states import read_manifest, read_states
+from remind.core.cli import main
+from remind.core.errors import ConfigError
+from remind.states.parquet import read_manifest, read_states
+from remind.states.pyramid import render_answer
 from remind.testbed import write
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records

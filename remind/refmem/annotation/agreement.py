@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from remind.dialogue import DIMENSIONS, FORMATS
-from remind.errors import ConfigError
+from remind.core.errors import ConfigError
+from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.refmem.annotation.rows import Row
 from remind.refmem.annotation.shown import letters
 from remind.refmem.items import Item

@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import yaml
 
-from remind.dialogue import Dialogue
-from remind.errors import DataError
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue
 from remind.refmem.items import Item
 
 #: Segments of a dialogue as (first, last) positions in `Dialogue.turns`, both included.
@@ -65,5 +65,5 @@ def windows(dialogue: Dialogue, item: Item, around: int, segments: Segments | No
 @cache
 def demands() -> Mapping[str, str]:
     """What each dimension asks of a reader, in a clause."""
-    guides = yaml.safe_load((files("remind") / "perception" / "guides.yaml").read_text(encoding="utf-8"))
+    guides = yaml.safe_load((files("remind") / "text" / "guides.yaml").read_text(encoding="utf-8"))
     return {name: guide["demand"] for name, guide in guides["dimensions"].items()}

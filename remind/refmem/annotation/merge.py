@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from remind.dialogue import DIMENSIONS, FORMATS
-from remind.errors import ConfigError, DataError
-from remind.io import write_json, write_rows, write_text
-from remind.readers.source import Place, Source
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import write_json, write_rows, write_text
+from remind.data.dialogue import DIMENSIONS, FORMATS
+from remind.data.readers.source import Place, Source
 from remind.refmem.annotation.agreement import Ballots, agreement
 from remind.refmem.annotation.report import report
 from remind.refmem.annotation.rows import Row, check_answers, read_annotations

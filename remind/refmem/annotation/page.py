@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remind.dialogue import Corpus, Dialogue, Image
-from remind.errors import ConfigError
-from remind.io import sha256_json, write_text
-from remind.pyramid import LETTERS
+from remind.core.errors import ConfigError
+from remind.core.files import sha256_json, write_text
+from remind.data.dialogue import Corpus, Dialogue, Image
 from remind.refmem.annotation.context import Segments, demands, windows
 from remind.refmem.annotation.shown import candidates_for, fingerprint, order_for
 from remind.refmem.items import Item
+from remind.states.pyramid import LETTERS
 from sae.pages import page
 
 #: Longer side of a picture in the page, in pixels.
@@ -130,7 +130,7 @@ def _picture(image: Image) -> str | None:
     """The image as a data: URL; None where there is no file."""
     if image.path is None:
         return None
-    from remind.chat import open_image
+    from remind.models.chat import open_image
 
     opened = open_image(image.path)
     opened.thumbnail((PICTURE, PICTURE))

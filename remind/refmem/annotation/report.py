@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remind.dialogue import FORMATS
+from remind.data.dialogue import FORMATS
 
 
 def report(result: Mapping[str, Any]) -> str:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.errors import DataError, named
-from remind.io import write_rows
-from remind.readers.source import Place, Source, shown
+from remind.core.errors import DataError, named
+from remind.core.files import write_rows
+from remind.data.readers.source import Place, Source, shown
 from remind.refmem.annotation.shown import fingerprint, letters
 from remind.refmem.items import Item
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from remind.dialogue import Corpus
-from remind.errors import ConfigError
-from remind.progress import track
-from remind.readers import read
+from remind.core.errors import ConfigError
+from remind.core.progress import track
+from remind.data.dialogue import Corpus
+from remind.data.readers import read
 from remind.refmem.annotation.page import write_annotation_page
 from remind.refmem.annotation.terminal import annotate
 from remind.refmem.items import read_items

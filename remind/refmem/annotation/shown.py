@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from remind.io import sha256_json
-from remind.pyramid import LETTERS
+from remind.core.files import sha256_json
 from remind.refmem.items import Item
+from remind.states.pyramid import LETTERS
 
 
 def letters(item: Item) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from remind.dialogue import Corpus, Dialogue
-from remind.pyramid import LETTERS
+from remind.data.dialogue import Corpus, Dialogue
 from remind.refmem.annotation.context import Segments, demands, windows
 from remind.refmem.annotation.rows import Row, read_annotations, write_annotations
 from remind.refmem.annotation.shown import candidates_for, fingerprint, order_for
 from remind.refmem.items import Item
+from remind.states.pyramid import LETTERS
 
 HELP = """At any prompt: :s skip this item   :b back to the one before   :r flag for removal   :w whole dialogue
 :c the turns around the evidence again   :f WORDS find in the dialogue   :q stop; what is answered is saved   :? this"""

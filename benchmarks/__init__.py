@@ -1,0 +1,1 @@
+"""How fast the toolkit is: each module is one benchmark, run as `python -m benchmarks.NAME`."""

@@ -1,0 +1,153 @@
+"""What an evaluation costs besides its models: seconds per question, and a second run over known answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import write_json
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.evaluation.answerers import OnOutput
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.harness import evaluate
+from remind.evaluation.identity import versions
+from remind.models.encoder import SentenceEncoder
+from remind.models.generate import Generation
+from remind.pipeline import record_of
+from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+
+
+@dataclass
+class HarnessBenchConfig:
+    """Time an evaluation whose model answers at once."""
+
+    questions: int = 1000
+    """How many questions."""
+    turns: int = 160
+    """Turns that x0 shows; 160 of 30 words are about 7,200 tokens."""
+    words: int = 30
+    """Words of each turn."""
+    out: str | None = None
+    """File for the numbers (JSON); None: they are printed only."""
+
+    def __post_init__(self) -> None:
+        for name in ("questions", "turns", "words"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class Instant:
+    """Answers without a model: well-formed outputs that cite one of ten lines, so that little is left to encode."""
+
+    key = "instant"
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.asked = 0
+
+    def about(self) -> dict[str, Any]:
+        return {"name": "instant", "kind": "none", "max_length": None}
+
+    def answer(
+        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
+    ) -> list[Generation | None]:
+        outputs: list[Generation | None] = [None] * len(prompts)
+        for n, skip in enumerate(done):
+            if not skip:
+                self.asked += 1
+                text = f"<answer>A</answer><explanation>Ana: remark {n % 10}</explanation>"
+                outputs[n] = output = Generation(text, len(prompts[n]) // 4, 12, finished=True)
+                on_output(n, output)
+        return outputs
+
+
+def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
+    """Run, run again, and report again; prints seconds, and per question what is not model time."""
+    answerer = Instant()
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="remind-bench-") as folder:
+        states = _states(cfg, Path(folder) / "states")
+        run = EvaluateConfig(states=str(states), model="instant", out=str(Path(folder) / "out"))
+        SentenceEncoder().encode(["a first forward costs more than the others"])
+        rows["first run"] = _timed(lambda: evaluate(run, answerer=answerer))
+        rows["again, all known"] = _timed(lambda: evaluate(run, answerer=answerer))
+        rows["stage report alone"] = _timed(lambda: evaluate(replace(run, stage="report")))
+        if answerer.asked != cfg.questions:
+            raise DataError(
+                f"{answerer.asked} questions were asked, not {cfg.questions}: known answers were asked again"
+            )
+    found = {
+        "questions": cfg.questions,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "versions": versions(),
+        "seconds": rows,
+    }
+    print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {found['machine']}")
+    print(f"{'':<20}{'wall s':>9}{'cpu s':>9}{'encoder s':>11}{'rest, ms per question':>24}")
+    for name, row in rows.items():
+        rest = 1000 * (row["wall"] - row["encoder"]) / cfg.questions
+        print(f"{name:<20}{row['wall']:>9.2f}{row['cpu']:>9.2f}{row['encoder']:>11.2f}{rest:>24.2f}")
+    if cfg.out is not None:
+        write_json(cfg.out, found)
+        print(f"numbers: {cfg.out}")
+    return found
+
+
+def _timed(run: Callable[[], dict[str, Any]]) -> dict[str, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    report = run()
+    return {
+        "wall": time.perf_counter() - wall,
+        "cpu": time.process_time() - cpu,
+        "encoder": report["seconds"]["encoding"],
+    }
+
+
+def _states(cfg: HarnessBenchConfig, folder: Path) -> Path:
+    """States of dialogues with ten questions each, by turns of the three formats."""
+    for number, start in enumerate(range(0, cfg.questions, 10)):
+        turns = tuple(
+            Turn(f"t{n}", "Ana" if n % 2 else "Bo", " ".join(f"w{(n * 31 + k * 7) % 997}" for k in range(cfg.words)))
+            for n in range(cfg.turns)
+        )
+        dialogue = Dialogue(f"d{number}", (Session("s", "1 May", turns),))
+        write_part(folder, number, [_record(dialogue, n, cfg) for n in range(start, min(start + 10, cfg.questions))])
+    write_manifest(folder, {"inputs": {}, "llm": "none"})
+    return folder
+
+
+def _record(dialogue: Dialogue, number: int, cfg: HarnessBenchConfig) -> StateRecord:
+    format = ("single", "multi", "direct")[number % 3]
+    question = Question(
+        f"q{number}",
+        dialogue.id,
+        f"what about w{number % 997}?",
+        format=format,  # type: ignore[arg-type]
+        options=() if format == "direct" else ("red", "green", "blue", "grey"),
+        answers=("A",),
+        evidence=(f"t{number % cfg.turns}",),
+        dimension="belief_modeling" if number % 2 else None,
+        category=None if number % 2 else 4,
+    )
+    factual = FactualState(dialogue, question, (Segment(0, cfg.turns - 1),), Strategy(("Think.",), ("Ana",)))
+    return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "test")
+
+
+if __name__ == "__main__":
+    from remind.core.cli import main
+
+    main(
+        HarnessBenchConfig,
+        bench,
+        "Seconds an evaluation takes around the model: per question, and for a run whose answers are all known.",
+    )

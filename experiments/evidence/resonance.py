@@ -1,0 +1,198 @@
+"""Resonance of every turn for many questions at once: what `Grounder` computes one question at a time.
+
+Held to `Grounder` by a test; only the order of sums differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remind.data.dialogue import Dialogue
+from remind.grounding.asked import question_codes
+from remind.grounding.config import GroundingConfig
+from remind.grounding.encode import SparseEncoder
+from remind.grounding.fusion import standardise_turns
+from remind.grounding.matching import best_partners, match_each
+from remind.grounding.places import Part
+from remind.grounding.resonance import kernel_radius
+from remind.grounding.salience import parse_aggregate
+from remind.grounding.windowed import DialogueCodes
+from remind.states.pyramid import Strategy
+from sae import SparseCodes
+
+
+@dataclass(frozen=True)
+class AskedCodes:
+    """Codes of a dialogue and of the questions about it.
+
+    Attributes:
+        anchors: layer to codes [tokens, k] of the questions' content tokens; owner: int64 [tokens], their question.
+        reasons: layer to how many reasoning tokens of each question have each feature, float32 [d_sae, Q].
+    """
+
+    dialogue: DialogueCodes
+    n_turns: int
+    anchors: dict[int, SparseCodes]
+    owner: Tensor
+    reasons: dict[int, Tensor]
+
+    @property
+    def questions(self) -> int:
+        return next(iter(self.reasons.values())).shape[1]
+
+
+def encode_asked(
+    encoder: SparseEncoder,
+    codes: DialogueCodes,
+    dialogue: Dialogue,
+    texts: Sequence[str],
+    strategies: Sequence[Strategy],
+    anchor_codes: str = "question",
+) -> AskedCodes:
+    """Codes of the questions' anchors and of their reasoning cues, each cue on its own and only once.
+
+    Args:
+        anchor_codes: as in `GroundingConfig`: the questions' own words, or the strategies' anchors.
+    """
+    anchors, owner = (
+        question_codes(encoder, dialogue, texts) if anchor_codes == "question" else _strategy_codes(encoder, strategies)
+    )
+    cues = list(dict.fromkeys(cue for strategy in strategies for cue in strategy.reasoning))
+    ids = [encoder.backbone.tokenize(cue).ids for cue in cues]
+    found = encoder.encode([one for one in ids if one])
+    place = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(one) for one in ids], dtype=torch.int64))
+    uses = torch.tensor([float(s.reasoning.count(cue)) for cue in cues for s in strategies])
+    uses = uses.reshape(len(cues), len(strategies))
+    reasons = {layer: _counts(found[layer], place, len(cues), len(codes.idf[layer])) @ uses for layer in codes.layers}
+    return AskedCodes(codes, len(dialogue.turns), anchors, owner, reasons)
+
+
+def _strategy_codes(encoder: SparseEncoder, strategies: Sequence[Strategy]) -> tuple[dict[int, SparseCodes], Tensor]:
+    """Codes of the strategies' anchors, each anchor on its own, and the question of each token."""
+    ids = [(n, encoder.backbone.tokenize(anchor).ids) for n, s in enumerate(strategies) for anchor in s.anchors]
+    kept = [(n, one) for n, one in ids if one]
+    owner = [n for n, one in kept for _ in one]
+    return encoder.encode([one for _, one in kept]), torch.tensor(owner, dtype=torch.int64)
+
+
+def salience(asked: AskedCodes, config: GroundingConfig, run: Tensor, layers: Sequence[int]) -> Tensor:
+    """s_turn (Eq. 5, or `match_each`) of every turn for every question, before turns share with neighbours.
+
+    Args:
+        config: `match`, α, β, λ, σ, Agg and idf none are used; otherwise idf is the dialogue's.
+        run: int64 [n, Q] or [n, 1]; -1: not at hand.
+        layers: which layers' codes count.
+
+    Returns:
+        float32 [n, Q]; -inf for turns without tokens. Of no meaning where run is -1.
+    """
+    codes = asked.dialogue
+    whole = run.expand(-1, asked.questions)
+    inside = whole >= 0
+    spoken = (codes.part == Part.TEXT) | (codes.part == Part.CAPTION)
+    counted = torch.where(spoken, codes.turn, -1)
+    there = torch.bincount(counted[counted >= 0], minlength=asked.n_turns) > 0
+    if config.match == "each":
+        at_hand = inside & there[:, None]
+        found = []
+        for layer in layers:
+            partners = best_partners(
+                codes.layers[layer], counted, asked.n_turns, asked.anchors[layer], _idf(codes, layer, config)
+            )
+            found.append(match_each(partners, asked.owner, at_hand))
+        joined = found[0] if len(found) == 1 else torch.stack([standardise_turns(s, at_hand) for s in found]).mean(0)
+        return torch.where(there[:, None], joined, -torch.inf)
+    tokens_inside = inside[codes.turn]
+    parts = [_token_resonance(asked, layer, config, whole, tokens_inside) for layer in layers]
+    return turn_scores(asked, config, whole, parts)
+
+
+def turn_scores(asked: AskedCodes, config: GroundingConfig, run: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """From scores of tokens [T, Q], one a layer, to one per turn (Eq. 5); float32 [n, Q].
+
+    Args:
+        run: int64 [n, Q].
+    """
+    codes = asked.dialogue
+    tokens_inside = (run >= 0)[codes.turn]
+    spoken = (codes.part == Part.TEXT) | (codes.part == Part.CAPTION)
+    if len(parts) > 1:
+        parts = [torch.stack([standardise_turns(r, tokens_inside) for r in parts]).mean(0)]
+    smoothed = _smooth(parts[0], run[codes.turn], config.sigma)
+    group = torch.where(spoken, 2 * codes.turn + (codes.part == Part.CAPTION), -1)
+    text, caption = _aggregate(smoothed, group, 2 * asked.n_turns, config.agg).unflatten(0, (-1, 2)).unbind(1)
+    both = (1 - config.lam) * text + config.lam * caption
+    return torch.where(caption == -torch.inf, text, torch.where(text == -torch.inf, caption, both))
+
+
+def _idf(codes: DialogueCodes, layer: int, config: GroundingConfig) -> Tensor:
+    return torch.ones_like(codes.idf[layer]) if config.idf == "none" else codes.idf[layer]
+
+
+def _counts(codes: SparseCodes, owner: Tensor, n: int, d_sae: int) -> Tensor:
+    """Tokens of each owner in which each feature is active, float32 [d_sae, n]."""
+    active = codes.values > 0
+    pairs = codes.indices[active] * n + owner[:, None].expand_as(codes.indices)[active]
+    return torch.bincount(pairs, minlength=d_sae * n).reshape(d_sae, n).float()
+
+
+def _token_resonance(
+    asked: AskedCodes, layer: int, config: GroundingConfig, run: Tensor, tokens_inside: Tensor
+) -> Tensor:
+    """Eq. 3 and 4, [T, Q]."""
+    codes, idf = asked.dialogue.layers[layer], _idf(asked.dialogue, layer, config)[:, None]
+    anchors = config.alpha * _counts(asked.anchors[layer], asked.owner, asked.questions, len(idf))
+    v = torch.maximum(idf * asked.reasons[layer], anchors * idf if config.anchor_idf else anchors)
+    active = codes.values > 0
+    values = torch.where(active, codes.values.float(), 0.0)
+    indices = torch.where(active, codes.indices, 0)
+    local = F.embedding_bag(indices, v, per_sample_weights=values, mode="sum")
+    # b_k: each feature of a turn's speaker marker once
+    marked = (asked.dialogue.part == Part.SPEAKER)[:, None] & active
+    pairs = (asked.dialogue.turn[:, None] * len(idf) + codes.indices)[marked].unique()
+    b = torch.zeros(asked.n_turns, asked.questions).index_add_(0, pairs // len(idf), v[pairs % len(idf)])
+    received = b.clone()
+    received[:-1] += torch.where((run[1:] == run[:-1]) & (run[1:] >= 0), b[1:], 0.0)
+    beta = torch.full((asked.questions,), config.beta)
+    if config.beta_unit is not None:
+        weight = tokens_inside.float()
+        total, count = values.sum(-1) @ weight, active.sum(-1).float() @ weight
+        beta = torch.where(count > 0, beta * config.beta_unit * total / count.clamp(min=1), beta)
+    return local + (beta * received)[asked.dialogue.turn]
+
+
+def _smooth(r: Tensor, run: Tensor, sigma: float) -> Tensor:
+    """`gaussian_smooth` within runs, [T, Q]."""
+    radius = kernel_radius(sigma)
+    if radius == 0:
+        return r
+    steps = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
+    share = (kernel / kernel.sum())[radius:].tolist()
+    out = share[0] * r
+    for step in range(1, min(radius, len(r) - 1) + 1):
+        joined = share[step] * (run[step:] == run[:-step])
+        out[step:] += joined * r[:-step]
+        out[:-step] += joined * r[step:]
+    return out
+
+
+def _aggregate(values: Tensor, group: Tensor, n_groups: int, agg: str) -> Tensor:
+    """`salience.aggregate` of every column of [T, Q]; tokens of a group stand in any order, -1 is of none."""
+    largest = parse_aggregate(agg)
+    order = torch.where(group >= 0, group, n_groups).argsort(stable=True)
+    counts = torch.bincount(group[group >= 0], minlength=n_groups)
+    first = counts.cumsum(0) - counts
+    out = values.new_full((n_groups, values.shape[1]), -torch.inf)
+    for size in counts.unique().tolist():
+        if size:
+            chosen = (counts == size).nonzero().squeeze(-1)
+            held = values[order[first[chosen, None] + torch.arange(size)]]
+            m = size if largest is None else min(size, largest)
+            out[chosen] = (held if m == size else held.topk(m, dim=1).values).mean(1)
+    return out

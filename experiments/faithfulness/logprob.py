@@ -1,0 +1,110 @@
+"""Log-probability of the target answer after a prompt, token by token; logits at the answer alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remind.core.errors import DataError
+from remind.models.chat import end_token_id, prompt_ids, tokenize
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+
+
+def target_ids(tokenizer: Any, target: str) -> list[int]:
+    """Tokens of y* with its end token: those that training learns from."""
+    return [*tokenize(tokenizer, target).ids, end_token_id(tokenizer)]
+
+
+def answer_tokens(tokenizer: Any, target: str) -> Tensor:
+    """Which target tokens share a character with what stands between the answer tags; bool [L], L with end token."""
+    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
+    inside = [first < end and last > start for first, last in tokenize(tokenizer, target).offsets]
+    return torch.tensor([*inside, False])
+
+
+def check_length(backbone: Backbone, prompt: int, answer: int, record: str | None = None) -> None:
+    """Raise DataError where prompt and answer are longer than the model takes."""
+    if prompt + answer > backbone.max_length:
+        raise DataError(
+            f"prompt and answer of {prompt} + {answer} tokens, but {backbone.name} takes {backbone.max_length}; "
+            "build shorter states, or set on_long skip",
+            record=record,
+        )
+
+
+def answer_logprob(backbone: Backbone, prompt_text: str, target_ids: Sequence[int]) -> Tensor:
+    """Log-probability of each target token after a prompt, in nats; sum it for that of the answer.
+
+    Args:
+        backbone: a causal model with its tokenizer.
+        prompt_text: the user's message, without chat template.
+        target_ids: [L], e.g. from `target_ids`.
+
+    Returns:
+        [L] on the CPU, float32 or the model's dtype where that is wider.
+
+    Raises:
+        DataError: prompt and answer are longer than the model takes.
+    """
+    return answer_logprobs(backbone, [prompt_ids(backbone.tokenizer, prompt_text)], target_ids)[0]
+
+
+@torch.no_grad()
+def answer_logprobs(
+    backbone: Backbone, prompts: Sequence[Sequence[int]], target_ids: Sequence[int], batch_size: int = 4
+) -> list[Tensor]:
+    """`answer_logprob` of one target after several prompts of token ids, in their order."""
+    for prompt in prompts:
+        check_length(backbone, len(prompt), len(target_ids))
+    found: dict[int, Tensor] = {}
+    # neighbours of like length waste little on padding
+    order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = _left_padded(backbone, [[*prompts[number], *target_ids[:-1]] for number in chosen])
+        found.update(zip(chosen, logprobs(backbone, batch, target_ids).cpu(), strict=True))
+    return [found[number] for number in range(len(prompts))]
+
+
+def _left_padded(backbone: Backbone, rows: list[list[int]]) -> dict[str, Tensor]:
+    """Model inputs; the answer then ends in the same column in every row."""
+    width = max(map(len, rows))
+    padding = backbone.tokenizer.pad_token_id or 0
+    ids = torch.tensor([[padding] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return {"input_ids": ids} if bool(mask.all()) else {"input_ids": ids, "attention_mask": mask}
+
+
+def logprobs(backbone: Backbone, inputs: dict[str, Tensor], target_ids: Sequence[int]) -> Tensor:
+    """Log-probabilities [B, L] of the target at the last L positions; gradients follow the caller's mode.
+
+    Args:
+        inputs: input_ids [B, T] that end in target_ids[:-1], attention_mask if there is padding.
+    """
+    model, length = backbone.model, len(target_ids)
+    logits = model(**placed(backbone, inputs), **only_last(model, length), use_cache=False).logits[:, -length:]
+    targets = torch.tensor(target_ids, device=logits.device)
+    rows = [
+        F.log_softmax(row.to(torch.promote_types(row.dtype, torch.float32)), -1).gather(1, targets[:, None])[:, 0]
+        for row in logits
+    ]
+    return torch.stack(rows)
+
+
+def only_last(model: Any, length: int) -> dict[str, Any]:
+    """The argument that has the head run at the last `length` positions alone, where the model takes it."""
+    return {"logits_to_keep": length} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def placed(backbone: Backbone, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs on the model's device with explicit positions."""
+    moved = {name: value.to(backbone.device) for name, value in inputs.items()}
+    positions = backbone.position_ids(moved)
+    return moved if positions is None else {**moved, "position_ids": positions}

@@ -1,0 +1,117 @@
+"""Means, intervals and paired differences over questions; as a table and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.faithfulness.measure import SCORES, Row
+from remind.core.files import atomic_path
+from remind.evaluation.intervals import Estimate, bootstrap
+
+#: What is done to the turns, and how a heading says it.
+KINDS = {"removed": "turns removed", "kept": "all other turns removed", "ablated": "guidance features ablated"}
+CHOOSERS = ("marked", "random", "attention", "gradient", "evidence", "all")
+_COLOURS = {
+    "marked": "#c44e52",
+    "random": "#8c8c8c",
+    "attention": "#4c72b0",
+    "gradient": "#55a868",
+    "evidence": "#8172b3",
+    "all": "#333333",
+}
+
+
+def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
+    """Estimates over questions.
+
+    Returns:
+        `logprob`: under x0. `methods[kind][chooser]`: change, and mean tokens. `paired[kind][chooser]`: change by the
+        marked turns minus that by the chooser's; for `removed` and `ablated` below 0 means that the answer rests more
+        on the marked turns, for `kept` above 0 that they carry it better. `overlap`: share of the tokens chosen by
+        attention and gradient that are marked, and `chance`, that of all turns' tokens.
+    """
+
+    def estimate(values: Sequence[float]) -> Estimate | None:
+        return bootstrap(values, resamples, seed)
+
+    methods: dict[str, Any] = {}
+    paired: dict[str, Any] = {}
+    for kind in KINDS:
+        found = [row["changes"][kind] for row in rows if kind in row["changes"]]
+        for chooser in CHOOSERS:
+            own = [change[chooser] for change in found if chooser in change]
+            if not own:
+                continue
+            tokens = sum(change["tokens"] for change in own) / len(own)
+            methods.setdefault(kind, {})[chooser] = {
+                **{score: estimate([change[score] for change in own]) for score in SCORES},
+                "tokens": tokens,
+            }
+            if chooser in ("random", "attention", "gradient"):
+                paired.setdefault(kind, {})[chooser] = {
+                    score: estimate([change["marked"][score] - change[chooser][score] for change in found])
+                    for score in SCORES
+                }
+    return {
+        "logprob": {score: estimate([row["logprob"][score] for row in rows]) for score in SCORES},
+        "methods": methods,
+        "paired": paired,
+        "overlap": {
+            **{name: estimate([row["overlap"][name] for row in rows]) for name in ("attention", "gradient")},
+            "chance": estimate([row["tokens"]["marked"] / row["tokens"]["turns"] for row in rows]),
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Changes in nats: of the target per token and in all, and of what stands between the answer tags."""
+    heads = ("change in log-probability", "n", "tokens", "per target token", "target", "answer")
+    lines: list[tuple[str, ...]] = [heads]
+    for kind, methods in result["methods"].items():
+        lines.append((KINDS[kind], "", "", "", "", ""))
+        for chooser, method in methods.items():
+            lines.append((f"  {chooser}", str(method["sum"]["n"]), f"{method['tokens']:.0f}", *_cells(method)))
+        for chooser, difference in result["paired"].get(kind, {}).items():
+            lines.append((f"  marked − {chooser}", str(difference["sum"]["n"]), "", *_cells(difference)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row[score]['value']:+.{digits}f} [{row[score]['low']:+.{digits}f}, {row[score]['high']:+.{digits}f}]"
+        for score, digits in (("per_token", 4), ("sum", 2), ("answer", 3))
+    ]
+
+
+def plot(result: dict[str, Any], path: str | Path) -> None:
+    """One panel for each kind of edit: mean change per target token with its 95 % interval, as a PNG."""
+    from matplotlib.figure import Figure
+
+    kinds = list(result["methods"])
+    widths = [len(result["methods"][kind]) + 1 for kind in kinds]
+    figure = Figure(figsize=(1.5 + 0.75 * sum(widths), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(kinds), squeeze=False, width_ratios=widths)[0]
+    # an ablation leaves the words in place; beside removals its bars would not be seen
+    axes[1].sharey(axes[0])
+    for axis, kind in zip(axes, kinds, strict=True):
+        for place, (chooser, method) in enumerate(result["methods"][kind].items()):
+            found = method["per_token"]
+            error = [[found["value"] - found["low"]], [found["high"] - found["value"]]]
+            axis.bar(place, found["value"], yerr=error, capsize=3, color=_COLOURS[chooser])
+        axis.set_xticks(range(len(result["methods"][kind])), list(result["methods"][kind]), rotation=35, ha="right")
+        axis.set_title(KINDS[kind], fontsize=10)
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("change in log-probability\nper target token, nats")
+    figure.suptitle(f"{result['counts']['measured']} questions, {Path(result['config']['model']).name}", fontsize=9)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)

@@ -1,0 +1,262 @@
+"""How well a judge agrees with people's labels (Appendix D.8, Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.official.files import ResultFile
+from experiments.official.longmemeval import LABEL, Reference, load_references
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_file, write_json
+from remind.evaluation.intervals import Estimate, wilson
+from remind.evaluation.judge import Case, judge_answers, load_judge
+from remind.llm.endpoints import LLMConfig
+from remind.states.auxiliary import AuxiliaryLLM
+
+_UNGROUPED = "none"
+
+
+@dataclass
+class AgreementConfig:
+    """Compare a judge's verdicts with labels that stand in a file."""
+
+    labels: str
+    """JSON lines or a JSON list: question_id, label (true: the answer is right), and what groups them (dimension); to
+    ask a judge also question, references, prediction. LongMemEval's judged rows do too, together with questions."""
+    verdicts: str | None = None
+    """File of the judge's verdicts: question_id and verdict (true, false, or null where it failed), or LongMemEval's
+    judged rows. None: the judge is asked."""
+    judge: Literal["offline", "llm"] = "offline"
+    """Judge to ask where there are no verdicts: offline, a rule; llm: the endpoint llm.judge."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoint of the judge (judge llm)."""
+    questions: str | None = None
+    """LongMemEval's file of questions, for labels in judged rows; they are grouped by question type."""
+    out: str | None = None
+    """JSON file for the figures; None: they are only printed."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One labelled answer. `case`: what a judge is shown, where the file has it."""
+
+    question_id: str
+    label: bool
+    group: str
+    case: Case | None
+
+
+def agreement(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[str, Any]:
+    """Agreement of verdicts [n] with labels [n].
+
+    Returns:
+        n, failed (no verdict, in no other figure), agree, `accuracy` (`Estimate` with Wilson's interval), true_positive
+        and so on ("positive": the judge accepts), precision, recall, f1, and Cohen's `kappa`. None: undefined (nothing
+        accepted, nothing to accept, or both sides always say the same one thing).
+
+    Raises:
+        ConfigError: lengths that differ.
+    """
+    if len(verdicts) != len(labels):
+        raise ConfigError(f"{len(verdicts)} verdicts for {len(labels)} labels")
+    pairs = [(verdict, label) for verdict, label in zip(verdicts, labels, strict=True) if verdict is not None]
+    n = len(pairs)
+    counts = {
+        "true_positive": sum(v and t for v, t in pairs),
+        "false_positive": sum(v and not t for v, t in pairs),
+        "false_negative": sum(not v and t for v, t in pairs),
+        "true_negative": sum(not v and not t for v, t in pairs),
+    }
+    tp, fp, fn, tn = counts.values()
+    agree = tp + tn
+    chance = ((tp + fp) * (tp + fn) + (fn + tn) * (fp + tn)) / n**2 if n else 1.0
+    return {
+        "n": len(labels),
+        "failed": len(labels) - n,
+        "agree": agree,
+        "accuracy": wilson([float(v == t) for v, t in pairs]),
+        **counts,
+        "precision": _share(tp, tp + fp),
+        "recall": _share(tp, tp + fn),
+        "f1": _share(2 * tp, 2 * tp + fp + fn),
+        "kappa": (agree / n - chance) / (1 - chance) if chance < 1 else None,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def by_group(verdicts: Sequence[bool | None], labelled: Sequence[Labelled]) -> dict[str, Any]:
+    """`groups` → `agreement`, `all`, and `mean_accuracy`: the mean of the groups' accuracies (Avg in Table 3)."""
+    names = list(dict.fromkeys(item.group for item in labelled))
+    members = {name: [n for n, item in enumerate(labelled) if item.group == name] for name in names}
+    groups = {
+        name: agreement([verdicts[n] for n in places], [labelled[n].label for n in places])
+        for name, places in members.items()
+    }
+    values = [row["accuracy"]["value"] for row in groups.values() if row["accuracy"]]
+    return {
+        "groups": groups,
+        "all": agreement(verdicts, [item.label for item in labelled]),
+        "mean_accuracy": sum(values) / len(values) if values else None,
+    }
+
+
+def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = None) -> list[Labelled]:
+    """The labelled answers of a file.
+
+    Raises:
+        DataError: a record without id or label, an id twice, a file without records.
+    """
+    file = ResultFile(path)
+    found: list[Labelled] = []
+    seen: set[str] = set()
+    for index, record in enumerate(file.records):
+        name, label = record.get("question_id"), _mark(record, "label")
+        if not isinstance(name, str) or not isinstance(label, bool):
+            raise DataError("needs question_id and a label that is true or false", path, file.place(index))
+        if name in seen:
+            raise DataError(f"question {name!r} is labelled twice", path, file.place(index))
+        seen.add(name)
+        reference = questions.get(name) if questions else None
+        group = reference.type if reference else record.get("dimension") or record.get("group") or _UNGROUPED
+        found.append(Labelled(name, label, str(group), _case(record, reference)))
+    if not found:
+        raise DataError("holds no labels", path)
+    return found
+
+
+def _mark(record: Mapping[str, Any], key: str) -> Any:
+    """`key` of the record, or the label of a LongMemEval row."""
+    nested = record.get(LABEL)
+    return nested.get("label") if key not in record and isinstance(nested, dict) else record.get(key)
+
+
+def _case(record: Mapping[str, Any], reference: Reference | None) -> Case | None:
+    said = record.get("prediction", record.get("hypothesis"))
+    asked = reference.question if reference else record.get("question")
+    gold = [reference.answer] if reference else record.get("references")
+    gold = [gold] if isinstance(gold, str) else gold
+    whole = isinstance(said, str) and isinstance(asked, str) and isinstance(gold, list)
+    if not whole or not gold or any(not isinstance(text, str) for text in gold):
+        return None
+    return Case(str(asked), tuple(gold), str(said))
+
+
+def load_verdicts(path: str | Path, labelled: Sequence[Labelled]) -> list[bool | None]:
+    """The verdict on each labelled answer, from a file; None where the judge failed.
+
+    Raises:
+        DataError: a record that is no verdict, an id twice, or a labelled answer without a record.
+    """
+    file = ResultFile(path)
+    found: dict[str, bool | None] = {}
+    for index, record in enumerate(file.records):
+        name, verdict = record.get("question_id"), _mark(record, "verdict")
+        if not isinstance(name, str) or not isinstance(verdict, bool | None) or name in found:
+            raise DataError("needs question_id, each once, and verdict: true, false or null", path, file.place(index))
+        found[name] = verdict
+    missing = [item.question_id for item in labelled if item.question_id not in found]
+    if missing:
+        raise DataError(f"no verdict on {len(missing)} of {len(labelled)} labelled answers", path, missing[0])
+    return [found[item.question_id] for item in labelled]
+
+
+def ask(judge: AuxiliaryLLM, labelled: Sequence[Labelled], path: str | Path) -> list[bool | None]:
+    """The judge's verdicts on what the label file shows.
+
+    Raises:
+        DataError: an answer without question, references or prediction.
+    """
+    cases = []
+    for item in labelled:
+        if item.case is None:
+            message = "to ask a judge, each label needs question, references and prediction as text"
+            raise DataError(message, path, item.question_id)
+        cases.append(item.case)
+    return list(judge_answers(judge, cases))
+
+
+def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> dict[str, Any]:
+    """See `AgreementConfig`. A dry run writes nothing and returns what it would ask.
+
+    Args:
+        judge: any backend, in place of the one `cfg.judge` names.
+
+    Raises:
+        DataError: files that cannot be used.
+        ConfigError, ModelError: a judge that cannot be asked.
+    """
+    questions = load_references(cfg.questions) if cfg.questions else None
+    labelled = load_labels(cfg.labels, questions)
+    if cfg.verdicts is not None:
+        verdicts, name = load_verdicts(cfg.verdicts, labelled), Path(cfg.verdicts).name
+    else:
+        chats = None
+        if judge is None and cfg.judge == "llm":
+            # torch comes with these
+            from experiments.official.judging import open_judge
+            from remind.llm.auxiliary import ChatLLM
+
+            model, chats = open_judge(cfg.llm)
+            judge = ChatLLM({"judge": model})
+        judge = judge or load_judge(cfg.judge)
+        verdicts, name = ask(judge, labelled, cfg.labels), judge.name
+        if chats is not None and chats.dry is not None:
+            print(chats.dry.report())
+            return {"dry_run": chats.dry.summary()}
+    inputs = {"labels": cfg.labels, "verdicts": cfg.verdicts, "questions": cfg.questions}
+    result = {
+        "format": "remind-judge-agreement",
+        "judge": name,
+        "inputs": {role: sha256_file(path) for role, path in inputs.items() if path},
+        **by_group(verdicts, labelled),
+    }
+    if cfg.out is not None:
+        write_json(cfg.out, result)
+    return result
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The figures in plain lines; accuracy as in Table 3, with its 95 % interval."""
+    lines = [f"judge: {result['judge']}"]
+    heads = ("n", "failed", "accuracy", "precision", "recall", "F1", "kappa")
+    width = max(len(name) for name in (*result["groups"], "all")) + 2
+    lines.append(f"{'':<{width}}{heads[0]:>6}{heads[1]:>8}{heads[2]:>34}" + "".join(f"{h:>11}" for h in heads[3:]))
+    for name, row in {**result["groups"], "all": result["all"]}.items():
+        figures = "".join(f"{_plain(row[key]):>11}" for key in ("precision", "recall", "f1", "kappa"))
+        lines.append(f"{name:<{width}}{row['n']:>6}{row['failed']:>8}{_accuracy(row):>34}{figures}")
+    lines.append(f"mean over groups: {_plain(result['mean_accuracy'])}")
+    return "\n".join(lines)
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    estimate: Estimate | None = row["accuracy"]
+    if estimate is None:
+        return "–"
+    told = f"{row['agree']}/{estimate['n']}"
+    return f"{estimate['value']:.2f} ({told}) [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def agreement_and_show(cfg: AgreementConfig) -> None:
+    """`judge_agreement`, then the table and where it is."""
+    result = judge_agreement(cfg)
+    if "dry_run" in result:
+        return
+    print(table(result))
+    if cfg.out is not None:
+        print(f"agreement: {cfg.out}")
+
+
+if __name__ == "__main__":
+    from remind.core.cli import main
+
+    main(AgreementConfig, agreement_and_show, "Compare a judge's verdicts with labels in a file, by dimension.")

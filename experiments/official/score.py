@@ -1,0 +1,191 @@
+"""Read an official results file, score it again, and write it back as it was but for what changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.official import locomo, longmemeval
+from experiments.official.audit import load_audit
+from experiments.official.files import ResultFile
+from remind.core.errors import ConfigError, FormatError
+from remind.core.files import sha256_file, write_json
+from remind.llm.endpoints import LLMConfig
+from remind.llm.request import ChatModel
+
+if TYPE_CHECKING:
+    from remind.llm.judging import Verdict
+
+SCORES = "scores.json"
+
+
+@dataclass
+class ScoreOfficialConfig:
+    """Score a results file of LongMemEval (rows, judged or not) or LoCoMo (JSON) again."""
+
+    results: str
+    """LongMemEval: JSON lines {question_id, hypothesis}, judged ones with autoeval_label. LoCoMo: a JSON list of
+    samples whose questions carry <model>_prediction. The content decides which it is."""
+    out: str
+    """Folder for scores.json and the results file under its own name; equal figures leave its bytes as they are."""
+    references: str | None = None
+    """LongMemEval: file of its questions, with types and gold answers."""
+    judge: Literal["none", "offline", "llm"] = "none"
+    """LongMemEval: none counts the labels that are there; llm sets them anew, asking the endpoint llm.judge in five
+    roles by question type; offline sets them by a rule that knows no roles."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoint of the judge (judge llm)."""
+    model: str | None = None
+    """LoCoMo: whose predictions, where the file holds those of several models."""
+    audit: str | None = None
+    """LoCoMo: file of known gold errors (errors.json); scores are then told against corrected gold, and the figures in
+    the results file stay those of the published gold."""
+    audit_mode: Literal["correct", "drop"] = "correct"
+    """correct: score against corrected answers. drop: leave out questions whose answer is in doubt. Evidence is
+    corrected in both."""
+    bootstrap: int = 1000
+    """Resamples behind each interval that is not of a share."""
+    seed: int = 0
+    """Of the resampling."""
+
+    def __post_init__(self) -> None:
+        if self.bootstrap < 1:
+            raise ConfigError(f"bootstrap must be at least 1, not {self.bootstrap}")
+
+
+def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> dict[str, Any]:
+    """Score, write, and return what scores.json holds; a dry run writes nothing and returns what it would ask.
+
+    Args:
+        chat: judges in place of the endpoint (judge llm).
+
+    Raises:
+        FormatError: a file of neither benchmark.
+        DataError: a record that cannot be used.
+        ConfigError: an option that the file does not go with, or an `out` that would overwrite the input.
+        ModelError: a judge that cannot be asked at all.
+    """
+    file = ResultFile(cfg.results)
+    target = Path(cfg.out) / file.path.name
+    if target.resolve() == file.path.resolve():
+        raise ConfigError(f"out {cfg.out} is the folder of the results file; choose another")
+    before = file.dump()
+    if longmemeval.is_rows(file):
+        scores = _longmemeval(cfg, file, chat)
+    elif locomo.is_samples(file):
+        scores = _locomo(cfg, file)
+    else:
+        raise FormatError("neither LongMemEval's rows nor LoCoMo's samples with qa", cfg.results)
+    if "dry_run" in scores:
+        return scores
+    after = file.dump()
+    inputs = {"results": cfg.results, "references": cfg.references, "audit": cfg.audit}
+    report = {
+        "format": "remind-official-scores",
+        "config": asdict(cfg),
+        "inputs": {role: sha256_file(path) for role, path in inputs.items() if path},
+        "written_back": "identical" if after == before else "changed",
+        **scores,
+    }
+    file.write(target)
+    write_json(Path(cfg.out) / SCORES, report)
+    return report
+
+
+def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | None) -> dict[str, Any]:
+    if cfg.references is None:
+        raise ConfigError(
+            "LongMemEval's rows do not tell their question types: name the file of questions (references)"
+        )
+    if cfg.audit or cfg.model:
+        raise ConfigError("audit and model are for LoCoMo; this is a file of LongMemEval")
+    longmemeval.check_rows(file)
+    references = longmemeval.load_references(cfg.references)
+    judging: dict[str, Any] = {}
+    if cfg.judge == "offline":
+        from remind.evaluation.judge import load_judge
+
+        judge = load_judge(cfg.judge)
+        longmemeval.judge_rows(file.records, references, longmemeval.ruled(judge), judge.name)
+    elif cfg.judge == "llm":
+        judging = _ask(cfg, file, references, chat)
+    return {"benchmark": "LongMemEval", **longmemeval.score_rows(file.records, references), **judging}
+
+
+def _ask(
+    cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
+) -> dict[str, Any]:
+    from experiments.official.judging import open_judge, prompt_ids, prompted
+
+    model, chats = (chat, None) if chat is not None else open_judge(cfg.llm)
+    failures: Counter[str] = Counter()
+
+    def note(_: str, verdict: Verdict) -> None:
+        if verdict.value is None:
+            failures[verdict.failure or "neither"] += 1
+
+    longmemeval.judge_rows(file.records, references, prompted(model, note), model.name)
+    told: dict[str, Any] = {"judge_prompts": prompt_ids(), "judge_failures": dict(failures)}
+    if chats is not None and chats.dry is not None:
+        print(chats.dry.report())
+        return {"dry_run": chats.dry.summary()}
+    return told if chats is None else {**told, "costs": chats.ledger.summary()}
+
+
+def _locomo(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
+    if cfg.references or cfg.judge != "none":
+        raise ConfigError("references and judge are for LongMemEval; this is a file of LoCoMo")
+    audit = load_audit(cfg.audit) if cfg.audit else None
+    answered, counts = locomo.score_samples(file, cfg.model, audit, cfg.audit_mode)
+    if audit is not None:
+        counts["audit"] = asdict(counts["audit"])
+    return {
+        "benchmark": "LoCoMo",
+        "by_category": locomo.by_category(answered, cfg.bootstrap, cfg.seed),
+        "counts": counts,
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The scores in plain lines, percent with 95 % intervals."""
+    lines = [f"{report['benchmark']}: " + ", ".join(_count(name, value) for name, value in report["counts"].items())]
+    if report["benchmark"] == "LongMemEval":
+        shown = {**report["by_type"], **{name: report[name] for name in ("overall", "answerable", "abstention")}}
+        lines += [f"{name:<28}{_percent(row):>22}  n {row['n'] if row else 0}" for name, row in shown.items()]
+        if report["task_averaged"] is not None:
+            lines.append(f"{'mean over types':<28}{100 * report['task_averaged']:>7.2f}")
+        lines.append("judged by " + (", ".join(f"{name} ({n})" for name, n in report["judges"].items()) or "nobody"))
+    else:
+        lines.append(f"{'category':<16}{'n':>6}{'F1':>22}{'recall':>22}")
+        for name, row in report["by_category"].items():
+            title = f"{name} {locomo.CATEGORIES.get(int(name), '')}" if name.isdigit() else name
+            lines.append(f"{title:<16}{row['n']:>6}{_percent(row['f1']):>22}{_percent(row['recall']):>22}")
+    return "\n".join(lines)
+
+
+def _count(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{name} " + ", ".join(f"{key} {len(ids)}" for key, ids in value.items())
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def _percent(row: dict[str, Any] | None) -> str:
+    return f"{100 * row['value']:.2f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]" if row else "–"
+
+
+def score_and_show(cfg: ScoreOfficialConfig) -> None:
+    """`score_official`, then the table and where it is."""
+    report = score_official(cfg)
+    if "dry_run" in report:
+        return
+    print(table(report))
+    print(f"results file written back: {report['written_back']}")
+    print(f"scores: {Path(cfg.out) / SCORES}")
+
+
+if __name__ == "__main__":
+    from remind.core.cli import main
+
+    main(ScoreOfficialConfig, score_and_show, "Score a results file of LongMemEval or LoCoMo again and write it back.")

@@ -1,0 +1,205 @@
+"""A map of where PRA holds and where it collapses on the synthetic world: accuracy under x0, x1 and x2 by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.proof.arms import Knobs
+from experiments.proof.bench import Shelf, Spec, base_spec
+from experiments.proof.conditions import named
+from experiments.proof.config import BenchConfig
+from experiments.proof.queue import read_result, run_all
+from experiments.proof.runs import share
+from experiments.proof.table import FALL, collapsed
+from remind.core.errors import ConfigError
+from remind.core.files import write_json, write_text
+from remind.states.pyramid import LEVELS
+from sae.figures import Picture, new_figure
+
+Teacher = Literal["live", "ema", "base"]
+Grad = Literal["detach", "flow"]
+
+
+@dataclass
+class StabilityConfig:
+    """Where PRA holds and where it collapses: accuracy under x0, x1 and x2 by setting, on dev."""
+
+    model: str
+    """Folder of the untrained nano model, or nano: the shipped one."""
+    out: str
+    """Folder of the results: runs/, results.json, table.md, stability.png. What is done is not done again."""
+    stage: Literal["all", "report"] = "all"
+    """report: only table and plot, of the runs there are."""
+    workers: int = 2
+    """Processes of one thread each; 0: this process alone."""
+    steps: int = 150
+    """Optimiser steps of a run."""
+    seeds: tuple[int, ...] = (201, 202)
+    """Training worlds."""
+    condition: str = "clean"
+    """Labels of the training questions: clean, noisy-0.4, none and others, as in prove_pra.py."""
+    lr: tuple[float, ...] = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
+    """Peak learning rates."""
+    tau: tuple[float, ...] = (1.0, 2.0)
+    """Temperatures of the distillation terms."""
+    teachers: tuple[Teacher, ...] = ("live", "ema", "base")
+    """live and ema have the paper's edges, x1 teaching x0 and x2 teaching x1. base can only teach x0: x1 and x2 do."""
+    hard_levels: tuple[tuple[int, ...], ...] = ((0,), (0, 1, 2))
+    """Levels with a hard loss."""
+    target_grad: tuple[Grad, ...] = ("detach", "flow")
+    """Whether teachers get gradients; flow with live teachers alone."""
+    lambda_hard: float = 0.2
+    """Share of the hard loss."""
+    gamma: float = 3.0
+    """Weight of every edge."""
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    """What every run has in common."""
+
+    def __post_init__(self) -> None:
+        # from YAML they come as lists, which cannot be compared with one another
+        self.hard_levels = tuple(tuple(levels) for levels in self.hard_levels)
+        if self.workers < 0 or self.steps < 1:
+            raise ConfigError("workers must be 0 or more, steps 1 or more")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError("seeds must be distinct, and at least one")
+        named(self.condition)
+        if not points(self):
+            raise ConfigError("nothing to map: target_grad flow needs teacher live")
+
+
+def points(cfg: StabilityConfig) -> list[Knobs]:
+    """All combinations that can be trained."""
+    found = []
+    for teacher, grad, levels, tau, lr in product(cfg.teachers, cfg.target_grad, cfg.hard_levels, cfg.tau, cfg.lr):
+        if grad == "flow" and teacher != "live":
+            continue
+        edges = ((0, 1), (0, 2)) if teacher == "base" else ((0, 1), (1, 2))
+        found.append(Knobs(lr, cfg.lambda_hard, tau, cfg.gamma, edges, levels, teacher, grad))
+    return found
+
+
+def stability(cfg: StabilityConfig) -> Path:
+    """Do the runs, and write table and plot; prints where they are.
+
+    Returns:
+        The folder of the results.
+
+    Raises:
+        RemindError: of the first run that failed; those that were done stay.
+    """
+    shelf = Shelf(cfg.bench.bench(cfg.model), Path(cfg.out).resolve())
+    condition = named(cfg.condition)
+    runs = [(knobs, [Spec("map", condition, s, knobs, cfg.steps, "dev") for s in cfg.seeds]) for knobs in points(cfg)]
+    if cfg.stage == "all":
+        # one seed of all points before the next: the map is soon there in outline
+        specs = [mine[place] for place in range(len(cfg.seeds)) for _, mine in runs]
+        run_all(shelf, [base_spec("dev"), *specs], cfg.workers, "stability map")
+    base = read_result(shelf.path(base_spec("dev")))
+    rows = []
+    for knobs, mine in runs:
+        found = [read_result(path) for spec in mine if (path := shelf.path(spec)).exists()]
+        if found:
+            rows.append(_row(knobs, found, base))
+    results = {
+        "weights": shelf.bench.weights,
+        "condition": cfg.condition,
+        "steps": cfg.steps,
+        "seeds": list(cfg.seeds),
+        "base": {level: share(base["right"][level]) for level in LEVELS},
+        "rows": rows,
+    }
+    write_json(shelf.out / "results.json", results)
+    write_text(shelf.out / "table.md", render(results))
+    plot = draw(results, shelf.out / "stability.png")
+    print(f"results are in {shelf.out / 'results.json'}, {shelf.out / 'table.md'}, {plot}")
+    return shelf.out
+
+
+def _row(knobs: Knobs, found: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **asdict(knobs),
+        "accuracy": {level: sum(share(run["right"][level]) for run in found) / len(found) for level in LEVELS},
+        "worst": {level: min(share(run["right"][level]) for run in found) for level in LEVELS},
+        "runs": len(found),
+        "collapsed": sum(collapsed(run, base) for run in found),
+        "guard": sum(bool(run["guard"]) for run in found),
+        "stopped": sum(run["stopped"] is not None for run in found),
+    }
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    levels = ",".join(map(str, row["hard_levels"]))
+    return f"{row['teacher_weights']}, {row['target_grad']}, hard {levels}, τ {row['tau']:g}"
+
+
+def best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The setting with the highest accuracy under x0 among those that never collapsed; None if all did."""
+    held = [row for row in rows if not row["collapsed"]]
+    return max(held, key=lambda row: float(row["accuracy"]["x0"])) if held else None
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """table.md."""
+    base = ", ".join(f"{level} {100 * results['base'][level]:.1f}" for level in LEVELS)
+    head = (
+        f"Labels {results['condition']}, {results['steps']} steps, {len(results['seeds'])} seeds, answers on dev, in %."
+    )
+    lines = [
+        "# Stability map",
+        "",
+        f"{head} Untrained model: {base}.",
+        f"Collapsed: runs in which the guard fired, or x1 or x2 ended more than {100 * FALL:.0f} points below the "
+        "untrained model.",
+        "",
+        "| teacher | target_grad | hard levels | τ | lr | x0 | x1 | x2 | collapsed | guard |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        accuracy = " | ".join(f"{100 * row['accuracy'][level]:.1f}" for level in LEVELS)
+        levels = ", ".join(map(str, row["hard_levels"]))
+        settings = f"{row['teacher_weights']} | {row['target_grad']} | {levels} | {row['tau']:g} | {row['lr']:g}"
+        lines.append(
+            f"| {settings} | {accuracy} | {row['collapsed']} of {row['runs']} | {row['guard']} of {row['runs']} |"
+        )
+    found = best(results["rows"])
+    what = (
+        "All settings collapsed." if found is None else f"Best without a collapse: {_name(found)}, lr {found['lr']:g}."
+    )
+    return "\n".join([*lines, "", what, ""])
+
+
+def draw(results: Mapping[str, Any], path: Path) -> Path:
+    """A heat map for each state: settings down, learning rates across, numbers in the cells, × where runs collapsed."""
+    rows = results["rows"]
+    names = list(dict.fromkeys(map(_name, rows)))
+    rates = sorted({row["lr"] for row in rows})
+    figure = new_figure(4.0 + 1.1 * 3 * max(2, len(rates)) * 0.75, 1.6 + 0.36 * len(names))
+    panels = figure.subplots(1, len(LEVELS), sharey=True)
+    image = None
+    for axes, level in zip(panels, LEVELS, strict=True):
+        values = [[float("nan")] * len(rates) for _ in names]
+        for row in rows:
+            values[names.index(_name(row))][rates.index(row["lr"])] = row["accuracy"][level]
+        image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        for row in rows:
+            value, place = row["accuracy"][level], (rates.index(row["lr"]), names.index(_name(row)))
+            text = f"{100 * value:.0f}" + (" ×" if row["collapsed"] else "")
+            axes.text(*place, text, ha="center", va="center", fontsize=7, color="white" if value < 0.55 else "black")
+        axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_xlabel("learning rate")
+        axes.set_title(f"{level} (untrained {100 * results['base'][level]:.0f} %)", fontsize=10)
+    if image is not None:
+        figure.colorbar(image, ax=panels, label="accuracy")
+    figure.suptitle("Accuracy after training. ×: collapsed in at least one seed. A low loss is no sign of success")
+    return Picture(figure).save(path)
+
+
+if __name__ == "__main__":
+    from remind.core.cli import main
+
+    main(StabilityConfig, stability, __doc__)

@@ -1,0 +1,240 @@
+"""A trained checkpoint as a folder that anything can open: a whole model, one in 4 bits, or adapters alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from remind.alignment import checkpoint as checkpoints
+from remind.alignment import nf4
+from remind.alignment.config import TrainConfig, read_config
+from remind.alignment.model import fingerprint, load, prepare
+from remind.alignment.model_card import about_run, card
+from remind.alignment.run_folder import BEST
+from remind.core.errors import ConfigError, ModelError
+from remind.core.files import atomic_folder, read_json, write_json, write_text
+from remind.core.progress import without_loading_bars
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.chat import prompt_ids
+from remind.states.pyramid import MARKER
+
+#: With a marker, so that its rows are compared as well where it is a token.
+_PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
+_TRAINING = "training.json"
+
+
+@dataclass
+class ExportConfig:
+    """Write a trained checkpoint as a plain Hugging Face folder."""
+
+    run: str
+    """Run folder of train_pra.py."""
+    out: str
+    """Folder to write. Must not exist unless overwrite is set."""
+    checkpoint: Literal["last", "best"] = "last"
+    """last: the newest whole one. best: the one with the lowest held-out loss under x0 on the dev split."""
+    base: str | None = None
+    """The base model, if it is no longer where the run found it. It must be the same one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of the written weights; None: that of training."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: write the linear layers of the language model in 4 bits (needs bitsandbytes, to open it as well)."""
+    adapter_only: bool = False
+    """Write the adapters alone, as a PEFT folder that goes on the base model."""
+    overwrite: bool = False
+    """Replace an existing folder."""
+
+
+def export(cfg: ExportConfig) -> Path:
+    """Merge, check, write and open again.
+
+    Logits on a probe are compared before and after merging adapters, and between the model in memory and the folder
+    as it opens from disk; the folder only appears if they agree. Adapters that were trained on a base in 4 bits are
+    merged with the values those bits stand for. What 4 bits change is measured and written down, not judged.
+
+    Returns:
+        The folder: safetensors, config, tokenizer, processor, chat template, generation config, README.md (model card)
+        and training.json; or, with `adapter_only`, the adapters with tokenizer, README.md and training.json.
+
+    Raises:
+        ConfigError: the folder exists, there is no best checkpoint, or what was trained does not fit in adapters.
+        ModelError: a damaged checkpoint, another base model, no bitsandbytes, or logits that do not agree.
+    """
+    out, run = Path(cfg.out), Path(cfg.run)
+    if out.exists() and not cfg.overwrite:
+        raise ConfigError(f"{out} exists; choose another out or set overwrite")
+    trained = read_config(run)
+    _check(cfg, trained)
+    folder = _checkpoint(run, cfg.checkpoint)
+    state = checkpoints.read_state(folder)
+    if cfg.base is not None:
+        trained.model = cfg.base
+    backbone = load(trained)
+    if fingerprint(backbone.model) != state["base_fingerprint"]:
+        raise ModelError(f"{trained.model} is not the model that {run} was trained from; give it as base")
+    model = prepare(backbone, trained)
+    checkpoints.restore_model(folder, model)
+    probe = torch.tensor([prompt_ids(backbone.tokenizer, _PROBE)])
+    before = _logits(model, probe)
+
+    with atomic_folder(out) as temporary:
+        if cfg.adapter_only:
+            checks = _write_adapters(model, backbone, trained, before, probe, temporary)
+        else:
+            plain = _merged(model, trained, folder)
+            checks = _write_whole(plain, backbone, cfg, trained, before, probe, temporary)
+        about = about_run(run, trained, state, cfg.checkpoint) | {"checks": checks}
+        write_json(temporary / _TRAINING, about)
+        write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
+        _open_to_others(temporary)
+    print(f"{folder.name} of {run} is exported to {out}")
+    return out
+
+
+def _check(cfg: ExportConfig, trained: TrainConfig) -> None:
+    if cfg.quantise is not None:
+        nf4.bitsandbytes()
+    if not cfg.adapter_only:
+        return
+    if trained.lora is None or trained.train_vision:
+        raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
+    if cfg.quantise is not None or cfg.dtype is not None:
+        raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
+
+
+def _checkpoint(run: Path, which: str) -> Path:
+    if which == "last":
+        newest = checkpoints.newest(run)
+        if newest is None:
+            raise ModelError(f"{run}: no checkpoints")
+        return newest
+    if not (run / BEST).is_file():
+        raise ConfigError(f"{run}: no best checkpoint; one is chosen only where the states have a dev split")
+    folder = checkpoints.folder_of(run, int(read_json(run / BEST)["step"]))
+    checkpoints.verify(folder)
+    return folder
+
+
+@torch.no_grad()
+def _logits(model: Any, input_ids: Tensor) -> Tensor:
+    logits: Tensor = model.eval()(input_ids=input_ids.to(next(model.parameters()).device), use_cache=False).logits
+    return logits.float()
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """Largest difference, as a share of the largest logit."""
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
+
+
+def _merged(model: Any, trained: TrainConfig, folder: Path) -> Any:
+    """Without adapters, and without 4 bits: PEFT would round what it merges into them."""
+    if trained.quantise is not None:
+        backbone = load(trained)
+        nf4.dequantise(backbone.model)
+        model = prepare(backbone, trained)
+        checkpoints.restore_model(folder, model)
+    return model.merge_and_unload(safe_merge=True) if hasattr(model, "merge_and_unload") else model
+
+
+def _write_whole(
+    plain: Any,
+    backbone: Backbone,
+    cfg: ExportConfig,
+    trained: TrainConfig,
+    before: Tensor,
+    probe: Tensor,
+    folder: Path,
+) -> dict[str, float]:
+    merged = _logits(plain, probe)
+    checks = {"merging": _difference(before, merged)}
+    if checks["merging"] > (0.05 if trained.dtype == "bfloat16" else 1e-4):
+        raise ModelError(f"merging the adapters changes the logits by {checks['merging']:.2g} of their range")
+    if cfg.dtype is not None:
+        # parameters alone: rotary frequencies are not stored, and stay float32 in whatever opens the folder
+        for parameter in plain.parameters():
+            parameter.data = parameter.data.to(getattr(torch, cfg.dtype))
+    written = _logits(plain, probe)
+    checks["precision"] = _difference(merged, written)
+    _write(plain, backbone, folder)
+    if cfg.quantise is not None:
+        small = _in_four_bits(folder, cfg.dtype or trained.dtype)
+        full, written = written, _logits(small, probe)
+        checks["quantising"] = _difference(full, written)
+    again = load_backbone(folder, dtype="auto")
+    checks["opening_again"] = _difference(written, _logits(again.model, probe))
+    if checks["opening_again"] > 1e-6:
+        raise ModelError("the written folder does not give the logits of the model in memory")
+    if prompt_ids(again.tokenizer, _PROBE) != probe[0].tolist():
+        raise ModelError("the written tokenizer does not give the tokens that were trained on")
+    return checks
+
+
+def _write(model: Any, backbone: Backbone, folder: Path) -> None:
+    end = backbone.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if model.generation_config.eos_token_id is None and isinstance(end, int):
+        model.generation_config.eos_token_id = end
+    model.config.use_cache = True
+    with without_loading_bars():
+        model.save_pretrained(folder)
+    (backbone.processor or backbone.tokenizer).save_pretrained(folder)
+
+
+def _in_four_bits(folder: Path, dtype: str) -> Any:
+    """The model of a folder in NF4, which then takes the place of the one in the folder."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+
+    loaded = load_backbone(folder, dtype=dtype)
+    kind = AutoModelForImageTextToText if loaded.kind == "vlm" else AutoModelForCausalLM
+    precision = getattr(torch, dtype)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=precision,
+        llm_int8_skip_modules=nf4.left_alone(loaded.model),
+    )
+    with without_loading_bars():
+        model = kind.from_pretrained(folder, quantization_config=config, dtype=precision, device_map={"": "cpu"})
+        aside = folder / ".whole"
+        aside.mkdir()
+        for file in folder.glob("model*.safetensors*"):
+            file.rename(aside / file.name)
+        model.save_pretrained(folder)
+    shutil.rmtree(aside)
+    return model
+
+
+def _write_adapters(
+    model: Any, backbone: Backbone, trained: TrainConfig, before: Tensor, probe: Tensor, folder: Path
+) -> dict[str, float]:
+    from peft import PeftModel
+
+    fresh = load_backbone(trained.model, dtype=trained.dtype)
+    rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
+    if rows[0] != rows[1]:
+        raise ConfigError("adapter_only: the marker's token made the embedding grow beyond the base's; export it whole")
+    model.peft_config["default"].base_model_name_or_path = trained.model
+    # what is trained of embeddings is in the adapters; the base has the rest
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    backbone.tokenizer.save_pretrained(folder)
+    if trained.quantise is not None:
+        nf4.quantise(fresh.model, "cpu")
+    again = PeftModel.from_pretrained(fresh.model, folder)
+    checks = {"opening_again": _difference(before, _logits(again, probe))}
+    if checks["opening_again"] > 1e-6:
+        raise ModelError("the written adapters do not give the logits of the model in memory")
+    return checks
+
+
+def _open_to_others(folder: Path) -> None:
+    """safetensors makes its files private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in folder.iterdir():
+        file.chmod(0o666 & ~mask)

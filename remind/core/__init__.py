@@ -1,0 +1,1 @@
+"""What every other package needs: errors, files, the command line, progress, processes."""

@@ -1,0 +1,150 @@
+"""The command line every script shares: one config dataclass, `--config FILE`, dotted overrides, one-line errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+
+from remind.core.config_file import ConfigFile
+from remind.core.errors import ConfigError, RemindError
+
+C = TypeVar("C")
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@dataclass
+class _Given:
+    """The config files of one command line.
+
+    Attributes:
+        configs: those of --config.
+        groups: those that stand for a group of fields.
+        reading: the one of `configs` that is being read.
+    """
+
+    configs: list[ConfigFile] = field(default_factory=list)
+    groups: list[ConfigFile] = field(default_factory=list)
+    reading: ConfigFile | None = None
+
+    def told(self) -> str:
+        """For what may come from a file as well as from the command line."""
+        return f" (with --config {' and '.join(str(file.path) for file in self.configs)})" if self.configs else ""
+
+
+# no attribute of the parser: optional groups have parsers of their own, whose errors are to name the files, too
+_given: ContextVar[_Given] = ContextVar("given")
+
+
+class _Parser(ArgumentParser):
+    """Says what is wrong in one line and exits with status 2, without a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        given = _given.get(_Given())
+        for file in given.groups:
+            if (line := file.line_of(message)) is not None:
+                self.refuse(file.error(message, line))
+        if given.reading is not None:
+            self.refuse(given.reading.error(message, given.reading.line_of(message)))
+        told = given.told() if message.startswith("the following arguments are required") else ""
+        self.refuse(f"{message}{told}")
+
+    def refuse(self, message: object, hint: str = " (see --help)") -> NoReturn:
+        self.exit(2, f"error: {' '.join(str(message).split())}{hint}\n")
+        raise AssertionError
+
+    def look_at_group_files(self, argv: Sequence[str]) -> None:
+        """Check the files that options such as `--trainer FILE` name."""
+        for word, following in zip(argv, [*argv[1:], ""], strict=False):
+            option, equals, value = word.partition("=")
+            name, path = option.removeprefix("--"), Path(value if equals else following)
+            if option.startswith("--") and name in (self.groups or {}) and path.is_file():
+                _given.get().groups.append(ConfigFile(path, name))
+
+
+class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
+    """`--config FILE`, whose mistakes are told with the file and the line."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        given = _given.get()
+        try:
+            file = ConfigFile(values)
+            self._check(parser, file)
+        except ConfigError as error:
+            parser.refuse(error, "")
+        given.configs.append(file)
+        given.reading = file
+        try:
+            super().__call__(parser, cfg, values, option_string)
+            # the parser would look for unknown keys only once nobody knows where they stood
+            parser.validate(cfg, skip_required=True)
+        except KeyError as error:
+            parser.error(str(error.args[0]))
+        except TypeError:
+            pass  # a group that the command line may yet complete; what is wrong with it is said after that
+        except (ValueError, AttributeError) as error:  # values that are not of the tag they bear
+            parser.error(str(error))
+        given.reading = None
+
+    def _check(self, parser: Any, file: ConfigFile) -> None:
+        for name, line in file.lines.items():
+            if name == self.dest or name.startswith("__"):
+                raise file.error(f"Option {name!r} is not accepted", line)
+            if name in parser.groups and name not in file.mappings:
+                inner = Path(file.path).parent / file.plain.get(name, "")
+                if not inner.is_file():
+                    raise file.error(f"{name} is a group of fields, which neither a list nor one value can be", line)
+                _given.get().groups.append(ConfigFile(inner, name))
+
+
+def parse(config: type[C], description: str, argv: Sequence[str] | None = None) -> C:
+    """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
+    parser = _Parser(description=description, exit_on_error=True)
+    parser.add_argument("--config", action=_ReadConfig, help="YAML file with any of the fields below")
+    parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
+    _plain_defaults(parser)
+    _given.set(given := _Given())
+    try:
+        parser.look_at_group_files(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        parser.refuse(error, "")
+    namespace: Namespace = parser.parse_args(argv)
+    namespace.pop("config", None)
+    try:
+        instantiated = parser.instantiate_classes(namespace)
+        return config(**{k: v for k, v in vars(instantiated).items() if not k.startswith("__")})
+    except (RemindError, ValueError) as error:  # ValueError: what jsonargparse makes of ours in an optional group
+        parser.refuse(error, given.told())
+
+
+def _plain_defaults(parser: ArgumentParser) -> None:
+    """Dataclasses inside list defaults as dicts: --print_config can only write those."""
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+    for name, value in parser.get_defaults().items():
+        if isinstance(value, list | tuple) and any(plain(item) is not item for item in value):
+            parser.set_defaults({name: [plain(item) for item in value]})
+
+
+def main(config: type[C], run: Callable[[C], Any], description: str, argv: Sequence[str] | None = None) -> None:
+    """Parse and run. Errors of ours become one line on standard error and status 2; others keep their traceback."""
+    cfg = parse(config, description, argv)
+    # where it is installed peft imports it, and on some CPUs it then advises to install a kernel nobody asked for
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        run(cfg)
+    except RemindError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        raise SystemExit(2) from None

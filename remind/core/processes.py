@@ -1,0 +1,195 @@
+"""Processes that work beside this one, and which of several this one is."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from remind.core.errors import ConfigError
+
+
+def leave_with_parent() -> None:
+    """Call in a new process: it ends when its parent does.
+
+    A process whose parent was killed would go on beside the one that is started to go on with the work.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def spawned_pool(
+    workers: int,
+    start: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
+    libraries: tuple[str, ...] = (),
+) -> ProcessPoolExecutor:
+    """Fresh processes (copies of this one would share locks of threads that are not theirs), each begun with `start`.
+
+    Args:
+        libraries: modules that they need. Where the system can, a process that does nothing else imports them once, and
+            the others are copies of it, so that they begin at once and share that memory.
+    """
+    context = multiprocessing.get_context("forkserver" if libraries and _can_copy(libraries) else "spawn")
+    begin = (dict(os.environ), start, arguments)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=begin)
+
+
+def _can_copy(libraries: tuple[str, ...]) -> bool:
+    """Begin the process that is copied, if there is none yet."""
+    # elsewhere the system's libraries do not bear it
+    if sys.platform != "linux":
+        return False
+    forkserver.set_forkserver_preload(["remind", *libraries])
+    try:
+        forkserver.ensure_running()
+    except OSError:  # no socket can be made: the folder for temporary files has too long a name, or holds none
+        return False
+    return True
+
+
+def _begin(environment: dict[str, str], start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    # that of the process copied is what it was when that began
+    os.environ.clear()
+    os.environ.update(environment)
+    if start is not None:
+        start(*arguments)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """One process at a time for what this file stands for; the system frees the lock of one that dies."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def give_back_memory() -> None:
+    """Return to the system what lies free between blocks in use.
+
+    Tensors of ever new sizes leave holes that glibc keeps: over a thousand dialogues they come to more than all that is
+    in use.
+    """
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+def resident(field: str, process: int | str = "self") -> int:
+    """Resident memory of a process in bytes: VmRSS as it is now, VmHWM the most so far or since it was last reset.
+
+    Raises:
+        OSError: there is no /proc, or no such process any more.
+    """
+    status = Path(f"/proc/{process}/status").read_text()
+    # a process that has just ended has no such lines
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the work: number `index` (from 0) of `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    def holds(self, number: int) -> bool:
+        """Whether piece `number` (from 0) is this shard's; pieces are dealt out in turn."""
+        return number % self.count == self.index
+
+    def __str__(self) -> str:
+        return f"{self.index + 1}/{self.count}"
+
+
+def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> Shard:
+    """Which part of the work is this process's.
+
+    Args:
+        text: `i/n` counts from 1; auto: what accelerate launch or torchrun say, else everything; slurm: the task of a
+            job array, else of the job step; None: everything.
+
+    Raises:
+        ConfigError: not one of these, i outside 1 to n, or slurm where Slurm says nothing.
+    """
+    environment = os.environ if environment is None else environment
+    if text is None:
+        return Shard()
+    if text == "auto":
+        return _numbers(environment, "RANK", "WORLD_SIZE") or Shard()
+    if text == "slurm":
+        found = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
+        if found is None:
+            raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
+        return found
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
+    return Shard(int(index) - 1, int(count))
+
+
+def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | None:
+    if index not in environment or count not in environment:
+        return None
+    try:
+        found = Shard(int(environment[index]), int(environment[count]))
+    except ValueError:
+        found = Shard(0, 0)
+    if not 0 <= found.index < found.count:
+        raise ConfigError(f"{index} {environment[index]!r} of {count} {environment[count]!r} is no part of the work")
+    return found
+
+
+def _array(environment: Mapping[str, str]) -> Shard | None:
+    names = [f"SLURM_ARRAY_TASK_{part}" for part in ("ID", "MIN", "MAX", "STEP")]
+    if not {*names[:3]} <= environment.keys():
+        return None
+    task, least, most, step = (int(environment.get(name, "1")) for name in names)
+    count = int(environment.get("SLURM_ARRAY_TASK_COUNT", (most - least) // step + 1))
+    if count != (most - least) // step + 1:
+        raise ConfigError(
+            f"the job array has {count} tasks between {least} and {most}: name the parts with --shard i/n"
+        )
+    return Shard((task - least) // step, count)
+
+
+def device_of(device: str, number: int) -> str:
+    """The device of a process: `cuda` goes round the GPUs, process by process; others are taken as they are.
+
+    Args:
+        number: of the process among those on this machine.
+    """
+    if device != "cuda":
+        return device
+    import torch
+
+    return f"cuda:{number % torch.cuda.device_count()}" if torch.cuda.device_count() else device

@@ -1,0 +1,1 @@
+"""Dialogues and questions, the files they are read from, and how questions are split."""

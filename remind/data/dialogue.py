@@ -1,0 +1,261 @@
+"""The nouns everything else speaks: Image, Turn, Session, Dialogue, Question, Corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from remind.core.errors import DataError, named, shown
+
+Format = Literal["single", "multi", "direct"]
+FORMATS: tuple[Format, ...] = ("single", "multi", "direct")
+
+TEXT_DIMENSIONS = (
+    "temporal_dynamics",
+    "pattern_induction",
+    "belief_modeling",
+    "experience_grounded_planning",
+    "implicit_boundary_modeling",
+)
+VISUAL_DIMENSIONS = (
+    "cross_modal_latent_inference",
+    "personalized_visual_baselines",
+    "topic_scoped_visual_prototypes",
+)
+#: The eight reflective-memory dimensions (Appendix D.5). Evidence of the visual ones is image indices, else lines.
+DIMENSIONS = TEXT_DIMENSIONS + VISUAL_DIMENSIONS
+
+#: The answer to questions whose premise the dialogue does not support (LoCoMo category 5).
+NO_INFORMATION = "No information available"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image shared in a turn.
+
+    Attributes:
+        index: 0-based over the whole dialogue, in order of appearance; never renumbered after retrieval.
+        path: a file inside the data folder, or None where only a caption or a remote reference is known.
+        caption: what the image shows, or None.
+        source: the reference as the file gives it (URL or file name). Never fetched.
+    """
+
+    index: int
+    path: str | None = None
+    caption: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One utterance. `time` is ISO 8601 where the file gives an absolute time, else the file's own words, else None."""
+
+    id: str
+    speaker: str
+    text: str
+    time: str | None = None
+    images: tuple[Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A sitting of the conversation: turns without a long break, in order. `time` as in `Turn`."""
+
+    id: str
+    time: str | None
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A whole history. Session and turn ids are unique in it; image indices count 0, 1, 2, … in order of appearance.
+
+    Raises:
+        DataError: no turns, a session or turn id twice, or image indices out of order.
+    """
+
+    id: str
+    sessions: tuple[Session, ...]
+
+    def __post_init__(self) -> None:
+        if len({session.id for session in self.sessions}) < len(self.sessions):
+            raise DataError("a session id occurs twice; ids must be unique in a dialogue", record=named(self.id))
+        seen: set[str] = set()
+        image_index = 0
+        for turn in self.turns:
+            if turn.id in seen:
+                what = f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
+                raise DataError(what, record=named(self.id))
+            seen.add(turn.id)
+            for image in turn.images:
+                if image.index != image_index:
+                    raise DataError(
+                        f"image index {image.index} in turn {shown(turn.id)} should be {image_index}", record=self.id
+                    )
+                image_index += 1
+        if not seen:
+            raise DataError("the dialogue has no turns", record=named(self.id))
+
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """All turns in time order."""
+        return tuple(turn for session in self.sessions for turn in session.turns)
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Turn id to its position in `turns`."""
+        return {turn.id: position for position, turn in enumerate(self.turns)}
+
+    @cached_property
+    def session_of(self) -> dict[str, Session]:
+        """Turn id to the session it stands in."""
+        return {turn.id: session for session in self.sessions for turn in session.turns}
+
+    @cached_property
+    def speakers(self) -> tuple[str, ...]:
+        """Speakers in order of first appearance."""
+        return tuple(dict.fromkeys(turn.speaker for turn in self.turns))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(image for turn in self.turns for image in turn.images)
+
+    def turn(self, turn_id: str) -> Turn:
+        """The turn of that id. Raises DataError if there is none."""
+        try:
+            return self.turns[self.positions[turn_id]]
+        except KeyError:
+            raise DataError(f"no turn {shown(turn_id)}", record=named(self.id)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about one dialogue.
+
+    Attributes:
+        format: "single" (one option), "multi" (a set of options) or "direct" (free text).
+        options: option texts in order (letter A is the first); empty for "direct".
+        answers: option letters for "single" and "multi"; acceptable answers for "direct"; empty if no gold is known.
+        evidence: ids of the gold evidence turns that exist in the dialogue.
+        images: gold image indices.
+        dimension: one of `DIMENSIONS`, or None for questions of other benchmarks.
+        category: the benchmark's own category (LoCoMo: 1-5; LongMemEval: question type), else None.
+        time: when the question is asked, if the benchmark says so.
+        split: "train", "dev", "test" or None.
+    """
+
+    id: str
+    dialogue_id: str
+    text: str
+    format: Format = "direct"
+    options: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    images: tuple[int, ...] = ()
+    dimension: str | None = None
+    category: int | str | None = None
+    time: str | None = None
+    split: str | None = None
+
+    @property
+    def visual(self) -> bool:
+        """Whether its evidence is images (Table 10) rather than dialogue lines (Table 9)."""
+        return self.dimension in VISUAL_DIMENSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Dangling:
+    """An evidence reference that names nothing in its dialogue, as the file wrote it."""
+
+    question_id: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a reader returns.
+
+    Attributes:
+        dialogues, questions: in file order.
+        dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
+        references: how many evidence references the files hold, the dangling ones included.
+        referenced: the same by question id, where there are any.
+
+    Raises:
+        DataError: a dialogue or question id twice, or a question whose dialogue is missing.
+    """
+
+    dialogues: tuple[Dialogue, ...]
+    questions: tuple[Question, ...] = ()
+    dangling: tuple[Dangling, ...] = ()
+    references: int = 0
+    referenced: Mapping[str, int] = field(repr=False, compare=False, default_factory=dict)
+    _by_id: dict[str, Dialogue] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for dialogue in self.dialogues:
+            if dialogue.id in self._by_id:
+                raise DataError(f"dialogue id {shown(dialogue.id)} occurs twice")
+            self._by_id[dialogue.id] = dialogue
+        seen: set[str] = set()
+        for question in self.questions:
+            if question.id in seen:
+                raise DataError(f"question id {shown(question.id)} occurs twice")
+            seen.add(question.id)
+            if question.dialogue_id not in self._by_id:
+                what = f"its dialogue {shown(question.dialogue_id)} is not in the file"
+                raise DataError(what, record=named(question.id))
+
+    def dialogue(self, dialogue_id: str) -> Dialogue:
+        """The dialogue of that id. Raises DataError if there is none."""
+        try:
+            return self._by_id[dialogue_id]
+        except KeyError:
+            raise DataError(f"no dialogue {shown(dialogue_id)}") from None
+
+    def by_dialogue(self) -> Iterator[tuple[Dialogue, list[Question]]]:
+        """Each dialogue with its questions, in file order."""
+        groups: dict[str, list[Question]] = {dialogue.id: [] for dialogue in self.dialogues}
+        for question in self.questions:
+            groups[question.dialogue_id].append(question)
+        for dialogue in self.dialogues:
+            yield dialogue, groups[dialogue.id]
+
+    @staticmethod
+    def merge(parts: Sequence[Corpus], paths: Sequence[str | Path] | None = None) -> Corpus:
+        """One corpus of several.
+
+        Args:
+            paths: the file of each part, for errors.
+
+        Raises:
+            DataError: a dialogue or question id stands twice. Names the file if `paths` are given, and the first one.
+        """
+        if paths is not None:
+            first: dict[tuple[str, str], str | Path] = {}
+            for part, path in zip(parts, paths, strict=True):
+                note_ids(part, path, first)
+        return Corpus(
+            dialogues=tuple(d for part in parts for d in part.dialogues),
+            questions=tuple(q for part in parts for q in part.questions),
+            dangling=tuple(d for part in parts for d in part.dangling),
+            references=sum(part.references for part in parts),
+            referenced={name: count for part in parts for name, count in part.referenced.items()},
+        )
+
+
+def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path]) -> None:
+    """Add what a file holds to `first`: ("dialogue" or "question", its id) to the file it stands in.
+
+    Raises:
+        DataError: an id that is there already. Names both files.
+    """
+    for what, found in (("dialogue", corpus.dialogues), ("question", corpus.questions)):
+        for one in found:
+            if (what, one.id) in first:
+                before = first[what, one.id]
+                raise DataError(f"{what} id {shown(one.id)} occurs twice, first in {before}", path)
+            first[what, one.id] = path

@@ -1,0 +1,87 @@
+"""Friends transcripts, EmoryNLP CSV: dialogue among many (Zahiri and Choi, 2018)."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from remind.data.dialogue import Corpus
+from remind.data.readers.builder import CorpusBuilder, Draft, check_complete, complete
+from remind.data.readers.source import Place, Record, Source, shown
+
+COLUMNS = {"Utterance", "Speaker", "Scene_ID", "Utterance_ID", "Season", "Episode"}
+
+_NAME = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
+_NAMES = re.compile(rf"\[\s*+(?:{_NAME}\s*+(?:,\s*+{_NAME}\s*+)*+)?+,?+\s*+\]")
+
+
+def matches(source: Source) -> bool:
+    return set(source.columns) >= COLUMNS
+
+
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+    """One dialogue per episode (`s01e02`), one session per scene (`S1`), turns `S<scene>:T<utterance>`.
+
+    Season and Episode 1, 01 and 001 are one number: rows that write it differently are of one episode, in the order of
+    the file, and a scene or an utterance that comes twice then is an error as in any episode.
+    Words said by several at once have the speaker `Monica Geller & Ross Geller`.
+    A piece is one episode.
+
+    Raises:
+        DataError: a row that lacks a column, a speaker or words, a file that changes while it is read.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        # a first look tells when an episode is complete
+        last = {_episode(record): number for number, record in enumerate(source.rows(), start=1)}
+        episodes: OrderedDict[str, list[Record]] = OrderedDict()
+        number = 0
+        for number, record in enumerate(source.rows(), start=1):
+            episode = _episode(record)
+            episodes.setdefault(episode, []).append(record)
+            for records in complete(source.place, episodes, last, episode, number):
+                out.add_dialogue(_draft(source, records))
+                yield out.piece()
+        check_complete(source.place, last, number)
+    out.end(sources)
+
+
+def _draft(source: Source, records: Sequence[Record]) -> Draft:
+    episode = _episode(records[0])
+    draft = Draft(source.place.at(episode), episode)
+    scene: str | None = None
+    for place, row in records:
+        if row["Scene_ID"] != scene:
+            scene = row["Scene_ID"]
+            draft.session(f"S{scene}")
+        speaker = _speakers(place, row["Speaker"])
+        turn_id = f"S{scene}:T{row['Utterance_ID']}"
+        draft.turn(place, turn_id, speaker, row["Utterance"], row.get("Start_Time") or None)
+    return draft
+
+
+def _episode(record: Record) -> str:
+    place, row = record
+    return f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}"
+
+
+def _number(place: Place, row: dict[str, str], column: str) -> str:
+    """Two digits or more, however many noughts stand before them; words as they are."""
+    text = place.name(row[column], column).strip()
+    return (text.lstrip("0") if text.isascii() and text.isdigit() else text).zfill(2)
+
+
+def _speakers(place: Place, text: str) -> str:
+    """`"['Monica Geller', 'Ross Geller']"`, or a plain name, as one speaker."""
+    if not text.lstrip().startswith("["):
+        return text
+    # nothing but a list of strings comes before Python's own parser, which deep nesting could exhaust
+    if _NAMES.fullmatch(text.strip()):
+        with warnings.catch_warnings(), suppress(ValueError, SyntaxError):
+            warnings.simplefilter("ignore")
+            return " & ".join(ast.literal_eval(text.strip()))
+    raise place.error(f"the speaker {shown(text)} is not a list of names")

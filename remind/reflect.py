@@ -1,0 +1,33 @@
+"""From the attentional to the reflective state (Section 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remind.core.errors import DataError
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.blind import blind_state
+from remind.states.pyramid import AttentionalState, ReflectiveState
+
+
+def summarise(llm: AuxiliaryLLM, state: AttentionalState) -> ReflectiveState:
+    """x2 = [x1, G_ref] with G_ref = LLM(q, x1). The LLM gets the question without any gold.
+
+    Raises:
+        DataError: the summary is empty.
+    """
+    return summarise_all(llm, [state])[0]
+
+
+def summarise_all(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list[ReflectiveState]:
+    """x2 of each state, as `summarise`; the LLM is asked for all summaries at once.
+
+    Raises:
+        DataError: a summary is empty.
+    """
+    made = []
+    for state, text in zip(states, llm.summaries([blind_state(state) for state in states]), strict=True):
+        if not text.strip():
+            raise DataError(f"{llm.name} wrote an empty summary", record=state.factual.question.id)
+        made.append(ReflectiveState(state, text.strip()))
+    return made

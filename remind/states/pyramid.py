@@ -1,0 +1,376 @@
+"""The Cognitive Pyramid: the three states of one question, and how each is rendered to a prompt (Sections 4.2-4.4).
+
+Section order is fixed, because the levels share long prefixes and training can then compute them once:
+instructions, dialogue, strategy, marker reminder (x1, x2), summary (x2), question, options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remind.core.errors import DataError
+from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Turn
+from remind.states import prompts
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LEVELS = ("x0", "x1", "x2")
+#: m* of Section 4.3 as plain text. It stands alone on its line; a dialogue line begins with a speaker or `[Image #`.
+MARKER = "[ATTENTION]"
+_MARKERS = re.compile(re.escape(MARKER))
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Contiguous turns of one session: positions `start` to `end` (inclusive) in `Dialogue.turns`."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise DataError(f"segment [{self.start}, {self.end}] is empty or negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """S_str of Section 4.2: reasoning cues (generic instructions) and anchors (explicit, answer-critical).
+
+    Attributes:
+        reasoning: C_reason, one instruction each.
+        speakers, entities, focus, scope: E_anchor by kind: target speaker, related entities, behavioural focus,
+            temporal scope (Table 11).
+    """
+
+    reasoning: tuple[str, ...]
+    speakers: tuple[str, ...] = ()
+    entities: tuple[str, ...] = ()
+    focus: tuple[str, ...] = ()
+    scope: tuple[str, ...] = ()
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        return self.speakers + self.entities + self.focus + self.scope
+
+
+@dataclass(frozen=True)
+class FactualState:
+    """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy."""
+
+    dialogue: Dialogue
+    question: Question
+    segments: tuple[Segment, ...]
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        last = -1
+        for segment in self.segments:
+            if segment.start <= last or segment.end >= len(self.dialogue.turns):
+                raise DataError("segments overlap, are out of order or leave the dialogue", record=self.question.id)
+            last = segment.end
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions in `Dialogue.turns` of the retrieved turns, ascending."""
+        return tuple(p for segment in self.segments for p in range(segment.start, segment.end + 1))
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(self.dialogue.turns[p] for p in self.positions)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """For each retrieved turn the number of its run: turns that follow one another in one session.
+
+        Between two runs there is a gap that broadcast, windows and blocks do not cross.
+        """
+        runs: list[int] = []
+        previous: int | None = None
+        for position in self.positions:
+            turns, sessions = self.dialogue.turns, self.dialogue.session_of
+            joined = (
+                previous is not None
+                and position == previous + 1
+                and sessions[turns[position].id] is sessions[turns[previous].id]
+            )
+            runs.append(runs[-1] if joined else (runs[-1] + 1 if runs else 0))
+            previous = position
+        return tuple(runs)
+
+
+@dataclass(frozen=True)
+class AttentionalState:
+    """x1 = [C_anchor, S_str]: x0 with a marker before and after each block.
+
+    Attributes:
+        blocks: inclusive ranges over the retrieved turns (indices into `FactualState.turns`), ascending, disjoint,
+            each inside one run.
+        salience: s_turn of Eq. 5 for each retrieved turn, where grounding computed it.
+    """
+
+    factual: FactualState
+    blocks: tuple[Span, ...]
+    salience: tuple[float, ...] = ()
+    marker: str = MARKER
+
+    def __post_init__(self) -> None:
+        runs, last = self.factual.runs, -1
+        for start, end in self.blocks:
+            if not last < start <= end < len(runs) or runs[start] != runs[end]:
+                raise DataError(
+                    f"block ({start}, {end}) overlaps another or crosses a gap", record=self.factual.question.id
+                )
+            last = end
+
+
+@dataclass(frozen=True)
+class ReflectiveState:
+    """x2 = [x1, G_ref]: x1 with the reflective summary. For training only."""
+
+    attentional: AttentionalState
+    summary: str
+
+
+State = FactualState | AttentionalState | ReflectiveState
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpan:
+    """Where a turn stands in a prompt, in characters, ends exclusive.
+
+    Attributes:
+        start, end: the whole turn with its line ends.
+        speaker: the speaker marker (`Name:`), P_k of Eq. 4.
+        text: what was said; empty span for a turn of images only.
+        captions: the text of each caption line.
+    """
+
+    turn_id: str
+    start: int
+    end: int
+    speaker: Span
+    text: Span
+    captions: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt and where its parts stand in it (character spans)."""
+
+    text: str
+    dialogue: Span
+    turns: tuple[TurnSpan, ...]
+    reasoning: tuple[Span, ...]
+    anchors: tuple[Span, ...]
+    markers: tuple[Span, ...] = ()
+
+    @property
+    def strategy(self) -> Span:
+        """From the first strategy span to the last; (n, n) if the strategy is empty."""
+        spans = self.reasoning + self.anchors
+        if not spans:
+            return (self.dialogue[1], self.dialogue[1])
+        return (min(s for s, _ in spans), max(e for _, e in spans))
+
+
+@dataclass
+class _Writer:
+    parts: list[str] = field(default_factory=list)
+    length: int = 0
+
+    def put(self, text: str) -> Span:
+        start = self.length
+        self.parts.append(text)
+        self.length += len(text)
+        return (start, self.length)
+
+
+#: A tag that an answer is read by, where somebody says it.
+_SAID_TAG = re.compile(r"<(?=\s*(?:/\s*)?(?:answer|explanation)\s*>)", re.IGNORECASE)
+
+
+def one_line(text: str) -> str:
+    """Text on a single line: one turn is one line, so that it can be quoted as one evidence line.
+
+    A tag of ours that is said gets another bracket, so that it ends no answer and no explanation that quotes it.
+    """
+    line = " ".join(text.split())
+    return _SAID_TAG.sub("‹", line) if "<" in line else line
+
+
+def line_of(turn: Turn) -> str:
+    """The turn as the prompt shows it and as evidence quotes it: `Speaker: text`."""
+    return f"{one_line(turn.speaker)}: {one_line(turn.text)}".rstrip()
+
+
+def _put_turn(out: _Writer, turn: Turn) -> TurnSpan:
+    speaker = out.put(f"{one_line(turn.speaker)}:")
+    text = one_line(turn.text)
+    if text:
+        out.put(" ")
+    said = out.put(text)
+    out.put("\n")
+    captions = []
+    for image in turn.images:
+        out.put(f"[Image #{image.index} Caption] ")
+        captions.append(out.put(one_line(image.caption or "") or "(no caption)"))
+        out.put("\n")
+    return TurnSpan(turn.id, speaker[0], out.length, speaker, said, tuple(captions))
+
+
+def _put_dialogue(
+    out: _Writer, state: FactualState, blocks: Sequence[Span], marker: str
+) -> tuple[list[TurnSpan], list[Span]]:
+    opens, closes = {start for start, _ in blocks}, {end for _, end in blocks}
+    spans: list[TurnSpan] = []
+    markers: list[Span] = []
+    ordinal = {session.id: number for number, session in enumerate(state.dialogue.sessions, start=1)}
+    session_id: str | None = None
+    runs = state.runs
+    for index, turn in enumerate(state.turns):
+        if index == 0 or runs[index] != runs[index - 1]:
+            session = state.dialogue.session_of[turn.id]
+            if session.id != session_id:
+                when = f", {one_line(session.time)}" if session.time else ""
+                out.put(f"[Session {ordinal[session.id]}{when}]\n")
+                session_id = session.id
+            else:
+                out.put("[…]\n")
+        if index in opens:
+            markers.append(out.put(f"{marker}\n"))
+        spans.append(_put_turn(out, turn))
+        if index in closes:
+            markers.append(out.put(f"{marker}\n"))
+    return spans, markers
+
+
+def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Span]]:
+    reasoning: list[Span] = []
+    anchors: list[Span] = []
+    if not strategy.reasoning and not strategy.anchors:
+        return reasoning, anchors
+    out.put(f"\nGuide to the question\n{prompts.render('strategy').strip()}\n")
+    kinds = (
+        ("Target speaker", strategy.speakers),
+        ("Related entities", strategy.entities),
+        ("Behavioural focus", strategy.focus),
+        ("Temporal scope", strategy.scope),
+    )
+    for name, values in kinds:
+        for number, value in enumerate(values):
+            out.put(f"{name}: " if number == 0 else "; ")
+            anchors.append(out.put(one_line(value)))
+        if values:
+            out.put("\n")
+    for number, cue in enumerate(strategy.reasoning, start=1):
+        out.put(f"Step {number}: ")
+        reasoning.append(out.put(one_line(cue)))
+        out.put("\n")
+    return reasoning, anchors
+
+
+def render(state: State) -> Rendered:
+    """The prompt of a state, as the user message of a chat (the chat template comes with the tokenizer).
+
+    x1's dialogue section without the marker lines is byte-identical to x0's; x1 and x2 agree up to the summary.
+    """
+    summary: str | None = None
+    attentional: AttentionalState | None = None
+    if isinstance(state, ReflectiveState):
+        summary, attentional = state.summary, state.attentional
+    elif isinstance(state, AttentionalState):
+        attentional = state
+    if attentional is not None:
+        factual, blocks, marker = attentional.factual, attentional.blocks, attentional.marker
+    else:
+        assert isinstance(state, FactualState)
+        factual, blocks, marker = state, (), MARKER
+    question = factual.question
+
+    out = _Writer()
+    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=NO_INFORMATION)
+    out.put(f"{rules.strip()}\n\nConversation\n")
+    dialogue_start = out.length
+    turns, markers = _put_dialogue(out, factual, blocks, marker)
+    dialogue = (dialogue_start, out.length)
+    reasoning, anchors = _put_strategy(out, factual.strategy)
+    if attentional is not None:
+        out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
+    if summary is not None:
+        out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{summary.strip()}\n")
+    out.put("\n")
+    if question.time:
+        out.put(f"Asked on: {one_line(question.time)}\n")
+    out.put(f"Question: {one_line(question.text)}\n")
+    if question.options:
+        out.put("Options:\n")
+        for letter, option in zip(LETTERS, question.options, strict=False):
+            out.put(f"{letter}. {one_line(option)}\n")
+    return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))
+
+
+def shown_images(rendered: Rendered, turn: TurnSpan) -> list[int]:
+    """Indices of the images whose captions a turn of the prompt shows, by the headers before their spans."""
+    text = rendered.text
+    # the header is the last one before the caption, whatever the turn itself says
+    headers = [text[text.rindex("[Image #", turn.start, start) : start] for start, _ in turn.captions]
+    return [int(header.removeprefix("[Image #").split(" ", 1)[0]) for header in headers]
+
+
+def marker_places(text: str) -> list[tuple[int, int]]:
+    """Where a rendered state shows its markers: on lines of their own, and in the reminder that tells of them.
+
+    A marker that somebody says stands behind a name, and is none.
+    """
+    reminder = prompts.render("reminder", marker=MARKER).strip()
+    lines = re.finditer(rf"^(?:{re.escape(MARKER)}|{re.escape(reminder)})$", text, re.MULTILINE)
+    return [match.span() for line in lines for match in _MARKERS.finditer(text, line.start(), line.end())]
+
+
+def strip_markers(rendered: Rendered) -> str:
+    """The dialogue section without its marker lines."""
+    start, end = rendered.dialogue
+    kept, cursor = [], start
+    for marker_start, marker_end in rendered.markers:
+        kept.append(rendered.text[cursor:marker_start])
+        cursor = marker_end
+    return "".join([*kept, rendered.text[cursor:end]])
+
+
+def render_answer(question: Question) -> str | None:
+    """The gold answer as it stands between the answer tags; the first acceptable one; None if no gold is known."""
+    if not question.answers:
+        return None
+    if question.format == "multi":
+        return f"[{','.join(sorted(question.answers))}]"
+    return one_line(question.answers[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """y* without its end token. `missing`: gold evidence turns or images that x0 does not hold and y* leaves out."""
+
+    text: str | None
+    evidence: int
+    missing: int
+
+
+def render_target(state: FactualState) -> Target:
+    """y* = `<answer>…</answer><explanation>evidence</explanation>` with the evidence that x0 holds, in time order."""
+    question = state.question
+    answer = render_answer(question)
+    if question.visual:
+        held = {image.index for turn in state.turns for image in turn.images}
+        kept = sorted(held & set(question.images))
+        gold = len(set(question.images))
+        explanation = f"[{', '.join(map(str, kept))}]"
+    else:
+        wanted = set(question.evidence)
+        lines = [line_of(turn) for turn in state.turns if turn.id in wanted]
+        kept, gold = list(range(len(lines))), len(wanted)
+        explanation = "\n".join(lines)
+    text = None if answer is None else f"<answer>{answer}</answer><explanation>{explanation}</explanation>"
+    return Target(text, gold, gold - len(kept))

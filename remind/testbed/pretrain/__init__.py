@@ -1,5 +1,0 @@
-"""Pre-training of the nano backbone on worlds without the rule."""
-
-from remind.testbed.pretrain.run import PretrainConfig, pretrain
-
-__all__ = ["PretrainConfig", "pretrain"]

@@ -1,0 +1,1 @@
+"""Words, stems and guides: how text is read without a model."""

@@ -1,0 +1,106 @@
+"""The bench of grounding measures what it says and prints it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import run_script
+
+from benchmarks import bench_grounding as bench
+from benchmarks import grounding_input as bench_input
+from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding
+from benchmarks.grounding_input import bench_backbone, bench_state
+from remind.core.errors import ConfigError, ModelError
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import render
+
+SMALL = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2}
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench_grounding.py"
+
+
+def test_figures_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = bench_grounding(BenchGroundingConfig(**SMALL, out=str(tmp_path / "out.json")))
+    assert json.loads((tmp_path / "out.json").read_text()) == figures
+    assert figures["ratio"] == pytest.approx(figures["scoring_s"] / figures["forward_s"])
+    assert set(figures["parts_s"]) == {"encode", "idf", "guidance", "resonance", "smoothing"}
+    assert all(value > 0 for value in figures["parts_s"].values())
+    assert set(figures["windowed_s"]) == {"new", "memory", "disk"}
+    assert figures["layers"] == [1, 2, 3, 4]
+    assert 400 < figures["tokens"] <= 500
+    printed = capsys.readouterr().out
+    for word in ("torch 2", "forward", "scoring", "encode", "resonance", "ratio", f"{figures['ratio']:.1%}"):
+        assert word in printed
+
+
+def test_scoring_holds_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, list[int]]] = []
+    original = Backbone.hidden_states
+
+    def watch(self: Backbone, ids: torch.Tensor, mask, layers):
+        calls.append((ids.shape[1], list(layers)))
+        return original(self, ids, mask, layers)
+
+    monkeypatch.setattr(Backbone, "hidden_states", watch)
+    bench_grounding(BenchGroundingConfig(**SMALL, windowed=False, layers=[1, 3]))
+    # the first forward and one a round; grounding itself reads the stored states
+    assert len(calls) == 1 + SMALL["rounds"]
+    assert len(set(map(str, calls))) == 1
+
+
+def test_scoring_is_the_time_of_grounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that only `Grounder.ground` and the forward move, the ratio is theirs."""
+    clock = [0.0]
+    monkeypatch.setattr(bench, "perf_counter", lambda: clock[0])
+
+    def slow(target: type, name: str, seconds: float) -> None:
+        original = getattr(target, name)
+
+        def run(*args, **named):
+            clock[0] += seconds
+            return original(*args, **named)
+
+        monkeypatch.setattr(target, name, run)
+
+    slow(bench.Grounder, "ground", 3.0)
+    slow(Backbone, "hidden_states", 60.0)
+    figures = bench_grounding(BenchGroundingConfig(**SMALL, windowed=False))
+    assert (figures["forward_s"], figures["scoring_s"], figures["ratio"]) == (60.0, 3.0, 0.05)
+
+
+@pytest.mark.parametrize("tokens", [600, 2500])
+def test_x0_is_as_long_as_asked(tokens: int) -> None:
+    nano = load_backbone("nano")
+    state = bench_state(nano, tokens)
+    length = len(nano.tokenize(render(state).text).ids)
+    assert tokens - 150 < length <= tokens
+    assert all(a.end + 1 == b.start for a, b in pairwise(state.segments))
+    assert any(image.caption for turn in state.turns for image in turn.images)
+
+
+def test_a_shape_gives_random_weights_of_that_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_input.SHAPES, "thin", {"hidden_size": 64, "layers": 5, "heads": 4, "kv_heads": 2})
+    made = bench_backbone("thin", "bfloat16", "cpu")
+    assert (made.hidden_size, made.n_layers, made.dtype) == (64, 5, torch.bfloat16)
+    figures = bench_grounding(BenchGroundingConfig(**SMALL, backbone="thin", windowed=False))
+    assert (figures["hidden_size"], figures["layers"]) == (64, [1, 2, 3, 4])
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    for wrong in ({"tokens": 0}, {"rounds": 0}, {"d_sae": 4, "k": 5}):
+        with pytest.raises(ConfigError):
+            BenchGroundingConfig(**wrong)
+    with pytest.raises(ModelError, match="encoder"):
+        bench_grounding(BenchGroundingConfig(**SMALL, backbone="minilm"))
+    with pytest.raises(ModelError, match="layers"):
+        bench_grounding(BenchGroundingConfig(**SMALL, layers=[9]))
+
+
+def test_the_script_explains_itself() -> None:
+    status, shown, _ = run_script(SCRIPT, "--help")
+    assert status == 0
+    for name in ("--backbone", "--tokens", "--rounds", "--d_sae", "--out"):
+        assert name in shown

@@ -1,0 +1,112 @@
+"""The benchmark of a step: what it counts, and that a run gives figures for every variant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.pra_step import BenchStepConfig, bench_step
+from benchmarks.pra_step.flops import executed
+from benchmarks.pra_step.memory import cpu_memory
+from benchmarks.pra_step.variants import build, config_of, make_step, microbatch
+from remind.core.errors import ConfigError
+from remind.models.nano import VOCAB_SIZE
+
+
+def test_matrix_products_are_counted_forward_back_and_again() -> None:
+    x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 11, requires_grad=True)
+    once = 2 * 5 * 7 * 11
+    assert executed(lambda: x @ w) == once
+    assert executed(lambda: (x @ w).sum().backward()) == 3 * once
+    again = torch.utils.checkpoint.checkpoint
+    assert executed(lambda: again(torch.matmul, x, w, use_reentrant=False).sum().backward()) == 3 * once
+    square = torch.randn(7, 7, requires_grad=True)
+
+    def twice() -> None:
+        again(lambda a: (a @ square).relu() @ square, x, use_reentrant=False).sum().backward()
+
+    # of the two products the second is not needed to go back, and is not computed again
+    assert executed(twice) in (2 * 5 * 49 * 7, 2 * 5 * 49 * 8)
+
+
+def test_causal_attention_counts_half() -> None:
+    q, k, v = (torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3))
+    whole = executed(lambda: F.scaled_dot_product_attention(q, k, v))
+    assert whole == 2 * 2 * 2 * 16 * 16 * 8
+    assert executed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)) == whole // 2
+    back = executed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward())
+    assert whole // 2 + whole <= back <= whole // 2 + 1.25 * whole
+
+
+@pytest.mark.parametrize(("tune", "bound"), [("full", 2.25), ("lora", 7 / 3)])
+def test_operations_are_near_the_bounds(tune: str, bound: float) -> None:
+    """9 of 4 passes over the layers in full fine-tuning, 7 of 3 with adapters; sharing leaves of x2 but its rest."""
+    cfg = BenchStepConfig(arch="nano", tokens=256, answer=8, tune=(tune,), markers=0, summary=0.03, question=0.01)  # type: ignore[arg-type]
+    model, batch = build(cfg, cfg.tune[0]), microbatch(cfg)
+    found = {}
+    for name in ("sft", "sequential", "shared", "base_hidden", "base_topk", "naive"):
+        found[name] = executed(make_step(name, model, batch))  # type: ignore[arg-type]
+        model.zero_grad()
+    ratio = {name: value / found["sft"] for name, value in found.items()}
+    assert bound - 0.02 < ratio["sequential"] < bound + 0.1
+    assert 2.0 < ratio["shared"] < 2.1
+    assert 1.0 <= ratio["base_topk"] <= ratio["base_hidden"] < 1.06
+    assert ratio["naive"] > 3
+
+
+def test_the_real_sizes() -> None:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    with torch.device("meta"):
+        model = Qwen3VLForConditionalGeneration(config_of("qwen3-vl-8b", None))
+        small = Qwen3VLForConditionalGeneration(config_of("qwen3-vl-2b", None))
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(8.767e9, rel=1e-3)
+    assert sum(p.numel() for p in small.parameters()) == pytest.approx(2.13e9, rel=0.02)
+    assert config_of("qwen3-vl-8b", 3).text_config.num_hidden_layers == 3
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_step() -> None:
+    """Whole logits of three levels, in float32, are seen; so is what the other variants do without."""
+    cfg = BenchStepConfig(arch="nano", tokens=1024, answer=16, tune=("full",))
+    found = {name: cpu_memory(cfg, "full", name) for name in ("sft", "naive")}  # type: ignore[arg-type]
+    sft, naive = found["sft"], found["naive"]
+    assert sft is not None
+    assert naive is not None
+    whole = 3 * 1024 * VOCAB_SIZE * 4
+    assert naive.work > sft.work + whole
+    parameters = 4 * sum(p.numel() for p in build(cfg, "full").parameters())
+    assert sft.total > sft.work > parameters / 2
+
+
+@pytest.mark.slow
+def test_a_run_gives_figures_for_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bench.json"
+    cfg = BenchStepConfig(arch="nano", tokens=96, answer=8, layers=2, rounds=1, memory=False, out=str(out))
+    found = bench_step(cfg)
+    assert json.loads(out.read_text())["rows"].keys() == {"full", "lora"}
+    for tune in ("full", "lora"):
+        rows = {row["variant"]: row for row in found["rows"][tune]}
+        assert rows.keys() == {"sft", *cfg.variants}
+        assert rows["sft"]["ratio"] == rows["sft"]["operations_ratio"] == 1
+        assert all(row["seconds"] > 0 for row in rows.values())
+    assert "shared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"rounds": 0}, "1 or more"), ({"tokens": 8, "answer": 8}, "twice"), ({"question": 0.9}, "shares")],
+)
+def test_what_cannot_be_run_is_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BenchStepConfig(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="cuda"):
+        BenchStepConfig(device="cuda")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_retrieval import (
+    METHODS,
+    BenchRetrievalConfig,
+    Row,
+    bench_corpus,
+    bench_retrieval,
+    gold_turns,
+    tabulate,
+)
+from remind.core.files import read_json
+from remind.data.dialogue import Corpus, Dialogue, Question
+from remind.data.readers import read
+from remind.llm.offline import OfflineLLM
+from remind.perception import Perception, PerceptionConfig
+
+
+def row(category: str, hybrid: float, turns: float) -> Row:
+    recall = dict.fromkeys(METHODS, 0.5) | {"hybrid": hybrid, "turns": turns}
+    return Row(category, recall, dict.fromkeys(METHODS, 10), 1.0)
+
+
+def test_tabulate_against_hand_counts() -> None:
+    table = tabulate([row("1", 1.0, 0.0), row("1", 0.5, 0.5), row("4", 1.0, 1.0)])
+    assert list(table) == ["1", "4", "all"]
+    assert (table["1"]["n"], table["1"]["hybrid"], table["1"]["turns"], table["1"]["gain"]) == (2, 0.75, 0.25, 0.5)
+    # two gains 1 and 0: standard deviation sqrt(1/2), standard error 1/2
+    assert table["1"]["gain_95"] == pytest.approx(0.98)
+    assert table["4"]["gain_95"] == 0
+    assert table["all"]["gain"] == pytest.approx(1 / 3)
+
+
+def test_turn_retrieval_gets_no_fewer_tokens_than_the_hybrid(park: Dialogue, bag: object) -> None:
+    questions = (
+        Question("a", "park", "Is Pixel shy?", evidence=("1:3", "1:5"), category=1),
+        Question("b", "park", "Where does Ben move?", evidence=("2:1",), dimension="temporal_dynamics"),
+        Question("c", "park", "No gold here?"),
+        Question("d", "park", "What is on the table?", images=(0,), dimension="cross_modal_latent_inference"),
+    )
+    perception = Perception(PerceptionConfig(), bag, OfflineLLM())  # type: ignore[arg-type]
+    rows = bench_corpus(Corpus((park,), questions), perception)
+    assert [r.category for r in rows] == ["1", "temporal_dynamics", "cross_modal_latent_inference"]
+    assert [gold_turns(park, q) for q in questions] == [{2, 4}, {9}, set(), {7}]
+    for r in rows:
+        assert min(r.tokens["turns"], r.tokens["bm25"], r.tokens["dense"]) >= r.tokens["hybrid"]
+        assert all(0 <= share <= 1 for share in r.recall.values())
+
+
+def test_prints_counts_and_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"id": f"1:{n}", "speaker": "AB"[n % 2], "text": f"I counted {n} geese."} for n in range(6)]
+    records = [
+        {"type": "context", "id": "c", "sessions": [{"id": "s", "time": None, "turns": turns}]},
+        {"type": "question", "id": "q", "context_id": "c", "question": "Who counted 4 geese?", "format": "direct"}
+        | {"options": [], "answers": ["A"], "evidence": ["1:4"], "dimension": "belief_modeling"},
+    ]
+    path = tmp_path / "geese.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    out = tmp_path / "table.json"
+    table = bench_retrieval(BenchRetrievalConfig(str(path), cache=str(tmp_path), out=str(out)))
+    printed = capsys.readouterr().out
+    assert "references name no turn and are left out" in printed
+    assert read_json(out) == table
+    assert table["geese.jsonl"]["all"]["n"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk/Chat_4_Emi_Paola.json"])
+def test_hybrid_finds_at_least_what_turn_retrieval_does(name: str, remind_data: Path, encoder: object) -> None:
+    corpus = read(remind_data / name)
+    first = corpus.dialogues[0]
+    corpus = Corpus((first,), tuple(q for q in corpus.questions if q.dialogue_id == first.id))
+    perception = Perception(PerceptionConfig(), encoder, OfflineLLM())  # type: ignore[arg-type]
+    figures = tabulate(bench_corpus(corpus, perception))["all"]
+    assert figures["n"] > 60
+    assert figures["hybrid"] >= figures["turns"]
+    assert figures["cue"] > 0.5

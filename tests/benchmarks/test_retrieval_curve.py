@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.retrieval_curve.borrowed import Borrowed
+from benchmarks.retrieval_curve.curve import RetrievalCurveConfig, retrieval_curve
+from benchmarks.retrieval_curve.history import asked_of, make_history
+from benchmarks.retrieval_curve.measure import measured_apart
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Dialogue, Question
+from remind.models.encoder import SentenceEncoder
+from remind.perception.segment import turn_text
+
+
+def words(texts: list[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+@pytest.fixture
+def other(make_dialogue: Callable[..., Dialogue]) -> Dialogue:
+    said = [f"Cleo: Dan and I saw {n} herons by the river this week. | heron {n}" for n in range(20)]
+    return make_dialogue(said[:9], [text.replace("Cleo", "Dan") for text in said[9:]], name="other")
+
+
+def test_a_history_holds_the_base_and_changed_copies(park: Dialogue, other: Dialogue) -> None:
+    history = make_history(park, [other], 3000, words, 0)  # type: ignore[arg-type]
+    turns = history.dialogue.turns
+    assert 3000 <= sum(words([turn_text(turn) for turn in turns])) < 3300
+    assert history.dialogue.speakers == park.speakers or set(history.dialogue.speakers) == set(park.speakers)
+    first = history.dialogue.positions["1:1"]
+    own = turns[first : first + len(park.turns)]
+    assert [(turn.id, turn.text, turn.speaker) for turn in own] == [(t.id, t.text, t.speaker) for t in park.turns]
+    copies = [turn for turn in turns if turn not in own]
+    assert not any("Cleo" in turn.text for turn in copies)
+    assert len({turn.text for turn in copies}) > 0.9 * len(copies)
+    plain = {turn_text(turn) for turn in make_history(park, [other], 3000, words, 0).dialogue.turns}  # type: ignore[arg-type]
+    assert plain == {turn_text(turn) for turn in turns}
+    assert plain != {turn_text(turn) for turn in make_history(park, [other], 3000, words, 1).dialogue.turns}  # type: ignore[arg-type]
+
+
+def test_questions_keep_their_evidence(park: Dialogue, other: Dialogue) -> None:
+    history = make_history(park, [other], 900, words, 0).dialogue  # type: ignore[arg-type]
+    questions = [Question("a", "park", "Shy?", evidence=("1:5",)), Question("b", "park", "Why?")]
+    (asked,) = asked_of(history, park, questions)
+    assert asked.dialogue_id == history.id
+    assert history.turn(asked.evidence[0]).text == park.turn("1:5").text
+
+
+def test_copies_borrow_vectors_and_the_base_has_its_own(
+    park: Dialogue, other: Dialogue, encoder: SentenceEncoder
+) -> None:
+    history = make_history(park, [other], 900, words, 0)  # type: ignore[arg-type]
+    borrowed = Borrowed(encoder, history, park, 0)
+    copy, source = next(iter(history.sources.items()))
+    cue = "Ana: Very shy.\nBen: Lovely!"
+    own = turn_text(park.turns[2])
+    found = borrowed.encode_apart([copy, own, cue])
+    torch.testing.assert_close(found.norm(dim=-1), torch.ones(3))
+    assert float(found[0] @ encoder.encode([source])[0]) == pytest.approx(borrowed.likeness, abs=1e-4)
+    assert 0.5 < borrowed.likeness < 1
+    torch.testing.assert_close(found[1:], encoder.encode_apart([own, cue]), atol=1e-5, rtol=1e-4)
+    quoted = turn_text(history.dialogue.turns[-1])
+    assert torch.equal(borrowed.encode_apart([copy]), borrowed.encode_apart([copy]))
+    assert borrowed.encode_apart([f"{quoted}\n{quoted}"]).shape == (1, 384)
+
+
+def test_a_curve_is_measured_written_and_drawn(
+    park: Dialogue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[dict[str, object]] = []
+    for name in ("one", "two"):
+        turns = [{"id": f"{name}:{n}", "speaker": "AB"[n % 2], "text": f"{name} saw {n} geese."} for n in range(30)]
+        records.append({"type": "context", "id": name, "sessions": [{"id": "s", "time": None, "turns": turns}]})
+    question = {"type": "question", "id": "q", "context_id": "one", "question": "Who saw 4 geese?", "format": "direct"}
+    records.append(question | {"options": [], "answers": ["A"], "evidence": ["one:4"], "dimension": None})
+    path = tmp_path / "geese.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    out, plot = tmp_path / "curve.json", tmp_path / "curve.png"
+    (row,) = retrieval_curve(RetrievalCurveConfig(str(path), [900], out=str(out), plot=str(plot)))
+    assert row["turns"] > 60
+    assert row["questions"] == 1
+    assert 0 <= row["cue_recall"] <= 1
+    assert row["rss_mb"] >= row["rss_before_mb"] > 10
+    assert json.loads(out.read_text())["rows"] == [row]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "Encoded for real" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_told(park: Dialogue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        RetrievalCurveConfig("x", [])
+    with pytest.raises(DataError, match="measuring failed"):
+        measured_apart(tmp_path)

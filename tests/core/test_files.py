@@ -1,0 +1,163 @@
+"""Atomic writes and JSON errors."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from remind.core import files as io
+from remind.core.errors import DataError
+from remind.core.files import (
+    atomic_folder,
+    atomic_path,
+    input_hashes,
+    put_folder,
+    read_json,
+    sha256_file,
+    sha256_json,
+    write_json,
+)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "a.json"
+    write_json(target, {"a": 1})
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(target) == {"a": 1}
+    assert [p.name for p in target.parent.iterdir()] == ["a.json"]
+
+
+def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with atomic_folder(target) as folder:
+        (folder / "x").write_text("1")
+    with pytest.raises(RuntimeError), atomic_folder(target) as folder:
+        (folder / "y").write_text("2")
+        raise RuntimeError
+    assert [p.name for p in target.iterdir()] == ["x"]
+    with atomic_folder(target) as folder:
+        (folder / "z").write_text("3")
+    assert [p.name for p in target.iterdir()] == ["z"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def two_folders(parent: Path) -> tuple[Path, Path]:
+    made, target = parent / "made", parent / "out"
+    for folder in (made, target):
+        folder.mkdir()
+        (folder / folder.name).write_text("whole")
+    return made, target
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("owner", "step", "number"), [(Path, "rename", 1), (Path, "rename", 2), (shutil, "rmtree", 1)])
+def test_a_killed_process_leaves_a_whole_folder_under_the_name(
+    tmp_path: Path, owner: object, step: str, number: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    if not io._swap(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("the file system cannot swap two names")
+    made, target = two_folders(tmp_path)
+    child = os.fork()
+    if child == 0:
+        real, calls = getattr(owner, step), []
+
+        def dies(*args: object) -> object:
+            calls.append(args)
+            return os._exit(9) if len(calls) == number else real(*args)
+
+        try:
+            setattr(owner, step, dies)
+            put_folder(made, target)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert names(target) in (["made"], ["out"])
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_bears_the_name_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swaps: bool) -> None:
+    if not swaps:
+        monkeypatch.setattr(io, "_renameat2", lambda: None)
+    made, target = two_folders(tmp_path)
+    if kind != "folder":
+        target.rename(tmp_path / "else")
+    if kind == "file":
+        target.write_text("a file")
+    elif kind == "link":
+        target.symlink_to(tmp_path / "else")
+    put_folder(made, target)
+    assert names(target) == ["made"]
+    assert not target.is_symlink()
+    assert names(tmp_path) == (["out"] if kind == "folder" else ["else", "out"])
+    assert kind == "folder" or names(tmp_path / "else") == ["out"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io, "_swap", lambda one, other: False)
+    made, target = two_folders(tmp_path)
+    real = Path.rename
+
+    def rename(self: Path, to: Path) -> Path:
+        if self == made:
+            raise OSError("no room")
+        return real(self, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="no room"):
+        put_folder(made, target)
+    assert names(target) == ["out"]
+    assert names(tmp_path) == ["made", "out"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1,\n "b": }', r"bad\.json \[line 2\]: not JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[" * 200_000, "nested too deeply|not JSON"),
+        (b"", "not JSON"),
+    ],
+)
+def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(DataError, match="is a folder"):
+        read_json(tmp_path)
+
+
+def test_hashes(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
+
+
+def test_every_input_has_a_hash_of_its_own(tmp_path: Path) -> None:
+    for place in ("a/x.jsonl", "b/x.jsonl", "talk/images/1.png", "talk/more/1.png", "talk/x.jsonl"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(place)
+    given = [tmp_path / "a" / "x.jsonl", tmp_path / "b" / "x.jsonl", tmp_path / "talk"]
+    hashes = input_hashes(given)
+    assert list(hashes) == ["x.jsonl", "x.jsonl (2)", "images/1.png", "more/1.png", "x.jsonl (3)"]
+    assert len(set(hashes.values())) == 5
+    for place in ("a/x.jsonl", "talk/images/1.png"):
+        (tmp_path / place).write_text("changed")
+        assert input_hashes(given) != hashes
+        (tmp_path / place).write_text(place)
+    assert input_hashes(given) == hashes

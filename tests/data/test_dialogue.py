@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+
+from remind import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.core.errors import DataError
+from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Dangling
+
+
+def turn(turn_id, speaker="Ana", images=()):
+    return Turn(turn_id, speaker, f"words of {turn_id}", None, tuple(images))
+
+
+@pytest.fixture
+def dialogue():
+    first = Session("s1", "2024-03-01T18:30", (turn("a"), turn("b", "Ben", [Image(0), Image(1, caption="x")])))
+    second = Session("s2", None, (turn("c", "Cem", [Image(2)]), turn("d")))
+    return Dialogue("d1", (first, second))
+
+
+def test_views(dialogue):
+    assert [t.id for t in dialogue.turns] == ["a", "b", "c", "d"]
+    assert dialogue.positions == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert dialogue.speakers == ("Ana", "Ben", "Cem")
+    assert [image.index for image in dialogue.images] == [0, 1, 2]
+    assert dialogue.turn("c") is dialogue.sessions[1].turns[0]
+    assert {turn_id: session.id for turn_id, session in dialogue.session_of.items()} == {
+        "a": "s1",
+        "b": "s1",
+        "c": "s2",
+        "d": "s2",
+    }
+
+
+def test_an_unknown_turn(dialogue):
+    with pytest.raises(DataError, match=r"^\[d1\]: no turn 'z'$"):
+        dialogue.turn("z")
+
+
+@pytest.mark.parametrize(
+    ("sessions", "message"),
+    [
+        ((), "the dialogue has no turns"),
+        ((Session("s1", None, ()),), "the dialogue has no turns"),
+        ((Session("s1", None, (turn("a"), turn("a"))),), "turn id 'a' occurs twice"),
+        ((Session("s1", None, (turn("a"),)), Session("s2", None, (turn("a"),))), "turn id 'a' occurs twice"),
+        ((Session("s1", None, (turn("a", images=[Image(1)]),)),), "image index 1 in turn 'a' should be 0"),
+        (
+            (Session("s1", None, (turn("a", images=[Image(0)]), turn("b", images=[Image(0)]))),),
+            "image index 0 in turn 'b' should be 1",
+        ),
+    ],
+)
+def test_what_is_no_dialogue(sessions, message):
+    with pytest.raises(DataError, match=message) as caught:
+        Dialogue("d1", sessions)
+    assert caught.value.record == "d1"
+
+
+def test_dimensions():
+    assert len(DIMENSIONS) == len(set(DIMENSIONS)) == 8
+    assert {d for d in DIMENSIONS if Question("q", "d", "?", dimension=d).visual} == set(VISUAL_DIMENSIONS)
+    assert not set(TEXT_DIMENSIONS) & set(VISUAL_DIMENSIONS)
+    assert not Question("q", "d", "?").visual
+
+
+def test_corpus(dialogue):
+    other = replace(dialogue, id="d2")
+    questions = (Question("q1", "d2", "?"), Question("q2", "d1", "?"), Question("q3", "d2", "?"))
+    corpus = Corpus((dialogue, other), questions)
+    assert corpus.dialogue("d2") is other
+    assert [(d.id, [q.id for q in group]) for d, group in corpus.by_dialogue()] == [
+        ("d1", ["q2"]),
+        ("d2", ["q1", "q3"]),
+    ]
+    assert corpus == Corpus((dialogue, other), questions)
+    with pytest.raises(DataError, match="no dialogue 'd3'"):
+        corpus.dialogue("d3")
+
+
+@pytest.mark.parametrize(
+    ("ids", "questions", "message"),
+    [
+        (["d1", "d1"], [], "dialogue id 'd1' occurs twice"),
+        (["d1"], [("q", "d1"), ("q", "d1")], "question id 'q' occurs twice"),
+        (["d1"], [("q", "d2")], r"\[q\]: its dialogue 'd2' is not in the file"),
+    ],
+)
+def test_what_is_no_corpus(dialogue, ids, questions, message):
+    with pytest.raises(DataError, match=message):
+        Corpus(tuple(replace(dialogue, id=i) for i in ids), tuple(Question(q, d, "?") for q, d in questions))
+
+
+def test_merge(dialogue):
+    first = Corpus((dialogue,), (Question("q1", "d1", "?"),), (Dangling("q1", "x"),), 3)
+    second = Corpus((replace(dialogue, id="d2"),), (Question("q2", "d2", "?"),), (), 4)
+    merged = Corpus.merge([first, second])
+    assert [d.id for d in merged.dialogues] == ["d1", "d2"]
+    assert [q.id for q in merged.questions] == ["q1", "q2"]
+    assert (merged.dangling, merged.references) == ((Dangling("q1", "x"),), 7)
+    with pytest.raises(DataError, match="occurs twice"):
+        Corpus.merge([first, first])
+    assert Corpus.merge([first, second], ["a.json", "b.json"]) == merged
+    with pytest.raises(DataError, match=r"b\.json: dialogue id 'd1' occurs twice, first in a\.json"):
+        Corpus.merge([first, first], ["a.json", "b.json"])
+    third = replace(second, questions=(Question("q1", "d2", "?"),))
+    with pytest.raises(DataError, match=r"b\.json: question id 'q1' occurs twice, first in a\.json"):
+        Corpus.merge([first, third], ["a.json", "b.json"])
+
+
+def test_hostile_ids_are_told_shortly():
+    name = "\x1b\u202e" + "x" * 300_000
+    turn = Turn(name, "Ana", "hi")
+    with pytest.raises(DataError, match="occurs twice") as caught:
+        Dialogue(name, (Session("s", None, (turn, turn)),))
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_session_ids_are_unique() -> None:
+    sessions = tuple(Session("s", None, (Turn(f"t{n}", "Ana", "hi"),)) for n in range(2))
+    with pytest.raises(DataError, match="session id occurs twice"):
+        Dialogue("d", sessions)

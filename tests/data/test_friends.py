@@ -1,0 +1,146 @@
+import ast
+import csv
+
+import pytest
+
+from remind import read
+from remind.core.errors import DataError
+from remind.data.readers import stream, window
+
+HEADER = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
+
+
+def test_known_counts(remind_data):
+    corpus = read(remind_data / "friends" / "emorynlp_csv" / "emorynlp_train_final.csv")
+    assert sum(len(dialogue.turns) for dialogue in corpus.dialogues) == 7551
+    assert len(corpus.dialogues) == 77
+    assert sum(len(dialogue.sessions) for dialogue in corpus.dialogues) == 659
+    folder = read(remind_data / "friends" / "emorynlp_csv")
+    assert sum(len(dialogue.turns) for dialogue in folder.dialogues) == 7551 + 954 + 984
+    assert len(folder.dialogues) == 77 + 11 + 9
+
+
+def test_rows_are_kept_in_order(remind_data):
+    path = remind_data / "friends" / "emorynlp_csv" / "emorynlp_dev_final.csv"
+    corpus = read(path, format="friends")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    turns = [(turn.text, turn.speaker) for dialogue in corpus.dialogues for turn in dialogue.turns]
+    assert turns == [(r["Utterance"], " & ".join(ast.literal_eval(r["Speaker"]))) for r in rows]
+    assert sum(" & " in speaker for _, speaker in turns) == 4
+
+
+def write(folder, *rows):
+    path = folder / "friends.csv"
+    path.write_text(HEADER + "".join(rows), encoding="utf-8")
+    return path
+
+
+def line(text="Hi", speaker="['Monica Geller']", scene=1, utterance=1, episode=2):
+    return f'"{text}","{speaker}",Neutral,{scene},{utterance},1,{episode},00:00:02.877,00:00:07.548\n'
+
+
+def test_schema_corners(tmp_path):
+    path = write(
+        tmp_path,
+        line("one\ntwo", "['Monica Geller', 'Ross \\\"\\\"Geller']".replace('\\"\\"', "")),
+        line(utterance=2, speaker="Chandler"),
+        line(scene=3),
+        line(episode=12),
+    )
+    corpus = read(path)
+    assert [dialogue.id for dialogue in corpus.dialogues] == ["s01e02", "s01e12"]
+    first = corpus.dialogues[0]
+    assert [(s.id, s.time, [t.id for t in s.turns]) for s in first.sessions] == [
+        ("S1", None, ["S1:T1", "S1:T2"]),
+        ("S3", None, ["S3:T1"]),
+    ]
+    assert [turn.speaker for turn in first.turns] == ["Monica Geller & Ross Geller", "Chandler", "Monica Geller"]
+    assert first.turns[0].text == "one\ntwo"
+    assert first.turns[0].time == "00:00:02.877"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (line(speaker="[]", utterance=2), "[line 3]: speaker is missing or blank"),
+        (line(speaker="", utterance=2), "[line 3]: speaker is missing or blank"),
+        (line(speaker="[__import__('os')]", utterance=2), "[line 3]: the speaker \"[__import__('os')]\" is not a list"),
+        (line(speaker="['a'", utterance=2), "[line 3]: the speaker \"['a'\" is not a list of names"),
+        (line(speaker="[1]", utterance=2), "[line 3]: the speaker '[1]' is not a list of names"),
+        (line(text=" ", utterance=2), "[line 3]: text is missing or blank"),
+        (line(utterance=1), "[s01e02]: turn id 'S1:T1' occurs twice"),
+        (line(scene=2) + line(utterance=9), "[s01e02]: session id 'S1' occurs twice"),
+        ("too,short\n", "[line 3]: the row should have 9 columns"),
+        (line().strip() + ",1\n", "[line 3]: the row should have 9 columns"),
+        ('"no end,\n', "[line 3]: not CSV: unexpected end of data"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, bad, message):
+    path = write(tmp_path, line(), bad)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+@pytest.mark.parametrize("change", ["grown", "an episode goes on", "cut"])
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(window, "CHUNK", 1 << 10)
+    # longer than what the system reads ahead
+    rows = [
+        line("so it goes " * 1000, utterance=number, episode=episode) for episode in range(1, 20) for number in (1, 2)
+    ]
+    path = write(tmp_path, *rows)
+    pieces = stream(path)
+    assert next(pieces).dialogues[0].id == "s01e01"
+    more = {"grown": line(episode=20), "an episode goes on": line(utterance=3, episode=1)}
+    write(tmp_path, *(rows[:-1] if change == "cut" else [*rows, more[change]]))
+    with pytest.raises(DataError) as caught:
+        list(pieces)
+    assert str(caught.value) == f"{path}: changed while it was read; try again when nothing writes to it"
+
+
+def test_a_number_is_one_however_it_is_written(tmp_path):
+    """Nothing is lost where spellings alternate, and no two turns have one id."""
+    path = write(
+        tmp_path,
+        line("a", episode=1),
+        line("b", episode="01", utterance=2),
+        line("c", episode="001", utterance=3),
+        line("d", episode=12),
+        line("e", episode=" 1", scene=2),
+        line("f", episode="0"),
+        line("g", episode="00", utterance=2),
+        line("h", episode="1-2"),
+        line("i", episode="01-2"),
+    )
+    corpus = read(path)
+    assert [(d.id, [(turn.id, turn.text) for turn in d.turns]) for d in corpus.dialogues] == [
+        ("s01e01", [("S1:T1", "a"), ("S1:T2", "b"), ("S1:T3", "c"), ("S2:T1", "e")]),
+        ("s01e12", [("S1:T1", "d")]),
+        ("s01e00", [("S1:T1", "f"), ("S1:T2", "g")]),
+        ("s01e1-2", [("S1:T1", "h")]),
+        ("s01e01-2", [("S1:T1", "i")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([line(episode=1), line(episode="01")], "[s01e01]: turn id 'S1:T1' occurs twice"),
+        (
+            [line(episode=1), line(episode=1, scene=2), line(episode="01", utterance=2)],
+            "[s01e01]: session id 'S1' occurs twice",
+        ),
+    ],
+)
+def test_two_episodes_under_one_number_are_refused(tmp_path, rows, message):
+    path = write(tmp_path, *rows)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+
+
+def test_a_header_alone_is_no_corpus(tmp_path):
+    with pytest.raises(DataError, match="no dialogues"):
+        read(write(tmp_path))

@@ -1,0 +1,273 @@
+import json
+import re
+import time
+from collections import Counter
+
+import pytest
+
+from remind import read
+from remind.core.errors import DataError
+from remind.data.dialogue import NO_INFORMATION
+from remind.data.readers.locomo import iso_time
+
+
+@pytest.fixture(scope="module")
+def dev(remind_data):
+    return read(remind_data / "locomo" / "locomo_dev.json")
+
+
+@pytest.fixture(scope="module")
+def raw(remind_data):
+    return json.loads((remind_data / "locomo" / "locomo_dev.json").read_text(encoding="utf-8"))
+
+
+def test_known_counts(dev):
+    assert len(dev.dialogues) == 6
+    assert sum(len(dialogue.turns) for dialogue in dev.dialogues) == 3635
+    assert len(dev.questions) == 1253
+    assert Counter(question.category for question in dev.questions) == {4: 534, 5: 278, 2: 202, 1: 183, 3: 56}
+    assert {question.format for question in dev.questions} == {"direct"}
+
+
+def test_evidence_counts(dev):
+    assert (dev.references, len(dev.dangling)) == (1728, 2)
+    assert [(lost.question_id.split("-q")[0], lost.reference) for lost in dev.dangling] == [
+        ("conv-42", "D10:19"),
+        ("conv-42", "D"),
+    ]
+
+
+def test_every_well_formed_reference_resolves_as_a_plain_lookup_does(dev, raw):
+    """Brute force: references that are turn ids letter for letter, straight from the file."""
+    for sample in raw:
+        ids = {
+            turn["dia_id"]
+            for key, turns in sample["conversation"].items()
+            if re.fullmatch(r"session_\d+", key)
+            for turn in turns
+        }
+        questions = [question for question in dev.questions if question.dialogue_id == sample["sample_id"]]
+        assert len(questions) == len(sample["qa"])
+        for question, item in zip(questions, sample["qa"], strict=True):
+            plain = [reference for reference in item["evidence"] if reference in ids]
+            assert set(plain) <= set(question.evidence)
+            if len(plain) == len(item["evidence"]):
+                assert list(question.evidence) == list(dict.fromkeys(plain))
+
+
+def test_category_5_is_never_answered_by_the_adversarial_answer(dev, raw):
+    items = [item for sample in raw for item in sample["qa"]]
+    assert sum("answer" not in item for item in items) == 276
+    for question, item in zip(dev.questions, items, strict=True):
+        if item["category"] == 5:
+            assert question.answers == (NO_INFORMATION,)
+        else:
+            assert question.answers == (str(item["answer"]),)
+
+
+def test_turns_are_verbatim_and_in_order(dev, raw):
+    for sample, dialogue in zip(raw, dev.dialogues, strict=True):
+        assert dialogue.id == sample["sample_id"]
+        numbers = sorted(int(k[8:]) for k in sample["conversation"] if re.fullmatch(r"session_\d+", k))
+        turns = [turn for number in numbers for turn in sample["conversation"][f"session_{number}"]]
+        assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == [
+            (t["dia_id"], t["speaker"], t["text"]) for t in turns
+        ]
+        assert [image.caption for image in dialogue.images] == [
+            t["blip_caption"] for t in turns if t.get("blip_caption") or t.get("img_url")
+        ]
+    assert sum(len(dialogue.images) for dialogue in dev.dialogues) == 789
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d", s.time) for d in dev.dialogues for s in d.sessions)
+    assert dev.dialogues[0].sessions[0].time == "2023-05-08T13:56"
+
+
+def test_reads_in_well_under_a_second(remind_data):
+    best = min(_seconds(remind_data) for _ in range(3))
+    assert best < 0.7
+
+
+def _seconds(remind_data):
+    start = time.process_time()
+    read(remind_data / "locomo" / "locomo_dev.json")
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize(
+    ("words", "iso"),
+    [
+        ("1:56 pm on 8 May, 2023", "2023-05-08T13:56"),
+        ("12:05 am on 31 December, 2022", "2022-12-31T00:05"),
+        ("12:30 pm on 1 Jan 2024", "2024-01-01T12:30"),
+        ("9:00 am on 31 February, 2023", "9:00 am on 31 February, 2023"),
+        ("some day in May", "some day in May"),
+    ],
+)
+def test_times(words, iso):
+    assert iso_time(words) == iso
+
+
+def sample(**changes):
+    conversation = {
+        "speaker_a": "Ana",
+        "speaker_b": "Ben",
+        "session_2_date_time": "1:56 pm on 8 May, 2023",
+        "session_2": [{"speaker": "Ben", "dia_id": "D2:1", "text": "second"}],
+        "session_10": [{"speaker": "Ana", "dia_id": "D10:1", "text": "last"}],
+        "session_1_date_time": "a while ago",
+        "session_1": [
+            {"speaker": "Ana", "dia_id": "D1:1", "text": "look", "blip_caption": "a cat"},
+            {
+                "speaker": "Ben",
+                "dia_id": "D1:2",
+                "text": "",
+                "img_url": ["http://x/1", "http://x/2"],
+                "blip_caption": "c",
+            },
+            {"speaker": "Cem", "dia_id": "D1:3", "text": "three of us"},
+        ],
+        "session_3_date_time": "never held",
+    }
+    qa = [
+        {"question": "how many?", "answer": 3, "evidence": ["D1:1; D2:1"], "category": 4},
+        {"question": "why?", "adversarial_answer": "wrong", "answer": "wrong too", "evidence": [], "category": 5},
+        {"question": "none?", "category": 1},
+        {"question": "half?", "answer": 0.5, "category": 3, "evidence": "D1:9"},
+    ]
+    return {"sample_id": "conv-1", "conversation": conversation, "qa": qa, **changes}
+
+
+def write(folder, *samples):
+    path = folder / "locomo.json"
+    path.write_text(json.dumps(list(samples)), encoding="utf-8")
+    return path
+
+
+def test_schema_corners(tmp_path):
+    corpus = read(write(tmp_path, sample()))
+    (dialogue,) = corpus.dialogues
+    assert [(s.id, s.time) for s in dialogue.sessions] == [
+        ("S1", "a while ago"),
+        ("S2", "2023-05-08T13:56"),
+        ("S10", None),
+    ]
+    assert dialogue.speakers == ("Ana", "Ben", "Cem")
+    assert [(i.index, i.path, i.caption, i.source) for i in dialogue.images] == [
+        (0, None, "a cat", None),
+        (1, None, "c", "http://x/1"),
+        (2, None, None, "http://x/2"),
+    ]
+    assert [q.id for q in corpus.questions] == ["conv-1-q000", "conv-1-q001", "conv-1-q002", "conv-1-q003"]
+    assert [q.answers for q in corpus.questions] == [("3",), (NO_INFORMATION,), (), ("0.5",)]
+    assert corpus.questions[0].evidence == ("D1:1", "D2:1")
+    assert (corpus.references, corpus.dangling[0].question_id, corpus.dangling[0].reference) == (
+        3,
+        "conv-1-q003",
+        "D1:9",
+    )
+
+
+def broken(key, value):
+    changed = sample()
+    turn = changed["conversation"]["session_1"][2]
+    if value is ...:
+        del turn[key]
+    else:
+        turn[key] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (broken("speaker", ...), "[conv-1, session_1, D1:3]: speaker is missing or blank"),
+        (broken("speaker", "  "), "[conv-1, session_1, D1:3]: speaker is missing or blank"),
+        (broken("text", ...), "[conv-1, session_1, D1:3]: text is missing or blank, and there are no images"),
+        (broken("text", " "), "[conv-1, session_1, D1:3]: text is missing or blank, and there are no images"),
+        (broken("text", 7), "[conv-1, session_1, D1:3]: text should be text, not a number"),
+        (broken("dia_id", "D1:1"), "[conv-1]: turn id 'D1:1' occurs twice"),
+        (broken("dia_id", None), "[conv-1, session_1]: dia_id is missing or blank"),
+        (sample(qa=[{"question": "q", "category": "4"}]), "[conv-1-q000]: category should be a whole number, not '4'"),
+        (sample(qa=[{"question": "q", "answer": ["a"], "category": 4}]), "[conv-1-q000]: answer should be text"),
+        (sample(qa=[{"category": 4}]), "[conv-1-q000]: question is missing or blank"),
+        (sample(qa=[{"question": "q", "answer": "", "category": 4}]), "[conv-1-q000]: a gold answer is blank"),
+        (sample(qa={}), "[conv-1]: qa should be a list, not an object"),
+        (sample(sample_id=""), "[item 1]: sample_id is missing or blank"),
+        (sample(conversation={"session_1": []}), "[conv-1]: the dialogue has no turns"),
+        (sample(conversation={"session_1": {}}), "[conv-1]: session_1 should be a list, not an object"),
+    ],
+)
+def test_bad_records_are_named(tmp_path, record, message):
+    path = write(tmp_path, record)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")
+    assert "\n" not in str(caught.value)
+    assert caught.value.path == path
+
+
+def one(number):
+    return [{"speaker": "Ana", "dia_id": f"D{number}:1", "text": "hm"}]
+
+
+def test_sessions_are_known_by_their_number_however_they_are_written(tmp_path):
+    conversation = {
+        "session_4 ": one(4),
+        "SESSION_4_Date_Time": "1:56 pm on 8 May, 2023",
+        "session_12345678901": one(9),
+        f"session_{'7' * 5000}": one(7),
+        "Session_3": one(3),
+        "Session_3_date_time": "then",
+        "session_02": one(2),
+        "session_2_date_time ": "before",
+        # what is told about sessions is no session
+        "events_session_3": [{"speaker": "Ana", "dia_id": "D3:1"}],
+        "session_3_observation": [{"speaker": "Ana", "dia_id": "D3:1", "text": "said hm"}],
+        "session_3_summary": "hm",
+        "session_ids": ["a"],
+        "speakers": [{"speaker": "Ana", "text": "twenty years old"}],
+    }
+    (dialogue,) = read(write(tmp_path, sample(conversation=conversation, qa=[]))).dialogues
+    assert [(s.id, s.time, s.turns[0].id) for s in dialogue.sessions] == [
+        ("S2", "before", "D2:1"),
+        ("S3", "then", "D3:1"),
+        ("S4", "2023-05-08T13:56", "D4:1"),
+        ("S12345678901", None, "D9:1"),
+        (f"S{'7' * 5000}", None, "D7:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conversation", "message"),
+    [
+        ({"Session_1": one(2)}, "the keys 'session_1' and 'Session_1' name the same session"),
+        ({"session_01": one(2)}, "the keys 'session_1' and 'session_01' name the same session"),
+        ({" session_1": None}, "the keys 'session_1' and ' session_1' name the same session"),
+        (
+            {"session_1_date_time": "a", "session_1_DATE_TIME": "b"},
+            "the keys 'session_1_date_time' and 'session_1_DATE_TIME' name the same session",
+        ),
+        ({"session 2": one(2)}, "turns stand under the key 'session 2'; sessions are named session_<number>"),
+        ({"Session2": [{"speaker": "Ana"}]}, "turns stand under the key 'Session2'; sessions are named"),
+        ({"session_2b": one(2)}, "turns stand under the key 'session_2b'; sessions are named session_<number>"),
+        ({"session_\u0663": one(2)}, "turns stand under the key 'session_\u0663'; sessions are named"),
+        ({"the_end": one(2)}, "turns stand under the key 'the_end'; sessions are named session_<number>"),
+        ({"session_2" + " " * 300_000 + "x": one(2)}, "turns stand under the key 'session_2 "),
+        ({"session_2 ": {}}, "session_2 should be a list, not an object"),
+        ({"\nsession_2": {}}, "\\nsession_2 should be a list, not an object"),
+        ({f"session_{'7' * 5000}": {}}, "session_7777777"),
+        ({"session_1\n_date_time": 7}, "session_1\\n_date_time should be text, not a number"),
+    ],
+)
+def test_no_session_is_passed_over(tmp_path, conversation, message):
+    path = write(tmp_path, sample(conversation={"session_1": one(1), **conversation}))
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} [conv-1]: {message}")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_dialogue_id_twice(tmp_path):
+    path = write(tmp_path, sample(), sample())
+    with pytest.raises(DataError, match=r"\[conv-1\]: dialogue id 'conv-1' occurs twice, first in locomo.json"):
+        read(path)

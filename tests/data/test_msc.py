@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from remind import read
+from remind.core.errors import DataError
+
+
+def test_known_counts(remind_data):
+    corpus = read(remind_data / "msc")
+    assert len(corpus.dialogues) == 1000
+    assert len({dialogue.id for dialogue in corpus.dialogues}) == 1000
+    # turns counted from the raw rows: 5,897 + 7,768 and 5,890 + 13,665
+    assert sum(len(dialogue.turns) for dialogue in corpus.dialogues) == 13665 + 19555
+    assert {speaker for dialogue in corpus.dialogues for speaker in dialogue.speakers} == {"Speaker 1", "Speaker 2"}
+    assert corpus.questions == ()
+
+
+@pytest.mark.parametrize(("name", "sessions"), [("session_2_valid", 2), ("session_3_valid", 3)])
+def test_a_row_is_a_dialogue(remind_data, name, sessions):
+    path = remind_data / "msc" / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    corpus = read(path)
+    assert len(corpus.dialogues) == len(rows) == 500
+    for row, dialogue in zip(rows, corpus.dialogues, strict=True):
+        assert dialogue.id == f"{name}-{row['metadata']['initial_data_id']}"
+        parts = [*row["previous_dialogs"], row]
+        assert len(dialogue.sessions) == len(parts) == sessions
+        for session, part in zip(dialogue.sessions, parts, strict=True):
+            assert [turn.text for turn in session.turns] == [turn["text"] for turn in part["dialog"]]
+            assert all(a.speaker != b.speaker for a, b in zip(session.turns, session.turns[1:], strict=False))
+        assert dialogue.sessions[-1].time is None
+        assert dialogue.sessions[0].time == row["previous_dialogs"][0]["time_back"].strip()
+
+
+def write(folder, *rows):
+    path = folder / "session_2.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(**changes):
+    return {"personas": [], "dialog": [{"text": "hi", "id": "4711"}, {"text": "ho", "id": "Speaker 2"}], **changes}
+
+
+def test_rows_without_or_with_repeated_ids(tmp_path):
+    named = row(metadata={"initial_data_id": "valid_0"})
+    corpus = read(write(tmp_path, row(), named, named))
+    assert [dialogue.id for dialogue in corpus.dialogues] == [
+        "session_2-row_00001",
+        "session_2-valid_0",
+        "session_2-row_00003",
+    ]
+    assert [turn.speaker for turn in corpus.dialogues[0].turns] == ["Speaker 1", "Speaker 2"]
+    assert [turn.id for turn in corpus.dialogues[0].turns] == ["S1:T1", "S1:T2"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row(dialog=[{"id": "Speaker 1"}]), "[line 2, S1:T1]: text is missing or blank"),
+        (row(dialog=[]), "[line 2]: the dialogue has no turns"),
+        (row(dialog="x"), "[line 2]: dialog should be a list, not text"),
+        (row(previous_dialogs=[{"dialog": [{"text": ""}]}]), "[line 2, S1:T1]: text is missing or blank"),
+        ([], "[line 2]: a row should be an object, not a list"),
+    ],
+)
+def test_bad_records_are_named(tmp_path, bad, message):
+    path = write(tmp_path, row(), bad)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {message}")

@@ -1,0 +1,183 @@
+"""Formats, folders and files that cannot be read at all."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from remind import read
+from remind.core.errors import DataError, FormatError
+from remind.data.readers import FORMATS, sniff
+from remind.data.readers.source import Source
+
+GOOD = json.dumps({"speaker": "Ana", "text": "hi"})
+
+
+def make(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("locomo/locomo_dev.json", "locomo"),
+        ("realtalk/Chat_1_Emi_Elise.json", "realtalk"),
+        ("longmemeval/longmemeval_single.json", "longmemeval"),
+        ("longmemeval/longmemeval_s_queries.json", None),
+        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
+        ("locomo_audit/errors.json", None),
+        ("msc/session_3_valid.jsonl", "msc"),
+        ("friends/emorynlp_csv/emorynlp_dev_final.csv", "friends"),
+    ],
+)
+def test_content_tells_the_format(remind_data, tmp_path, name, format):
+    path = tmp_path / "data.txt"
+    path.symlink_to(remind_data / name)
+    assert sniff(Source(path)) == format
+
+
+@pytest.mark.parametrize(
+    ("record", "format"),
+    [
+        ({"type": "context", "id": "c", "sessions": []}, "refmem"),
+        ({"type": "question", "id": "q"}, "refmem"),
+        ({"sample_id": "c", "conversation": {}}, "locomo"),
+        ({"question_id": "q", "haystack_sessions": []}, "longmemeval"),
+        ({"name": {}, "session_1": []}, "realtalk"),
+        ({"dialog": [], "previous_dialogs": []}, "msc"),
+        ({"dialogue": [{"utterance": "x"}]}, "dialogcc"),
+        ({"messages": []}, "chat"),
+        ({"content": "x", "role": "user"}, "chat"),
+        ({"question_id": "q", "hypothesis": "h"}, None),
+        ({}, None),
+        ([], None),
+        ("text", None),
+    ],
+)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_records_tell_the_format(tmp_path, record, format, as_list):
+    if as_list or isinstance(record, dict):
+        assert sniff(Source(make(tmp_path, "x", json.dumps([record] if as_list else record)))) == format
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", ": the file is empty"),
+        (b" \n\n", ": the file is empty"),
+        (b"\xef\xbb\xbf", ": the file is empty"),
+        (b"[]", ": the file holds no records"),
+        (GOOD.encode() + b"\n" + b'{"speaker": "\xff"}', " [line 2]: not UTF-8 (byte 46)"),
+        (b"\xff\xfe{\x00}\x00", " [line 1]: not UTF-8 (byte 0)"),
+        (b"hello", " [line 1]: not JSON"),
+        (b"{", " [line 1]: not JSON"),
+        (b'{\n"a": 1,\n"b": }\n', " [line 3]: not JSON: Expecting value"),
+        (GOOD.encode() + b"\n\n{oops}\n", " [line 3]: not JSON: Expecting property name"),
+        (GOOD.encode() + b'\n{"speaker": "Ana"', " [line 2]: not JSON"),
+        (b"[" * 100_000, ": nested too deeply"),
+        (b"{" + b'"a":{' * 100_000, ": nested too deeply"),
+        (b'{"text": ' + b"1" * 5000 + b"}", ": not JSON: Exceeds the limit"),
+    ],
+)
+def test_files_that_are_no_records(tmp_path, content, message):
+    path = make(tmp_path, "x.jsonl", content)
+    for format in (None, "chat"):
+        with pytest.raises(DataError) as caught:
+            read(path, format=format)
+        assert str(caught.value).startswith(f"{path}{message}")
+        assert "\n" not in str(caught.value)
+
+
+def test_byte_order_marks_and_windows_line_ends(tmp_path):
+    path = make(tmp_path, "x.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
+    assert len(read(path).dialogues[0].turns) == 2
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(DataError, match="no such file or folder"):
+        read(tmp_path / "none.json")
+
+
+def test_unknown_format_name(tmp_path):
+    with pytest.raises(FormatError, match="unknown format 'loco'; known: refmem, locomo"):
+        read(make(tmp_path, "x.jsonl", GOOD), format="loco")
+
+
+def test_a_file_of_no_format(tmp_path):
+    for name, content in (("x.json", '{"a": 1}'), ("x.csv", "a,b\n1,2\n"), ("x.txt", "hello")):
+        with pytest.raises(FormatError, match="of no format we know"):
+            read(make(tmp_path, name, content))
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format != "chat"])
+def test_a_forced_format_that_does_not_fit(tmp_path, format):
+    path = make(tmp_path, "x.jsonl", GOOD)
+    with pytest.raises(FormatError, match=f"not a {format} file: it looks like chat") as caught:
+        read(path, format=format)
+    assert caught.value.path == path
+
+
+def test_a_forced_format_is_taken_where_two_fit(tmp_path):
+    both = {"type": "context", "id": "c", "sessions": [], "messages": [{"role": "user", "content": "hi"}]}
+    path = make(tmp_path, "x.json", json.dumps(both))
+    with pytest.raises(DataError, match="the dialogue has no turns"):
+        read(path)
+    assert len(read(path, format="chat").dialogues) == 1
+
+
+def test_a_folder_of_one_format(tmp_path, caplog):
+    make(tmp_path, "chat_10.jsonl", GOOD)
+    make(tmp_path, "chat_2.jsonl", GOOD)
+    make(tmp_path, "other.json", '{"a": 1}')
+    make(tmp_path, ".hidden.jsonl", "broken")
+    make(tmp_path, "LICENSE", "words")
+    make(tmp_path, "notes.txt", GOOD)
+    (tmp_path / "sub").mkdir()
+    make(tmp_path / "sub", "chat_3.jsonl", GOOD)
+    for format in (None, "chat"):
+        caplog.clear()
+        assert [dialogue.id for dialogue in read(tmp_path, format=format).dialogues] == ["chat_2", "chat_10"]
+        assert [record.message for record in caplog.records] == [
+            f"{tmp_path / 'other.json'}: left out, not a chat file"
+        ]
+
+
+def test_a_folder_of_several_formats(tmp_path):
+    make(tmp_path, "a.jsonl", GOOD)
+    make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
+    with pytest.raises(FormatError, match=r"several formats \(chat, msc\); name one"):
+        read(tmp_path)
+    assert [dialogue.id for dialogue in read(tmp_path, format="msc").dialogues] == ["b-row_00001"]
+
+
+def test_a_folder_without_data(tmp_path):
+    make(tmp_path, "x.json", '{"a": 1}')
+    with pytest.raises(FormatError, match="no file of a format we know"):
+        read(tmp_path)
+    with pytest.raises(FormatError, match="no file of format locomo"):
+        read(tmp_path, format="locomo")
+
+
+def test_a_broken_file_in_a_folder_is_not_left_out(tmp_path):
+    make(tmp_path, "a.jsonl", GOOD)
+    broken = make(tmp_path, "b.jsonl", "{oops")
+    with pytest.raises(DataError, match="not JSON") as caught:
+        read(tmp_path)
+    assert caught.value.path == broken
+
+
+def test_the_same_dialogue_in_two_files(tmp_path):
+    line = json.dumps({"id": "a", "messages": [{"role": "user", "content": "hi"}]})
+    make(tmp_path, "a.jsonl", line)
+    second = make(tmp_path, "b.jsonl", line)
+    with pytest.raises(DataError, match=r"dialogue id 'a' occurs twice, first in a.jsonl") as caught:
+        read(tmp_path)
+    assert caught.value.path == second
+
+
+def test_reading_needs_no_torch():
+    code = "import sys, remind; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'pyarrow')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

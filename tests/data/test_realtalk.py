@@ -1,0 +1,171 @@
+import json
+import re
+
+import pytest
+
+from remind import read
+from remind.core.errors import DataError, ImagePathError
+
+
+@pytest.fixture(scope="module")
+def dev(remind_data):
+    return read(remind_data / "realtalk")
+
+
+def test_known_counts(dev):
+    assert [len(dialogue.turns) for dialogue in dev.dialogues] == [476, 453, 422, 410, 1548, 1511]
+    assert [len(questions) for _, questions in dev.by_dialogue()] == [70, 73, 71, 70, 76, 70]
+    assert dev.dialogues[0].id == "Chat_1_Emi_Elise"
+    assert {question.category for question in dev.questions} == {1, 2, 3}
+
+
+def test_evidence_counts(dev):
+    assert (dev.references, len(dev.dangling)) == (1033, 49)
+    per_chat = [sum(x.question_id.startswith(f"{d.id}-q") for x in dev.dangling) for d in dev.dialogues]
+    assert per_chat == [28, 3, 2, 1, 15, 0]
+
+
+def test_what_dangles_is_not_in_the_file(dev, remind_data):
+    """Brute force over the raw file: a dangling reference names no turn of its chat, and dirty ones are understood."""
+    for dialogue in dev.dialogues:
+        raw = json.loads((remind_data / "realtalk" / f"{dialogue.id}.json").read_text(encoding="utf-8"))
+        ids = {t["dia_id"] for k, v in raw.items() if re.fullmatch(r"session_\d+", k) for t in v}
+        lost = {x.reference for x in dev.dangling if x.question_id.startswith(f"{dialogue.id}-q")}
+        assert not lost & ids
+        assert all(re.fullmatch(r"D\d+:\d+", reference) for reference in lost)
+    by_id = {question.id: question for question in dev.questions}
+    raw = json.loads((remind_data / "realtalk" / "Chat_5_Nicolas_Nebraas.json").read_text(encoding="utf-8"))
+    number = next(n for n, item in enumerate(raw["qa"]) if "D17;39" in item["evidence"])
+    assert "D17:39" in by_id[f"Chat_5_Nicolas_Nebraas-q{number:03d}"].evidence
+
+
+def test_a_turn_stands_in_the_session_that_lists_it(dev, remind_data):
+    strays = 0
+    for dialogue in dev.dialogues:
+        raw = json.loads((remind_data / "realtalk" / f"{dialogue.id}.json").read_text(encoding="utf-8"))
+        for session in dialogue.sessions:
+            listed = raw[f"session_{session.id[1:]}"]
+            assert [(t.id, t.speaker, t.text) for t in session.turns] == [
+                (t["dia_id"], t["speaker"], t["clean_text"]) for t in listed
+            ]
+            strays += sum(turn.id.split(":")[0] != f"D{session.id[1:]}" for turn in session.turns)
+    assert strays == 369 + 243 + 374 + 344
+
+
+def test_one_image_per_photo(dev):
+    images = [image for dialogue in dev.dialogues for image in dialogue.images]
+    # 201 turns with photos, one of them with two
+    assert len(images) == 202
+    assert sum(image.caption is not None for image in images) == 201
+    assert all(image.path is None and image.source and "_opt" not in image.source for image in images)
+
+
+def test_times(dev):
+    dialogue = dev.dialogues[0]
+    assert dialogue.sessions[0].time == dialogue.turns[0].time == "2023-12-29T22:42:04"
+    times = [turn.time for d in dev.dialogues for turn in d.turns]
+    assert all(re.fullmatch(r"202\d-\d\d-\d\dT\d\d:\d\d:\d\d", time) for time in times)
+
+
+def turn(turn_id, **fields):
+    return {
+        "clean_text": "hm",
+        "speaker": "Ana",
+        "date_time": "29.12.2023, 22:42:04",
+        "img_file": [],
+        "img_url": [],
+        "dia_id": turn_id,
+        **fields,
+    }
+
+
+def write(folder, name="Chat_9_Ana_Ben.json", **chat):
+    path = folder / name
+    path.write_text(json.dumps({"name": {"speaker_1": "Ana"}, **chat}), encoding="utf-8")
+    return path
+
+
+def test_photos_beside_the_chat(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "a_opt.jpg").write_bytes(b"1")
+    (tmp_path / "images" / "b.jpg").write_bytes(b"2")
+    path = write(
+        tmp_path,
+        session_1=[
+            turn("D1:1", img_file=["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"], blip_caption="cap", clean_text=""),
+            turn("D1:2", img_file=["c.jpg", "n" * 300]),
+            turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
+            turn("D1:4", blip_caption="no file named"),
+        ],
+    )
+    (dialogue,) = read(path).dialogues
+    found = [(image.index, image.path, image.caption, image.source) for image in dialogue.images]
+    assert found == [
+        (0, str((tmp_path / "a_opt.jpg").resolve()), "cap", "a.jpg"),
+        (1, str((tmp_path / "images" / "b.jpg").resolve()), None, "b.jpg"),
+        (2, None, None, "c.jpg"),
+        (3, None, None, "n" * 300),
+        (4, None, "seen", "http://x/1"),
+        (5, None, "no file named", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "..\\c.jpg", "a\0.jpg", "c.jpg"]
+)
+def test_photos_elsewhere_are_refused(tmp_path, name):
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    (tmp_path / "c.jpg").write_bytes(b"1")
+    (folder / "c.jpg").symlink_to(tmp_path / "c.jpg")
+    path = write(folder, session_1=[turn("D1:1", img_file=["there.jpg", name])])
+    with pytest.raises(ImagePathError, match=r"session_1, D1:1\]: image .* (is not a plain file name|leaves the data)"):
+        read(path)
+
+
+def test_sessions_are_ordered_by_number(tmp_path):
+    path = write(tmp_path, session_10=[turn("D1:1")], session_9=[turn("D10:4", date_time="then")], session_11=[])
+    (dialogue,) = read(path).dialogues
+    assert [(session.id, [t.id for t in session.turns]) for session in dialogue.sessions] == [
+        ("S9", ["D10:4"]),
+        ("S10", ["D1:1"]),
+    ]
+    assert dialogue.turns[0].time == "then"
+
+
+def test_sessions_are_known_however_they_are_written(tmp_path):
+    path = write(tmp_path, **{"Session_2 ": [turn("D1:1")], "session_2_date_time": "29.12.2023, 22:42:04"})
+    (session,) = read(path).dialogues[0].sessions
+    assert (session.id, session.time, len(session.turns)) == ("S2", "2023-12-29T22:42:04", 1)
+    path = write(tmp_path, session_1=[turn("D1:1")], Session_1=[turn("D1:2")])
+    with pytest.raises(DataError, match=r"Ben.json: the keys 'session_1' and 'Session_1' name the same session$"):
+        read(path)
+    path = write(tmp_path, **{"session_1": [turn("D1:1")], "session 2": [turn("D2:1")]})
+    with pytest.raises(DataError, match=r"Ben.json: turns stand under the key 'session 2'; sessions are named"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ({"session_1": [turn("D1:1", speaker=None)]}, "session_1, D1:1]: speaker is missing or blank"),
+        ({"session_1": [turn("D1:1", clean_text="")]}, "session_1, D1:1]: text is missing or blank"),
+        ({"session_1": [turn("D1:1"), turn("D1:1")]}, "Chat_9_Ana_Ben]: turn id 'D1:1' occurs twice"),
+        ({"session_1": []}, "Chat_9_Ana_Ben]: the dialogue has no turns"),
+        ({"session_1": [turn("D1:1", img_file="a.jpg")]}, "session_1, D1:1]: img_file should be a list, not text"),
+    ],
+)
+def test_bad_records_are_named(tmp_path, chat, message):
+    path = write(tmp_path, **chat)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} [")
+    assert message in str(caught.value)
+
+
+def test_the_same_chat_twice_in_a_folder(tmp_path):
+    write(tmp_path, "Chat.json", session_1=[turn("D1:1")])
+    write(tmp_path, "Chat.JSON", session_1=[turn("D1:1")])
+    if len(list(tmp_path.iterdir())) == 2:
+        with pytest.raises(DataError, match="dialogue id 'Chat' occurs twice, first in Chat"):
+            read(tmp_path)

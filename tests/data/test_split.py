@@ -1,0 +1,70 @@
+"""Splits: no evidence on both sides, shares respected, deterministic."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters
+
+
+def corpus(questions: list[tuple[str, tuple[str, ...], str | None]]) -> Corpus:
+    ids = sorted({dialogue for dialogue, _, _ in questions})
+    turns = tuple(Turn(f"t{n}", "Ana", "hm") for n in range(10))
+    return Corpus(
+        tuple(Dialogue(name, (Session("s", None, turns),)) for name in ids),
+        tuple(Question(f"q{n}", d, "?", evidence=e, split=s) for n, (d, e, s) in enumerate(questions)),
+    )
+
+
+EVIDENCE = st.lists(st.sampled_from([f"t{n}" for n in range(10)]), max_size=3, unique=True).map(tuple)
+
+
+@given(st.lists(EVIDENCE, min_size=1, max_size=25), st.sampled_from(["auto", "evidence"]), st.integers(0, 5))
+def test_one_dialogue_is_divided_by_evidence(evidence: list[tuple[str, ...]], by: str, seed: int) -> None:
+    data = corpus([("d", e, None) for e in evidence])
+    splits = assign_splits(data, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
+    assert set(splits) == {q.id for q in data.questions}
+    for a, b in itertools.combinations(data.questions, 2):
+        if set(a.evidence) & set(b.evidence):
+            assert splits[a.id] == splits[b.id]
+    check_overlap((q.id, q.dialogue_id, splits[q.id], q.evidence) for q in data.questions)
+    assert splits == assign_splits(data, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
+    if len(evidence_clusters(data.questions)) > 1:
+        assert {"train", "test"} <= set(splits.values())
+
+
+def test_several_dialogues_are_never_divided_inside() -> None:
+    data = corpus([(f"d{n % 10}", (f"t{n % 7}",), None) for n in range(100)])
+    splits = assign_splits(data, SplitConfig(train=0.3, dev=0.2))
+    sides = [{splits[q.id] for q in data.questions if q.dialogue_id == f"d{n}"} for n in range(10)]
+    assert all(len(side) == 1 for side in sides)
+    flat = [next(iter(side)) for side in sides]
+    assert (flat.count("train"), flat.count("dev"), flat.count("test")) == (3, 2, 5)
+    other = assign_splits(data, SplitConfig(train=0.3, dev=0.2, seed=1))
+    assert other != splits
+
+
+def test_a_given_split_is_kept() -> None:
+    data = corpus([("d", ("t0",), "test"), ("d", ("t1",), "train"), ("e", (), None)])
+    splits = assign_splits(data, SplitConfig())
+    assert (splits["q0"], splits["q1"]) == ("test", "train")
+    assert splits["q2"] == "test"
+
+
+def test_shares_must_be_shares() -> None:
+    with pytest.raises(ConfigError):
+        SplitConfig(train=0.8, dev=0.3)
+    with pytest.raises(ConfigError):
+        SplitConfig(train=-0.1)
+
+
+def test_overlap_names_both_questions() -> None:
+    with pytest.raises(DataError, match=r"\[b\].*image 3 of d .*question a"):
+        check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", ("t", 3))])
+    with pytest.raises(DataError, match=r"d\.json \[b\]: image 3 of d"):
+        check_overlap([("a", "d", "train", (3,)), ("b", "d", "test", (3,))], lambda dialogue_id: f"{dialogue_id}.json")
+    check_overlap([("a", "d", "train", (3,)), ("b", "e", "test", (3,)), ("c", "d", "dev", (3,))])

@@ -1,0 +1,242 @@
+"""Corpora in pieces: the same content as in one, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fuzzing import seeds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind import Corpus, read
+from remind.core.errors import DataError
+from remind.data.readers import FORMATS, stream, window, write_refmem
+from remind.data.readers.order import cuts
+from remind.data.readers.source import Source
+from remind.data.readers.window import Window
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("format", FORMATS)
+def test_pieces_make_up_the_whole(tmp_path, monkeypatch, format, chunk):
+    monkeypatch.setattr(window, "CHUNK", chunk)
+    for number, data in enumerate(seeds.FILES[format]):
+        path = tmp_path / f"{number}.{'csv' if format == 'friends' else 'json'}"
+        path.write_bytes(data)
+        pieces = list(stream(path))
+        assert Corpus.merge(pieces) == read(path, format)
+        assert all(len(piece.dialogues) == 1 for piece in pieces)
+
+
+@pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk", "longmemeval/longmemeval_single.json"])
+def test_pieces_of_real_files(remind_data, name):
+    pieces = list(stream(remind_data / name))
+    assert Corpus.merge(pieces) == read(remind_data / name)
+    assert all(len(piece.dialogues) == 1 for piece in pieces)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text('aé😀\\"\n{[', max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abé", max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(values, min_size=1, max_size=6), st.integers(1, 40), st.booleans(), st.sampled_from([None, 1]))
+def test_a_list_is_read_item_by_item(tmp_path_factory, items, chunk, ascii_only, indent):
+    path = tmp_path_factory.getbasetemp() / "list.json"
+    path.write_text(json.dumps(items, ensure_ascii=ascii_only, indent=indent), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window, "CHUNK", chunk)
+        assert [record.value for record in Source(path).records] == items
+
+
+@given(st.binary(max_size=60) | st.sampled_from([b'[{"a": 1}, {"a": 2}]', b'{"a": 1}\n{"b": [2]}\n']), st.data())
+def test_chunks_do_not_change_what_is_said(tmp_path_factory, content, data):
+    at = data.draw(st.integers(0, len(content)))
+    content = (
+        content[:at] + data.draw(st.sampled_from([b"", b"\xff", b"]", b"1.5e", b'"', b"tru", b"\xc3"])) + content[at:]
+    )
+    path = tmp_path_factory.getbasetemp() / "chunks.json"
+    path.write_bytes(content)
+    said = []
+    for chunk in (1, 3, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(window, "CHUNK", chunk)
+            try:
+                said.append(repr([record.value for record in Source(path).records]))
+            except DataError as error:
+                said.append(str(error))
+    assert len(set(said)) == 1
+    try:
+        expected = json.loads(content.decode("utf-8-sig"))
+        assert said[0] == repr(expected if isinstance(expected, list) and expected else [expected]) or expected == []
+    except ValueError:
+        pass
+
+
+def test_places_far_into_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CHUNK", 16)
+    path = tmp_path / "x.jsonl"
+    line = json.dumps({"speaker": "Ané", "text": "hi"}, ensure_ascii=False).encode() + b"\n"
+    path.write_bytes(b"\xef\xbb\xbf" + line * 50 + b'{"speaker": "\xff"}\n')
+    with pytest.raises(DataError, match=rf"line 51\]: not UTF-8 \(byte {3 + 50 * len(line) + 13}\)"):
+        read(path)
+    path.write_bytes(b"[\n" + line.replace(b"\n", b",\n") * 50 + b"{oops}]")
+    with pytest.raises(DataError, match=r"line 52\]: not JSON: Expecting property name"):
+        read(path)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 1 << 20])
+def test_a_byte_order_mark_is_no_content(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(window, "CHUNK", chunk)
+    path = tmp_path / "x.json"
+    path.write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(DataError, match="the file is empty"):
+        list(Source(path).records)
+    path.write_bytes(b'\xef\xbb\xbf{"text": "hi"}')
+    assert [record.value for record in Source(path).records] == [{"text": "hi"}]
+
+
+def test_lines_of_any_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CHUNK", 8)
+    text = ["", "a" * 100, "é" * 30, "", "b"]
+    path = tmp_path / "x"
+    path.write_text("\n".join(text), encoding="utf-8")
+    with Window(path) as opened:
+        assert list(opened.lines()) == list(enumerate(text, start=1))
+
+
+@given(st.lists(st.integers(0, 5), max_size=12))
+def test_cuts(asked):
+    pieces = list(cuts(6, asked))
+    assert (sum(c for c, _ in pieces), sum(q for _, q in pieces)) == (6, len(asked))
+    context = question = 0
+    edges = [(0, 0)]
+    for some, several in pieces:
+        assert set(asked[question : question + several]) <= set(range(context, context + some))
+        context, question = context + some, question + several
+        edges.append((context, question))
+    # nowhere inside a piece could it have been cut
+    for (first, start), (last, _) in pairwise(edges):
+        for middle in range(first + 1, last):
+            count = sum(number < middle for number in asked[start:])
+            assert not all(number < middle for number in asked[start : start + count])
+
+
+def test_refmem_keeps_the_order_of_a_mixed_file(tmp_path):
+    contexts = [{**seeds.REFMEM[0], "id": f"c{number}"} for number in range(4)]
+    questions = [{**seeds.REFMEM[1], "id": f"q{n}", "context_id": f"c{c}"} for n, c in enumerate([1, 0, 2, 3, 3])]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(seeds.as_lines([*questions, *contexts]))
+    pieces = list(stream(path))
+    assert [[d.id for d in piece.dialogues] for piece in pieces] == [["c0", "c1"], ["c2"], ["c3"]]
+    assert [q.id for q in read(path).questions] == ["q0", "q1", "q2", "q3", "q4"]
+
+
+def test_a_dialogue_twice_is_told_after_the_first_was_given(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(seeds.as_lines([*seeds.DIALOGCC, {**seeds.DIALOGCC[0], "dialogue_id": "d2"}, *seeds.DIALOGCC]))
+    pieces = stream(path)
+    assert [next(pieces).dialogues[0].id, next(pieces).dialogues[0].id] == ["d1", "d2"]
+    with pytest.raises(
+        DataError, match=r"line 3, d1\]: dialogue id 'd1' occurs twice, first in x.jsonl \[line 1, d1\]"
+    ):
+        next(pieces)
+
+
+def peak(path: Path) -> int:
+    tracemalloc.start()
+    for _ in stream(path):
+        pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("format", ["locomo", "longmemeval", "refmem", "chat"])
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, format):
+    monkeypatch.setattr(window, "CHUNK", 1 << 15)
+    turns = [{"speaker": "Ana", "dia_id": f"D1:{number}", "text": "so it goes " * 40} for number in range(30)]
+    sample = {**seeds.LOCOMO[0], "conversation": {"session_1": turns}}
+    sizes = []
+    for count in (5, 100):
+        path = tmp_path / f"{count}.json"
+        path.write_bytes(seeds.as_list([{**sample, "sample_id": f"s{number}"} for number in range(count)]))
+        if format == "refmem":
+            write_refmem(read(path), path)
+        elif format == "longmemeval":
+            said = [{"role": "user", "content": turn["text"]} for turn in turns]
+            instance = {**seeds.LONGMEMEVAL[0], "haystack_sessions": [said, said]}
+            path.write_bytes(seeds.as_list([{**instance, "question_id": f"q{number}"} for number in range(count)]))
+        elif format == "chat":
+            lines = [
+                {"speaker": "Ana", "text": turn["text"], "dialogue": f"d{n}"} for n in range(count) for turn in turns
+            ]
+            path.write_bytes(seeds.as_lines(lines))
+        sizes.append(peak(path))
+    assert sizes[1] < 1.5 * sizes[0], sizes
+
+
+def test_a_long_line_takes_no_longer_than_its_length(tmp_path):
+    path = tmp_path / "x.jsonl"
+    turn = {"role": "user", "content": "so it goes " * 30}
+    path.write_bytes(seeds.as_lines([{"id": "a", "messages": [turn] * 15_000}, {"id": "b", "messages": [turn]}]))
+    assert path.stat().st_size > 5_000_000
+    assert [len(piece.dialogues[0].turns) for piece in stream(path)] == [15_000, 1]
+
+
+class Counting:
+    """The decoder, and how many characters were held each time it was asked."""
+
+    def __init__(self, decoder: json.JSONDecoder) -> None:
+        self.decoder = decoder
+        self.held: list[int] = []
+
+    def raw_decode(self, text: str, position: int) -> tuple[object, int]:
+        self.held.append(len(text))
+        return self.decoder.raw_decode(text, position)
+
+
+def test_a_file_of_one_long_object_is_decoded_few_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CHUNK", 1 << 10)
+    counting = Counting(window._DECODER)
+    monkeypatch.setattr(window, "_DECODER", counting)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"id": "a", "messages": [{"role": "user", "content": "so it goes"}] * 2_000}))
+    corpus = read(path)
+    assert len(corpus.dialogues[0].turns) == 2_000
+    size = path.stat().st_size
+    assert size > 64 << 10
+    # all of it is decoded once, however often it is looked at, and what was tried before is not much more
+    assert counting.held.count(size) == 1
+    assert len(counting.held) <= 5
+
+
+def test_a_source_that_was_looked_at_gives_the_same_records(tmp_path):
+    path = tmp_path / "x.json"
+    for content in (b'{"a": 1}', b' {"a": 1}\n{"a": 2}\n', b'[{"a": 1}]', b'[{"a": 1}, {"a": 2}]', b'"a"', b"5"):
+        path.write_bytes(content)
+        source = Source(path)
+        before = list(source.records)
+        assert source.first == (before[0].value if isinstance(before[0].value, dict) else {})
+        assert list(source.records) == before
+
+
+def test_a_number_of_a_megabyte_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CHUNK", 1 << 12)
+    path = tmp_path / "x.json"
+    path.write_text('[{"text": ' + "1" * 1_000_000 + "}]")
+    start = time.process_time()
+    with pytest.raises(DataError, match="Exceeds the limit"):
+        list(stream(path))
+    assert time.process_time() - start < 5

@@ -1,0 +1,250 @@
+"""Controls in the SAE's place, against numpy and brute force."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import gcd
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.evidence.controls import (
+    CONTROLS,
+    Shuffled,
+    ablations,
+    controls_for,
+    cosine_scores,
+    hidden_cosine,
+    hidden_sample,
+    neurons,
+    principal_directions,
+    untrained,
+)
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.codes import joint_codes
+from remind.models.backbone import Backbone, load_backbone
+from remind.states.pyramid import FactualState, Segment, Strategy, render
+from sae import SparseCodes, TopKSAE
+
+D, D_SAE, K = 24, 120, 7
+LINES = (
+    ("Ana", "My bicycle was stolen on Tuesday."),
+    ("Ben", "That is bad news. Did you lock it?"),
+    ("Ana", "Of course, at the station."),
+    ("Ben", "I saw a red bicycle in the park."),
+)
+
+
+def state() -> FactualState:
+    turns = tuple(Turn(str(n), speaker, text) for n, (speaker, text) in enumerate(LINES))
+    strategy = Strategy(("Look for lost things.",), entities=("bicycle",))
+    return FactualState(
+        Dialogue("d", (Session("s", None, turns),)), Question("q", "d", "Lost?"), (Segment(0, 3),), strategy
+    )
+
+
+def coder(seed: int = 0) -> TopKSAE:
+    return TopKSAE(D, D_SAE, K, generator=torch.Generator().manual_seed(seed)).requires_grad_(False)
+
+
+def states(n: int = 300, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.linspace(0.2, 3.0, D)[torch.randperm(D, generator=generator)]
+    turn = torch.linalg.qr(torch.randn(D, D, generator=generator)).Q
+    return (torch.randn(n, D, generator=generator) * scale) @ turn + 2 * torch.randn(D, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano-untrained")
+
+
+def overlap(codes: SparseCodes) -> torch.Tensor:
+    """Features that two tokens share, [T, T]."""
+    active = (codes.dense(D_SAE) > 0).double()
+    return active @ active.T
+
+
+def test_shuffled_keeps_every_tokens_values_and_no_identity() -> None:
+    h = states().repeat(2, 1)
+    plain, shuffled = coder().encode(h), Shuffled(coder(), seed=3).encode(h)
+    assert torch.equal(plain.values.sort(-1).values, shuffled.values.sort(-1).values)
+    assert bool((shuffled.indices.diff(dim=-1) > 0).all())
+    assert int(shuffled.indices.min()) >= 0
+    assert int(shuffled.indices.max()) < D_SAE
+    pairs = ~torch.eye(len(h), dtype=torch.bool)
+    chance = float(plain.active().double().sum(-1).mean()) ** 2 / D_SAE
+    assert float(overlap(plain)[pairs].mean()) > 1.15 * chance
+    assert float(overlap(shuffled)[pairs].mean()) == pytest.approx(chance, rel=0.03)
+    # even the two occurrences of one state share no more than chance
+    twins = overlap(plain)[range(300), range(300, 600)], overlap(shuffled)[range(300), range(300, 600)]
+    assert float(twins[0].mean()) == K
+    assert float(twins[1].mean()) == pytest.approx(chance, rel=0.25)
+
+
+@pytest.mark.parametrize("d_sae", [96, 97, 128])
+def test_shuffled_gives_every_feature_every_name_equally_often(d_sae: int) -> None:
+    source = TopKSAE(D, d_sae, 1, generator=torch.Generator().manual_seed(0)).requires_grad_(False)
+    same = states(1).expand(20_000, D)
+    found = torch.bincount(Shuffled(source, 0).encode(same).indices.flatten(), minlength=d_sae)
+    expected = 20_000 / d_sae
+    chi_square = float(((found - expected) ** 2 / expected).sum())
+    assert chi_square < d_sae - 1 + 5 * (2 * (d_sae - 1)) ** 0.5
+    assert Shuffled(source, 0).coprime.tolist() == [a for a in range(1, d_sae + 1) if gcd(a, d_sae) == 1]
+
+
+def test_shuffled_is_the_same_again_and_another_by_seed() -> None:
+    h = states()
+    one, again, other = (Shuffled(coder(), seed).encode(h) for seed in (0, 0, 1))
+    assert torch.equal(one.indices, again.indices)
+    assert not torch.equal(one.indices, other.indices)
+    cube = Shuffled(coder(), 0).encode(h.view(3, 100, D))
+    assert torch.equal(cube.indices.view(300, K), one.indices)
+
+
+def test_principal_directions_are_those_of_numpys_svd() -> None:
+    sample = states(500)
+    found = principal_directions(sample, 5)
+    assert found.directions is not None
+    directions = found.directions.double().numpy()
+    np.testing.assert_allclose(directions @ directions.T, np.eye(D), atol=1e-5)
+    centred = sample.double().numpy() - sample.double().numpy().mean(0)
+    _, singular, rows = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(np.abs((directions * rows).sum(1)), 1, atol=1e-4)
+    variance = ((centred @ directions.T) ** 2).sum(0)
+    np.testing.assert_allclose(variance, singular**2, rtol=1e-4)
+    assert (np.diff(variance) < 0).all()
+    few = principal_directions(sample, 3, m=4)
+    assert few.d_sae == 8
+    np.testing.assert_allclose(np.abs((few.directions.double().numpy() * rows[:4]).sum(1)), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["pca", "neurons"])
+def test_signed_features_are_the_largest_coordinates(kind: str) -> None:
+    sample = states()
+    control = principal_directions(sample, K) if kind == "pca" else neurons(D, K)
+    codes = control.encode(sample.view(3, 100, D))
+    assert codes.values.shape == (3, 100, K)
+    rows = sample.numpy()
+    if kind == "pca":
+        rows = (rows - rows.mean(0)) @ control.directions.numpy().T
+    values, indices = codes.values.reshape(-1, K).numpy(), codes.indices.reshape(-1, K).numpy()
+    for row, value, feature in zip(rows, values, indices, strict=True):
+        expected = sorted((c if row[c] > 0 else D + c, abs(row[c])) for c in np.argsort(-np.abs(row))[:K])
+        assert feature.tolist() == [name for name, _ in expected]
+        np.testing.assert_allclose(value, [size for _, size in expected], rtol=1e-3, atol=1e-4)
+    whole = neurons(D, D)
+    torch.testing.assert_close(whole.dense(whole.encode(sample)), sample, rtol=0, atol=0)
+
+
+def test_untrained_is_random_about_the_mean() -> None:
+    mean = states().mean(0)
+    one, again, other = untrained(D_SAE, K, mean, 0), untrained(D_SAE, K, mean, 0), untrained(D_SAE, K, mean, 1)
+    assert torch.equal(one.b_dec, mean)
+    assert torch.equal(one.W_enc, again.W_enc)
+    assert not torch.equal(one.W_enc, other.W_enc)
+    assert not bool(one.b_enc.any())
+    # h - b_dec is what is projected, so the mean itself activates nothing
+    assert not bool(one.encode(mean[None]).active().any())
+
+
+def test_cosine_is_that_of_the_hidden_states(nano: Backbone) -> None:
+    one, target = Grounder(nano, {2: TopKSAE(nano.hidden_size, 64, 4)}, None, GroundingConfig()), state()
+    control = controls_for("cosine", {2: TopKSAE(nano.hidden_size, 64, 4)}, {})
+    codes = joint_codes(Grounder(nano, control, None, one.config).encoder, target)
+    scores = cosine_scores(codes, 2)
+    rendered = render(target)
+    encoded = nano.tokenizer(rendered.text, return_offsets_mapping=True)
+    with torch.no_grad():
+        out = nano.model(torch.tensor([encoded["input_ids"]]), output_hidden_states=True).hidden_states[2][0].double()
+    offsets = encoded["offset_mapping"]
+
+    def inside(spans: list[tuple[int, int]]) -> list[int]:
+        first = [a + (rendered.text[a:b].isspace() is False and rendered.text[a] == " ") for a, b in offsets]
+        return [t for t, position in enumerate(first) if any(start <= position < end for start, end in spans)]
+
+    strategy = out[inside([*rendered.reasoning, *rendered.anchors])].mean(0)
+    turns = out[inside([(span.start, span.end) for span in rendered.turns])]
+    expected = (turns @ strategy) / turns.norm(dim=-1) / strategy.norm()
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-5)
+    assert hidden_cosine(torch.zeros(0, D), states()).tolist() == [0.0] * 300
+    with pytest.raises(ConfigError, match="cosine"):
+        cosine_scores(joint_codes(one.encoder, target), 2)
+
+
+def test_a_sample_holds_the_hidden_states_without_sinks(nano: Backbone) -> None:
+    texts = ["one two three", "four five six seven eight nine ten"]
+    found = hidden_sample(nano, texts, (1, 3), sink_ratio=1e6)
+    for layer, rows in found.items():
+        with torch.no_grad():
+            expected = [
+                nano.model(torch.tensor([nano.tokenize(text).ids]), output_hidden_states=True).hidden_states[layer][0]
+                for text in texts
+            ]
+        torch.testing.assert_close(rows, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    lengths = found[3].norm(dim=-1).split([len(nano.tokenize(text).ids) for text in texts])
+    kept = sum(int((part <= 1.05 * part.median()).sum()) for part in lengths)
+    assert len(hidden_sample(nano, texts, (3,), sink_ratio=1.05)[3]) == kept < len(found[3])
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("mode", ["joint", "windowed"])
+def test_every_control_goes_where_an_sae_goes(nano: Backbone, name, mode) -> None:
+    saes = {n: TopKSAE(nano.hidden_size, 256, 8, generator=torch.Generator().manual_seed(n)) for n in (2, 4)}
+    sample = hidden_sample(nano, [text for _, text in LINES], (2, 4))
+    config = GroundingConfig(context_codes=mode, budget_share=0.6, window=0)
+    traces = [Grounder(nano, controls_for(name, saes, sample, seed=5), None, config).trace(state()) for _ in range(2)]
+    assert traces[0].state.blocks
+    assert traces[0].state == traces[1].state
+    assert bool(torch.isfinite(traces[0].combined).all())
+    controls = controls_for(name, saes, sample)
+    assert {layer: control.d_in for layer, control in controls.items()} == {2: nano.hidden_size, 4: nano.hidden_size}
+
+
+def test_controls_say_what_they_lack() -> None:
+    with pytest.raises(ConfigError, match="untrained, shuffled, pca, neurons, cosine"):
+        controls_for("random", {2: coder()}, {})  # type: ignore[arg-type]
+    for name in ("pca", "untrained"):
+        with pytest.raises(ConfigError, match="sample"):
+            controls_for(name, {2: coder()}, {3: states()})
+        with pytest.raises(ConfigError, match="sample"):
+            controls_for(name, {2: coder()}, {2: states()[:, :5]})
+    for wrong in (0, D + 1):
+        with pytest.raises(ConfigError):
+            principal_directions(states(), 2, m=wrong)
+        with pytest.raises(ConfigError):
+            neurons(D, wrong)
+
+
+def test_ablations_are_overrides_of_the_configuration() -> None:
+    assert set(ablations()) == {"no_idf", "no_broadcast", "no_smoothing"}
+    known = {field.name for field in fields(GroundingConfig)}
+    assert all(set(settings) <= known for settings in ablations().values())
+
+
+@pytest.mark.parametrize("name", ["no_broadcast", "no_smoothing"])
+def test_an_ablation_switches_one_part_off(nano: Backbone, name: str) -> None:
+    saes = {2: TopKSAE(nano.hidden_size, 256, 8, generator=torch.Generator().manual_seed(2))}
+    config = GroundingConfig()
+    full = Grounder(nano, saes, None, config).trace(state())
+    cut = Grounder(nano, saes, None, replace(config, **ablations()[name])).trace(state())
+    if name == "no_smoothing":
+        assert torch.equal(cut.smoothed, cut.combined)
+        assert torch.equal(cut.combined, full.combined)
+        assert not torch.equal(full.smoothed, full.combined)
+    else:
+        found = cut.codes.layers[2]
+        local = (found.dialogue.dense(256).double() * cut.guidance[2].double()).sum(-1)
+        torch.testing.assert_close(cut.combined.double(), local, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(full.combined, cut.combined)
+
+
+def test_without_idf_every_feature_weighs_the_same(nano: Backbone) -> None:
+    saes = {2: TopKSAE(nano.hidden_size, 256, 8, generator=torch.Generator().manual_seed(2))}
+    trace = Grounder(nano, saes, None, replace(GroundingConfig(), **ablations()["no_idf"])).trace(state())
+    found = trace.codes.layers[2]
+    counts = [(codes.dense(256) > 0).sum(0).float() for codes in (found.reasoning, found.anchors)]
+    torch.testing.assert_close(trace.guidance[2], torch.maximum(counts[0], 6 * counts[1]))

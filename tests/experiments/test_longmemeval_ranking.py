@@ -1,0 +1,168 @@
+"""LongMemEval's retrieval figures against the benchmark's definition and hand-computed values."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.official import ranking
+from experiments.official.ranking import Haystack, average, grown, haystack_of, score_ranking, trivial, user_turns
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+
+
+def dcg(relevances: Sequence[int], k: int) -> float:
+    values = np.asarray(relevances, dtype=float)[:k]
+    return float(values[0] + np.sum(values[1:] / np.log2(np.arange(2, values.size + 1)))) if values.size else 0.0
+
+
+def by_definition(order: list[int], gold: set[str], corpus: list[str], k: int) -> tuple[float, float, float]:
+    """The benchmark's three figures over corpus positions and document names."""
+    top = {corpus[i] for i in order[:k]}
+    relevances = [int(name in gold) for name in corpus]
+    ideal = dcg(sorted(relevances, reverse=True), k)
+    found = dcg([relevances[i] for i in order[:k]], k) / ideal if ideal else 0.0
+    return float(any(g in top for g in gold)), float(all(g in top for g in gold)), found
+
+
+def by_definition_of_sessions(
+    order: list[int], corpus: list[str], gold: set[str], k: int
+) -> tuple[float, float, float]:
+    """Turn names `<session>_<n>` cut to their session; k grows until k sessions are seen."""
+    documents = [name.rsplit("_", 1)[0] for name in corpus]
+    wanted = {name.rsplit("_", 1)[0] for name in gold}
+    size = k
+    while size <= len(documents) and len({documents[i] for i in order[:size]}) < k:
+        size += 1
+    return by_definition(order, wanted, documents, size)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 10, 30, 50])
+def test_both_levels_against_the_benchmark(k: int) -> None:
+    generator = random.Random(k)
+    for _ in range(60):
+        sessions = {f"s{n}": generator.randint(1, 6) for n in range(generator.randint(1, 12))}
+        turns = [(name, f"{name}:{n}") for name, count in sessions.items() for n in range(count)]
+        gold = {turn for name, turn in turns if name in ("s0", "s3") and generator.random() < 0.5}
+        if not gold:
+            continue
+        # as the benchmark names them: in a gold session what holds no evidence becomes a document of its own
+        special = {name for name, turn in turns if turn in gold}
+        names = [
+            f"{'answer' if turn in gold else 'noans'}-{name}_{n}" if name in special else f"{name}_{n}"
+            for n, (name, turn) in enumerate(turns)
+        ]
+        gold_names = {name for name, (_, turn) in zip(names, turns, strict=True) if turn in gold}
+        haystack = Haystack("q", tuple(t for _, t in turns), {t: s for s, t in turns}, frozenset(gold))
+        order = generator.sample(range(len(turns)), len(turns))
+        found = score_ranking(haystack, [turns[i][1] for i in order], [k])
+        for level, wanted in (
+            ("turn", by_definition(order, gold_names, names, k)),
+            ("session", by_definition_of_sessions(order, names, gold_names, k)),
+        ):
+            figures = tuple(found[level][f"{name}@{k}"] for name in ("recall_any", "recall_all", "ndcg_any"))
+            assert figures == pytest.approx(wanted, abs=1e-12), (level, order)
+
+
+@pytest.fixture
+def three_sessions() -> Haystack:
+    """Sessions A (turns a1, a2), B (b1, b2), C (c1); evidence a2 and c1."""
+    session = {"a1": "A", "a2": "A", "b1": "B", "b2": "B", "c1": "C"}
+    return Haystack("q", tuple(session), session, frozenset({"a2", "c1"}))
+
+
+def test_by_hand(three_sessions: Haystack) -> None:
+    ranked = ["b1", "b2", "a2", "a1", "c1"]
+    # documents in the order seen: B, B, A with evidence, A without, C
+    assert [grown(three_sessions, ranked, k) for k in (1, 2, 3, 4, 5)] == [1, 3, 4, 5, 5]
+    found = score_ranking(three_sessions, ranked, [1, 2, 3, 4])
+    assert [found["session"][f"recall_any@{k}"] for k in (1, 2, 3, 4)] == [0, 1, 1, 1]
+    assert [found["session"][f"recall_all@{k}"] for k in (1, 2, 3, 4)] == [0, 0, 0, 1]
+    # a2 at rank 3, c1 at rank 5; ideal: ranks 1 and 2, which weigh the same
+    assert found["session"]["ndcg_any@4"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 2)
+    assert found["turn"]["ndcg_any@3"] == pytest.approx(1 / math.log2(3) / 2)
+
+
+def test_ranks_one_and_two_weigh_the_same(three_sessions: Haystack) -> None:
+    first = score_ranking(three_sessions, ["a2", "b1", "c1"], [2])["turn"]["ndcg_any@2"]
+    second = score_ranking(three_sessions, ["b1", "a2", "c1"], [2])["turn"]["ndcg_any@2"]
+    assert first == second == pytest.approx(1 / 2)
+
+
+def test_a_ranking_that_leaves_turns_out_pays_for_them(three_sessions: Haystack) -> None:
+    found = score_ranking(three_sessions, ["a2"], [5])
+    assert (found["turn"]["recall_all@5"], found["session"]["recall_all@5"]) == (0.0, 0.0)
+    assert (found["turn"]["ndcg_any@5"], found["session"]["ndcg_any@5"]) == (0.5, 0.5)
+    assert score_ranking(three_sessions, [], [1])["session"] == {
+        "recall_any@1": 0.0,
+        "recall_all@1": 0.0,
+        "ndcg_any@1": 0.0,
+    }
+
+
+def test_k_as_large_as_the_corpus_is_flagged_or_refused(three_sessions: Haystack) -> None:
+    assert trivial(three_sessions) == {"turn": [5, 10, 30, 50], "session": [5, 10, 30, 50]}
+    assert trivial(three_sessions, [3, 4]) == {"turn": [], "session": [4]}
+    with pytest.raises(ConfigError, match="as large as the corpus"):
+        score_ranking(three_sessions, ["a1"], [4], refuse_trivial=True)
+    assert score_ranking(three_sessions, ["a1"], [3], refuse_trivial=True)
+    report = average([three_sessions], [["a2", "c1"]], [3, 5])
+    assert report["trivial"] == {"turn": {5: 1}, "session": {5: 1}}
+
+
+def test_bad_rankings(three_sessions: Haystack) -> None:
+    with pytest.raises(DataError, match="ranked twice"):
+        score_ranking(three_sessions, ["a1", "a1"])
+    with pytest.raises(DataError, match="'z9'"):
+        score_ranking(three_sessions, ["z9"])
+    with pytest.raises(ConfigError, match="at least 1"):
+        score_ranking(three_sessions, ["a1"], [0])
+    assert user_turns(three_sessions, ["z9", "b2", "a1"]) == ["b2", "a1"]
+
+
+def test_the_corpus_is_the_users_turns() -> None:
+    turns = tuple(Turn(f"S1:T{n}", "user" if n % 2 else "assistant", "x") for n in range(1, 7))
+    dialogue = Dialogue("d", (Session("S1", None, turns[:2]), Session("S2", None, turns[2:])))
+    haystack = haystack_of(dialogue, Question("q", "d", "?", evidence=("S1:T3", "S1:T4")))
+    assert haystack.turns == ("S1:T1", "S1:T3", "S1:T5")
+    assert haystack.session == {"S1:T1": "S1", "S1:T3": "S2", "S1:T5": "S2"}
+    assert haystack.gold == {"S1:T3"}
+
+
+def test_abstention_and_questions_without_user_evidence_take_no_part(three_sessions: Haystack) -> None:
+    session = three_sessions.session
+    abstention = Haystack("q_abs", three_sessions.turns, session, frozenset({"a1"}))
+    nothing = Haystack("p", three_sessions.turns, session, frozenset())
+    report = average([three_sessions, abstention, nothing], [["a2"], ["b1"], ["b1"]], [1])
+    assert report["counts"] == {"questions": 1, "abstention": 1, "without_gold": 1}
+    assert (report["turn"]["recall_any@1"]["value"], report["turn"]["recall_any@1"]["n"]) == (1.0, 1)
+    assert set(ranking.KS) == {1, 3, 5, 10, 30, 50}
+
+
+def test_our_lexical_ranking_of_a_real_haystack(remind_data: Path) -> None:
+    """BM25 over turns, as retrieval has it, finds the one turn that holds the answer; the raw file says which it is."""
+    from remind.data.readers import read
+    from remind.text.words import BM25, stems
+
+    path = remind_data / "longmemeval" / "longmemeval_single.json"
+    corpus = read(path)
+    (dialogue,), (question,) = corpus.dialogues, corpus.questions
+    haystack = haystack_of(dialogue, question)
+    (raw,) = json.loads(path.read_text())
+    said = [turn for session in raw["haystack_sessions"] for turn in session if turn["role"] == "user"]
+    assert len(haystack.turns) == len(said)
+    assert sum(bool(turn.get("has_answer")) for turn in said) == len(haystack.gold)
+    texts = {turn.id: turn.text for turn in dialogue.turns}
+    scores = BM25([stems(texts[turn]) for turn in haystack.turns]).scores(stems(question.text))
+    ranked = [haystack.turns[n] for n in np.argsort(-scores, kind="stable")]
+    found = score_ranking(haystack, ranked, refuse_trivial=True)
+    place = 1 + min(ranked.index(turn) for turn in haystack.gold)
+    for k in ranking.KS:
+        assert found["turn"][f"recall_any@{k}"] == float(place <= k)
+    assert found["session"]["recall_all@50"] == 1.0

@@ -1,0 +1,193 @@
+"""Official result files: bytes that stay, edits that keep the file's style, the script that scores again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from in_process import run_script
+
+from experiments.official.files import ResultFile
+from experiments.official.score import ScoreOfficialConfig, score_official, table
+from remind.core.errors import ConfigError, DataError, FormatError
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    {"question_id": "a", "hypothesis": "größer 東京 \u2028 😀", "n": 1.0, "m": 1e22, "t": True},
+    {"question_id": "b", "hypothesis": "x\n\t\"'</script>", "deep": {"list": [1, 2.50, None]}},
+    {"question_id": "c", "hypothesis": ""},
+]
+
+
+def save(path: Path, raw: bytes) -> Path:
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("escape", [True, False])
+@pytest.mark.parametrize("marks", [(", ", ": "), (",", ":")])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_lines_stay_and_one_edit_changes_one_line(
+    tmp_path: Path, escape: bool, marks: tuple[str, str], end: str, last: bool
+) -> None:
+    lines = [json.dumps(row, ensure_ascii=escape, separators=marks) for row in ROWS]
+    raw = ("\ufeff" + lines[0] + end + end + end.join(lines[1:]) + (end if last else "")).encode()
+    path = save(tmp_path / "r.jsonl", raw)
+    file = ResultFile(path)
+    assert file.dump() == raw
+    file.records[1]["label"] = {"model": "jüdge", "label": None}
+    changed = json.dumps(file.records[1], ensure_ascii=escape, separators=marks)
+    assert file.dump() == raw.replace(lines[1].encode(), changed.encode())
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, 4])
+@pytest.mark.parametrize("escape", [True, False])
+def test_a_document_stays_and_an_edit_keeps_its_style(tmp_path: Path, indent: int | None, escape: bool) -> None:
+    raw = (json.dumps(ROWS, indent=indent, ensure_ascii=escape) + "\n").encode()
+    file = ResultFile(save(tmp_path / "r.json", raw))
+    assert file.dump() == raw
+    file.records[2]["added"] = 0
+    wanted = [*ROWS[:2], {**ROWS[2], "added": 0}]
+    assert file.dump() == (json.dumps(wanted, indent=indent, ensure_ascii=escape) + "\n").encode()
+
+
+def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
+    raw = b'  {"a": 1, "a": 2,   "f": 1.50, "e": 1E5, "u": "\\u00e9\\/"}  \n\n{"x": NaN}'
+    file = ResultFile(save(tmp_path / "r.jsonl", raw))
+    assert file.dump() == raw
+    assert file.records[0]["a"] == 2
+
+
+def test_true_and_one_are_different(tmp_path: Path) -> None:
+    file = ResultFile(save(tmp_path / "r.jsonl", b'{"label": 1}\n'))
+    file.records[0]["label"] = True
+    assert file.dump() == b'{"label": true}\n'
+
+
+@given(st.lists(st.dictionaries(st.text(), st.none() | st.booleans() | st.floats(allow_nan=False) | st.text())))
+def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    file = ResultFile(save(tmp_path_factory.mktemp("rows") / "r.jsonl", raw))
+    assert file.records == rows
+    assert file.dump() == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"a": 1}\n{"a": \n', "line 2"),
+        (b'{"a": 1}\n[1]\n', r"line 2\]: should be an object"),
+        (b"[1, {}]", r"record 1\]: should be an object"),
+        (b'[{"a": 1}', "not JSON"),
+        (b'{"a": "\xff"}\n', r"line 1\]: not UTF-8 \(byte 7\)"),
+        (b'{"a": ' + b"[" * 100_000 + b"}\n", "line 1"),
+    ],
+)
+def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ResultFile(save(tmp_path / "r.jsonl", raw))
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        ResultFile(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match="is a folder"):
+        ResultFile(tmp_path)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> tuple[Path, Path]:
+    """Three judged rows and their questions."""
+    rows = [
+        {"question_id": "q1", "hypothesis": "7 May", "autoeval_label": {"model": "j", "label": True}},
+        {"question_id": "q2_abs", "hypothesis": "Paris", "autoeval_label": {"model": "j", "label": False}},
+        {"question_id": "q3", "hypothesis": "dogs", "autoeval_label": {"model": "j", "label": False}},
+    ]
+    questions = [
+        {"question_id": "q1", "question": "when?", "answer": "7 May", "question_type": "temporal-reasoning"},
+        {"question_id": "q2_abs", "question": "where?", "answer": "not told", "question_type": "multi-session"},
+        {"question_id": "q3", "question": "what?", "answer": "cats", "question_type": "multi-session"},
+    ]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    save(folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    save(folder / "questions.json", json.dumps(questions).encode())
+    return folder / "rows.jsonl", folder / "questions.json"
+
+
+def test_scores_again_and_writes_back(tmp_path: Path, judged: tuple[Path, Path]) -> None:
+    rows, questions = judged
+    report = score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions)))
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == rows.read_bytes()
+    assert report["written_back"] == "identical"
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == json.loads(json.dumps(report))
+    assert (report["overall"]["value"], report["abstention"]["value"]) == (pytest.approx(1 / 3), 0.0)
+    assert "multi-session" in table(report)
+    hashes = {
+        role: hashlib.sha256(path.read_bytes()).hexdigest()
+        for role, path in (("results", rows), ("references", questions))
+    }
+    assert report["inputs"] == hashes
+
+
+def test_another_judge_sets_the_labels_anew(tmp_path: Path, judged: tuple[Path, Path]) -> None:
+    rows, questions = judged
+    report = score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), judge="offline"))
+    written = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert [row["autoeval_label"]["label"] for row in written] == [True, False, False]
+    assert all(row["autoeval_label"]["model"].startswith("offline") for row in written)
+    assert report["written_back"] == "changed"
+    assert list(written[0]) == ["question_id", "hypothesis", "autoeval_label"]
+
+
+def test_refusals(tmp_path: Path, judged: tuple[Path, Path]) -> None:
+    rows, questions = judged
+    with pytest.raises(ConfigError, match="references"):
+        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out")))
+    with pytest.raises(ConfigError, match="choose another"):
+        score_official(ScoreOfficialConfig(str(rows), str(rows.parent), str(questions)))
+    with pytest.raises(ConfigError, match="for LoCoMo"):
+        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), audit="a.json"))
+    with pytest.raises(ConfigError, match="no endpoint"):
+        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), judge="llm"))
+    with pytest.raises(FormatError, match="neither"):
+        score_official(ScoreOfficialConfig(str(questions), str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_script_says_one_line_and_ends_with_two(tmp_path: Path, judged: tuple[Path, Path]) -> None:
+    rows, questions = judged
+    command = (ROOT / "experiments" / "official" / "score.py", "--results", rows, "--out", tmp_path / "out")
+    status, _, complaints = run_script(*command)
+    assert status == 2
+    assert complaints.startswith("error: LongMemEval's rows")
+    assert complaints.count("\n") == 1
+    status, said, complaints = run_script(*command, "--references", questions)
+    assert status == 0, complaints
+    assert "written back: identical" in said
+
+
+def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data: Path) -> None:
+    (source,) = (remind_data / "longmemeval").glob("*.eval-results*")
+    questions = remind_data / "longmemeval" / "longmemeval_s_queries.json"
+    report = score_official(ScoreOfficialConfig(str(source), str(tmp_path), str(questions)))
+    raw = source.read_bytes()
+    assert (tmp_path / source.name).read_bytes() == raw
+    # not because nothing was serialised: the style found for a changed row gives every row's bytes
+    file = ResultFile(source)
+    for row in file.records:
+        row["new"] = 1
+    assert file.dump() == b"".join(line[:-1] + b', "new": 1}\n' for line in raw.splitlines())
+    types = {row["id"]: row["meta"]["question_type"] for row in json.loads(questions.read_text())}
+    rows = [json.loads(line) for line in raw.splitlines()]
+    for name, estimate in report["by_type"].items():
+        labels = [row["autoeval_label"]["label"] for row in rows if types[row["question_id"]] == name]
+        assert (estimate["n"], estimate["value"]) == (len(labels), pytest.approx(sum(labels) / len(labels)))
+    assert report["overall"]["n"] == 500
+    assert report["abstention"]["n"] == 30

@@ -1,0 +1,265 @@
+"""The proof's plan, and its runs: from end to end, and killed on the way."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import Forked
+
+from experiments.proof.arms import Knobs, knobs_of, recommended
+from experiments.proof.bench import Shelf, Spec
+from experiments.proof.conditions import named
+from experiments.proof.config import BenchConfig, ChooseConfig, ProofConfig, TraceConfig
+from experiments.proof.plan import cells, choices, final_runs
+from experiments.proof.prove import prove
+from experiments.proof.queue import _shared_out
+from remind.core.errors import ConfigError
+from remind.core.files import read_json
+from remind.models.nano import save_nano
+from remind.testbed.ladder import LadderConfig
+from remind.testbed.world import WorldConfig
+
+WORLD = WorldConfig(train=2, dev=1, test=1)
+LADDER = LadderConfig()
+
+
+# plan
+
+
+def _config(**values: Any) -> ProofConfig:
+    return ProofConfig("m", "o", **values)
+
+
+def test_final_and_choosing_seeds_must_not_meet() -> None:
+    with pytest.raises(ConfigError, match="seed 2 is a final one"):
+        _config(seeds=(1, 2), choose=ChooseConfig(seeds=(2, 101)))
+    with pytest.raises(ConfigError, match="dev would be test"):
+        BenchConfig(dev_seed=5, test_seed=5)
+
+
+def test_choices_are_made_on_dev_and_final_runs_on_test() -> None:
+    cfg = _config()
+    made = [spec for points in choices(cfg).values() for _, specs in points for spec in specs]
+    assert {spec.on for spec in made} == {"dev"}
+    assert not {spec.seed for spec in made} & {*cfg.seeds}
+    chosen = {arm: points[0][0] for arm, points in choices(cfg).items()}
+    final = [spec for *_, spec in final_runs(cfg, chosen)]
+    assert {spec.on for spec in final} == {"test"}
+    assert {spec.seed for spec in final} == {*cfg.seeds}
+    for spec in final:
+        assert spec.knobs.lr == chosen[spec.arm]["lr"]
+
+
+def test_an_arm_can_be_kept_to_some_conditions() -> None:
+    cfg = _config(
+        conditions=("clean", "none", "noisy-0.4"),
+        arm_conditions={"pra_printed": ["none"]},
+        wrong_conditions=["noisy-0.4"],
+        wrong_arms=["pra_recommended"],
+        nulls=(),
+    )
+    found = cells(cfg)
+    assert {condition.title for arm, condition in found if arm == "pra_printed"} == {"none"}
+    wrong = [(arm, condition.title) for arm, condition in found if condition.wrong]
+    assert wrong == [("pra_recommended", f"noisy-0.4/wrong-{share}") for share in (0.2, 0.4)]
+    assert {condition.title for arm, condition in found if arm == "distil_20"} == {"clean", "none", "noisy-0.4"}
+    with pytest.raises(ConfigError, match="scarce-30 is asked for"):
+        _config(conditions=("clean",), wrong_conditions=["scarce-30"])
+    with pytest.raises(ConfigError, match="no arm 'sfd'"):
+        _config(arm_conditions={"sfd": ["clean"]})
+
+
+def test_which_arms_take_part_where() -> None:
+    found = set(cells(_config()))
+    none = {arm for arm, condition in found if condition.title == "none"}
+    assert none == {"sft_pseudo", "distil_20", "pra_printed", "pra_recommended"}
+    clean = {arm for arm, condition in found if condition.title == "clean"}
+    assert "sft_pseudo" not in clean
+    assert {"sft", "sft_flops", "sft_mixed"} <= clean
+    wrong = {arm for arm, condition in found if condition.title == "clean/wrong-0.4"}
+    assert wrong == {"sft_mixed", "distil_20", "pra_printed", "pra_recommended"}
+    assert {c.title for a, c in found if c.null} == {f"{n}/{x}" for n in ("none", "noisy-0.4") for x in _config().nulls}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "found"),
+    [((6,), 2, [3, 3]), ((7, 2), 3, [3, 4, 2]), ((1,), 4, [1]), ((2,), 4, [1, 1]), ((3, 3, 3), 2, [3, 3, 3])],
+)
+def test_no_worker_is_idle_while_another_has_two_runs_to_do(
+    sizes: tuple[int, ...], workers: int, found: list[int]
+) -> None:
+    specs = [Spec("sft", named("clean"), seed, Knobs(), 5, "test") for seed in range(sum(sizes))]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    groups = [specs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    shared = _shared_out(groups, workers)
+    assert [len(group) for group in shared] == found
+    assert [spec for group in shared for spec in group] == specs
+
+
+def test_test_settings_do_not_touch_runs_on_dev(tmp_path: Path) -> None:
+    bench = _bench(tmp_path)
+    spec = Spec("sft", named("clean"), 1, knobs_of("sft", recommended()), 3, "dev")
+    key = Shelf(bench, tmp_path).key(spec)
+    other = replace(bench, test_seed=77, world=replace(bench.world, test=9, seed=4), model="elsewhere")
+    assert Shelf(other, tmp_path).key(spec) == key
+    assert Shelf(other, tmp_path).key(replace(spec, on="test")) != Shelf(bench, tmp_path).key(replace(spec, on="test"))
+    for changed in (replace(bench, weights="x"), replace(bench, dev_seed=6), replace(bench, batch=5)):
+        assert Shelf(changed, tmp_path).key(spec) != key
+    assert Shelf(bench, tmp_path).key(replace(spec, knobs=replace(spec.knobs, lr=1.0))) != key
+
+
+def _bench(folder: Path) -> Any:
+    model = folder / "any"
+    model.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).write_text(name)
+    return BenchConfig(world=WORLD).bench(str(model))
+
+
+# runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model that does not answer with white space alone, as tied heads like to."""
+    from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save_nano(folder, seed=1, hidden_size=16, layers=2, vision_size=16)
+    made = Qwen3VLForConditionalGeneration.from_pretrained(folder)
+    with torch.no_grad():
+        made.get_input_embeddings().weight[AutoTokenizer.from_pretrained(folder).encode("\n")] = 0
+    made.save_pretrained(folder)
+    return folder
+
+
+def _tiny(model: Path, out: Path, **values: Any) -> ProofConfig:
+    small: dict[str, Any] = {
+        "workers": 0,
+        "steps": 2,
+        "seeds": (1,),
+        "arms": ("sft", "sft_flops", "sft_pseudo", "pra_recommended"),
+        "conditions": ("none", "scarce-4"),
+        "wrong_summaries": (0.0,),
+        "nulls": ("marker",),
+        "null_conditions": ("none",),
+        "bench": BenchConfig(
+            world=WorldConfig(train=1, dev=1, test=1), batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0
+        ),
+        "choose": ChooseConfig(conditions=("scarce-4",), seeds=(9,), grids={"sft": {"lr": [1e-4, 1e-3]}}),
+        "trace": TraceConfig(arms=("pra_recommended",), conditions=("none",), every=1),
+        "resamples": 100,
+    }
+    return ProofConfig(str(model), str(out), **{**small, **values})
+
+
+@pytest.mark.slow
+def test_a_small_proof_from_end_to_end(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    prove(_tiny(model, out))
+    chosen, results = read_json(out / "chosen.json"), read_json(out / "results.json")
+    assert len(chosen["scores"]["sft"]) == 2
+    assert chosen["chosen"]["sft"] == max(chosen["scores"]["sft"], key=lambda row: row["accuracy"])["values"]
+    rows = {(row["arm"], row["title"]): row for row in results["rows"]}
+    assert set(rows) == {
+        ("sft_pseudo", "none"),
+        ("pra_recommended", "none"),
+        ("sft", "scarce-4"),
+        ("sft_flops", "scarce-4"),
+        ("pra_recommended", "scarce-4"),
+        ("pra_recommended", "none/marker"),
+    }
+    # the nearest number of steps to equal cost is off by half a step at most
+    ours, equal, sft = (rows[arm, "scarce-4"] for arm in ("pra_recommended", "sft_flops", "sft"))
+    assert abs(equal["flops"] - ours["flops"]) < 0.75 * sft["flops"] / 2
+    assert all((out / name).stat().st_size > 10_000 for name in ("accuracy.png", "trajectory.png"))
+    assert "PRA recommended" in (out / "table.md").read_text()
+    traced = [read_json(path) for path in (out / "runs").glob("*.json")]
+    steps = [
+        [row["step"] for row in run["trace"]["accuracy"]] for run in traced if run.get("trace", {}).get("accuracy")
+    ]
+    assert steps == [[0, 1, 2]]
+    assert not list((out / "work").glob("*"))
+    # nothing is left to do, and a changed run is refused by nobody but done anew
+    before = {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")}
+    prove(_tiny(model, out, stage="run"))
+    assert {path: path.stat().st_mtime_ns for path in (out / "runs").glob("*.json")} == before
+    assert "results are in" in capsys.readouterr().out
+
+
+def test_a_stage_without_its_forerunner_says_so(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stage choose first"):
+        prove(_tiny(model, tmp_path, stage="run"))
+    with pytest.raises(ConfigError, match="not a model folder"):
+        prove(_tiny(tmp_path, tmp_path))
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1])))
+from test_proof import _resumed
+from experiments.proof.prove import prove
+if __name__ == "__main__":
+    prove(_resumed(Path(sys.argv[2]), Path(sys.argv[3])))
+"""
+
+
+def _resumed(model: Path, out: Path, workers: int = 1) -> ProofConfig:
+    return _tiny(
+        model,
+        out,
+        workers=workers,
+        arms=("sft", "pra_recommended"),
+        conditions=("clean",),
+        nulls=(),
+        seeds=(1, 2, 3),
+        choose=ChooseConfig(grids={}),
+        trace=TraceConfig(every=0),
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_proof_goes_on_and_ends_alike(model: Path, tmp_path: Path) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(_SCRIPT)
+    process = Forked(script, Path(__file__).parent, model, out)
+    done: list[Path] = []
+    while not done and process.poll() is None:
+        time.sleep(0.05)
+        done = list((out / "runs").glob("*.json"))
+    # it alone: its workers are to see that it is gone
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(20) == -signal.SIGKILL
+    workers = [int(folder.name) for folder in (out / "work").glob("*")]
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    done = list((out / "runs").glob("*.json"))
+    before = {path: path.read_bytes() for path in done}
+    prove(_resumed(model, out, workers=0))
+    for path, content in before.items():
+        assert path.read_bytes() == content
+    whole = tmp_path / "whole"
+    prove(_resumed(model, whole, workers=0))
+    names = sorted(path.name for path in (whole / "runs").glob("*.json"))
+    assert names == sorted(path.name for path in (out / "runs").glob("*.json"))
+    assert 0 < len(before) < len(names)
+    for name in names:
+        assert _timeless(out / "runs" / name) == _timeless(whole / "runs" / name)
+
+
+def _timeless(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = read_json(path)
+    del values["seconds"]
+    return values
+
+
+def test_knobs_take_what_yaml_gives() -> None:
+    assert Knobs(edges=[[0, 2]], hard_levels=[0, 1]) == Knobs(edges=((0, 2),), hard_levels=(0, 1))  # type: ignore[arg-type]

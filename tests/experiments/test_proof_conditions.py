@@ -1,0 +1,198 @@
+"""What the arms of the proof minimise, what they are told, and how their answers are scored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.proof.arms import knobs_of, recommended
+from experiments.proof.bench import Shelf, Spec
+from experiments.proof.conditions import Condition, named, split_records, training_records
+from experiments.proof.config import BenchConfig
+from experiments.proof.training import train_config
+from remind.alignment.config import TrainConfig
+from remind.alignment.objective import Edge, Objective
+from remind.core.errors import ConfigError
+from remind.evaluation.scores import score
+from remind.llm.offline import OfflineLLM
+from remind.models.generate import Generation
+from remind.states.parquet import StateRecord
+from remind.testbed.labels import LabelConfig
+from remind.testbed.ladder import LadderConfig, records, target
+from remind.testbed.score import is_right
+from remind.testbed.world import WorldConfig, make_world
+
+WORLD = WorldConfig(train=2, dev=1, test=1)
+LADDER = LadderConfig()
+
+
+# arms
+
+
+def test_pra_as_printed_is_what_the_trainer_does_untold() -> None:
+    assert knobs_of("pra_printed", recommended()).objective == TrainConfig("s", "o").objective
+
+
+def test_arms_minimise_what_they_are_said_to() -> None:
+    def of(arm: str) -> Objective:
+        return knobs_of(arm, recommended()).objective
+
+    assert of("sft") == of("sft_flops") == of("sft_pseudo") == Objective(lambda_hard=1.0, edges=())
+    assert of("sft_mixed") == Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
+    assert of("distil_20") == Objective(edges=(Edge(0, 2),))
+    ours = of("pra_recommended")
+    assert (ours.teacher_weights, ours.tau, ours.edges) == ("base", 1.0, (Edge(0, 1), Edge(0, 2)))
+
+
+def test_a_setting_that_cannot_work_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="edges into level 0"):
+        knobs_of("pra_printed", recommended(), {"teacher_weights": "base"})
+    with pytest.raises(ConfigError, match="no setting 'rate'"):
+        knobs_of("sft", recommended(), {"rate": 1.0})
+    with pytest.raises(ConfigError, match="no arm"):
+        knobs_of("magic", recommended())
+
+
+def test_labels_only_arms_never_get_a_decoded_answer(tmp_path: Path) -> None:
+    shelf = Shelf(_bench(tmp_path), tmp_path)
+    for arm, expected in (("sft", "skip"), ("sft_mixed", "skip"), ("sft_pseudo", "skip"), ("pra_printed", "x2")):
+        spec = Spec(arm, named("none"), 1, knobs_of(arm, recommended()), 3)
+        cfg = train_config(shelf, spec, tmp_path / "s", tmp_path / "o")
+        assert cfg.data.unlabelled == expected
+        assert (cfg.seed, cfg.trainer.max_steps) == (1, 3)
+
+
+# conditions
+
+
+def test_conditions_of_names() -> None:
+    assert named("scarce-60") == Condition("scarce-60", labelled=60, pool=False)
+    assert named("scarce-60-pool") == Condition("scarce-60-pool", labelled=60)
+    assert named("none") == Condition("none", labelled=0)
+    assert named("noisy-0.4") == Condition("noisy-0.4", noise=0.4)
+    for name in ("scarce", "scarce-0", "scarce-x", "noisy-2", "noisy-0.4-pool", "clear"):
+        with pytest.raises(ConfigError, match="no condition"):
+            named(name)
+
+
+def test_blind_arms_see_one_condition_for_all_shares_of_wrong_summaries() -> None:
+    condition = replace(named("scarce-6-pool"), wrong=0.4)
+    assert condition.seen_by("sft") == named("scarce-6")
+    assert condition.seen_by("sft_mixed") == replace(named("scarce-6"), wrong=0.4)
+    assert condition.seen_by("pra_printed") == condition
+
+
+def test_training_states_are_those_of_the_world_and_what_is_watched_is_clean() -> None:
+    condition = replace(named("noisy-0.4"), wrong=1.0)
+    made = training_records(WORLD, LADDER, condition, 3, watched=1, watch_seed=8)
+    world = make_world(replace(WORLD, dev=0, test=0, seed=3))
+    expected = records(world, replace(LADDER, seed=3, wrong_summaries=1.0), LabelConfig(noise=0.4, seed=3))
+    assert [one for one in made if one.split == "train"] == expected
+    clean = records(make_world(replace(WORLD, train=0, test=0, seed=8)), replace(LADDER, seed=8))
+    assert [one for one in made if one.split == "dev"] == clean
+    assert {one.split for one in made} == {"train", "dev"}
+
+
+def _train(null: Any, rest: Any = "empty", name: str = "none") -> list[StateRecord]:
+    return training_records(WORLD, LADDER, replace(named(name), null=null, rest=rest), 3, 0, 8)
+
+
+def _summary(record: StateRecord) -> str:
+    lines = record.x2.text.splitlines()
+    return lines[lines.index("Reflection") + 2] if "Reflection" in lines else ""
+
+
+def test_shuffled_summaries_are_the_same_ones_and_none_at_its_place() -> None:
+    before, after = _train(None), _train("shuffled", "keep")
+    assert sorted(map(_summary, before)) == sorted(map(_summary, after))
+    summaries = [_summary(record) for record in before]
+    same = sum(_summary(record) == own for record, own in zip(after, summaries, strict=True))
+    # equal words may stand at two places, but hardly
+    assert same <= 2
+    assert [record.x1 for record in after] == [record.x1 for record in before]
+    alone = _train("shuffled")
+    assert list(map(_summary, alone)) == list(map(_summary, after))
+    for record, plain in zip(alone, before, strict=True):
+        assert record.x0 == plain.x0
+        assert record.x1 == record.x0
+        assert not record.x2.markers
+
+
+def test_the_same_state_teaches_nothing() -> None:
+    before = _train(None)
+    for record, plain in zip(_train("same"), before, strict=True):
+        assert record.x2 == record.x1 == record.x0 == plain.x0
+    for record, plain in zip(_train("same", "keep"), before, strict=True):
+        assert (record.x1, record.x2) == (plain.x0, plain.x2)
+
+
+def _marked(record: StateRecord) -> frozenset[str]:
+    """Turns between an opening and a closing marker."""
+    pairs = list(zip(record.x1.markers[::2], record.x1.markers[1::2], strict=True))
+    return frozenset(
+        turn.turn_id
+        for turn in record.x1.turns
+        for first, last in pairs
+        if first[1] <= turn.start and turn.end <= last[0]
+    )
+
+
+def test_random_marks_are_as_many_and_have_lost_the_evidence() -> None:
+    before, after = _train(None, name="clean"), _train("marker", name="clean")
+    kept = evidence = chance = 0.0
+    for plain, record in zip(before, after, strict=True):
+        assert record.x0 == plain.x0
+        assert record.x2 == record.x1
+        assert record.target == plain.target is not None
+        if len(record.evidence) == len(_marked(plain) & set(record.evidence)) == len(_marked(plain)):
+            assert len(_marked(record)) >= 1
+        kept += len(_marked(record) & set(record.evidence))
+        evidence += len(_marked(plain) & set(record.evidence))
+        chance += len(_marked(record)) * len(record.evidence) / len(record.x1.turns)
+    assert evidence > 1.5 * chance
+    assert kept == pytest.approx(chance, rel=0.35)
+    # a remark of two turns takes the place of one of one turn, so turns agree on average alone
+    turns = [sum(len(_marked(record)) for record in some) for some in (before, after)]
+    assert turns[1] == pytest.approx(turns[0], rel=0.2)
+
+
+def test_null_controls_leave_labels_alone() -> None:
+    for null in ("shuffled", "same", "marker"):
+        made = _train(null, name="noisy-0.4")
+        assert [one.target for one in made] == [one.target for one in _train(None, name="noisy-0.4")]
+        assert all(one.target is None for one in _train(null))
+
+
+# scores
+
+
+def test_scores_are_those_of_the_evaluation() -> None:
+    asked = split_records(WORLD, LADDER, "dev", 1, 8)
+    assert {record.format for record in asked} == {"direct", "single", "multi"}
+    texts = [target(_question(record)) or "" for record in asked]
+    # one place further, so that some are wrong and of another form
+    for shift in (0, 1):
+        outputs = [Generation(texts[(n + shift) % len(texts)], 9) for n in range(len(texts))]
+        found = [is_right(record, output) for record, output in zip(asked, outputs, strict=True)]
+        expected = score(asked, outputs, OfflineLLM(), lambda lines: torch.zeros(len(lines), 1))
+        assert found == [one.accuracy == 1.0 for one in expected]
+        assert all(found) == (shift == 0)
+    assert not is_right(asked[0], Generation("", 9, failure="error"))
+    assert not is_right(asked[0], None)
+
+
+def _question(record: StateRecord) -> Any:
+    world = make_world(replace(WORLD, train=0, test=0, seed=8))
+    return next(item.question for item in world.asked if item.question.id == record.question_id)
+
+
+def _bench(folder: Path) -> Any:
+    model = folder / "any"
+    model.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).write_text(name)
+    return BenchConfig(world=WORLD).bench(str(model))

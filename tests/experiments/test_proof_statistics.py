@@ -1,0 +1,159 @@
+"""What runs cost and what they come to: against counts by hand, a loop and simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.proof.arms import recommended
+from experiments.proof.flops import Size, fixed_cost, step_cost
+from experiments.proof.plan import equal_steps
+from experiments.proof.statistics import Resamples, stretch
+from experiments.proof.table import Judge, collapsed
+from remind.alignment.example import Example
+from remind.alignment.objective import Objective
+from remind.alignment.step import plan
+from remind.testbed.ladder import LadderConfig
+from remind.testbed.world import WorldConfig
+
+WORLD = WorldConfig(train=2, dev=1, test=1)
+LADDER = LadderConfig()
+
+
+# FLOPs
+
+
+def _example(*lengths: int, answer: int, labelled: bool = True, common: int = 0) -> Example:
+    prompts = [torch.arange(length, dtype=torch.int32) for length in lengths]
+    prompts[2][common:] += 1000
+    return Example("q", tuple(prompts), torch.zeros(answer, dtype=torch.int32), labelled)
+
+
+def test_flops_against_a_count_by_hand() -> None:
+    size = Size(body=10, head=3)
+    one = _example(20, 25, 30, answer=4, common=22)
+    # 23, 28, 33 tokens with the answer but for its last one; 4 answer positions
+    sft = Objective(lambda_hard=1.0, edges=())
+    assert step_cost([one], sft, plan(sft), size) == 6 * (23 * 10 + 4 * 3)
+    mixed = Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
+    assert step_cost([one, one], mixed, plan(mixed), size) == 2 * 6 * ((23 + 28 + 33) * 10 + 3 * 4 * 3)
+    printed = Objective()
+    naive = 6 * ((23 + 28) * 10 + 2 * 4 * 3) + 2 * (33 * 10 + 4 * 3)
+    assert step_cost([one], printed, plan(printed), size) == naive
+    # with the prefix shared x2 runs only what comes after the 22 tokens
+    assert step_cost([one], printed, plan(printed, prefix_sharing=True), size) == naive - 2 * 22 * 10
+    flow = Objective(target_grad="flow")
+    assert step_cost([one], flow, plan(flow, "joint"), size) == 6 * ((23 + 28 + 33) * 10 + 3 * 4 * 3)
+    base = recommended().objective
+    assert step_cost([one], base, plan(base), size) == 6 * (23 * 10 + 4 * 3)
+    assert fixed_cost([one, one], base, size) == 2 * 2 * ((28 + 33) * 10 + 2 * 4 * 3)
+    bare = replace(one, labelled=False)
+    assert fixed_cost([bare], base, size) - fixed_cost([one], base, size) == 2 * (33 * 10 + 4 * 3)
+    ema = Objective(teacher_weights="ema")
+    assert step_cost([one], ema, plan(ema), size) == 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (
+        33 * 10 + 4 * 3
+    )
+
+
+def test_equal_flops() -> None:
+    assert equal_steps({"flops": 300.0, "steps": 3}, {"flops": 749.0, "steps": 3}) == 7
+
+
+# statistics
+
+
+def _loop(values: Any, dialogues: list[str], resamples: Resamples) -> list[float]:
+    """The definition, number by number."""
+    names = list(dict.fromkeys(dialogues))
+    seeds, n = values.shape
+    grand = values.mean()
+    of_seed = [values[s].mean() - grand for s in range(seeds)]
+    places = {name: [q for q in range(n) if dialogues[q] == name] for name in names}
+    of_dialogue = {name: values[:, places[name]].mean() - grand for name in names}
+    wide = values.astype(float).copy()
+    for s in range(seeds):
+        for q in range(n):
+            wide[s, q] += (stretch(seeds) - 1) * of_seed[s] + (stretch(len(names)) - 1) * of_dialogue[dialogues[q]]
+    found = []
+    for drawn_seeds, drawn_dialogues in zip(resamples.of_seeds, resamples.of_dialogues, strict=True):
+        pool = [
+            wide[s, q]
+            for s in range(seeds)
+            for _ in range(int(drawn_seeds[s]))
+            for place, name in enumerate(names)
+            for _ in range(int(drawn_dialogues[place]))
+            for q in places[name]
+        ]
+        found.append(sum(pool) / len(pool))
+    return found
+
+
+def test_bootstrap_against_a_loop() -> None:
+    rng = np.random.default_rng(4)
+    dialogues = ["a"] * 3 + ["b"] * 5 + ["c"] * 2 + ["d"]
+    values = rng.integers(-1, 2, (4, len(dialogues))).astype(float)
+    resamples = Resamples(4, dialogues, 200, seed=1)
+    expected = _loop(values, dialogues, resamples)
+    np.testing.assert_allclose(resamples.means(values), expected, atol=1e-12)
+    estimate = resamples.estimate(values)
+    assert (estimate["low"], estimate["high"]) == pytest.approx(tuple(np.percentile(expected, [2.5, 97.5])))
+    assert estimate["value"] == pytest.approx(values.mean())
+    one = Resamples(1, dialogues, 50, seed=1)
+    np.testing.assert_allclose(one.means(values[:1]), _loop(values[:1], dialogues, one), atol=1e-12)
+
+
+@pytest.mark.parametrize(("of_seeds", "of_dialogues"), [(0.1, 0.0), (0.0, 0.1), (0.06, 0.06), (0.0, 0.0)])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(of_seeds: float, of_dialogues: float) -> None:
+    rng = np.random.default_rng(8)
+    dialogues = [f"d{place}" for place in range(12) for _ in range(10)]
+    resamples = Resamples(5, dialogues, 500)
+    held, rounds = 0, 250
+    for _ in range(rounds):
+        shares = 0.5 + of_seeds * rng.standard_normal((5, 1)) + of_dialogues * np.repeat(rng.standard_normal(12), 10)
+        values = (rng.random((5, 120)) < shares).astype(float)
+        estimate = resamples.estimate(values)
+        held += estimate["low"] <= 0.5 <= estimate["high"]
+    # 250 rounds: a true .95 falls below .91 once in two hundred times
+    assert held / rounds >= 0.91
+
+
+def test_share_of_the_gap() -> None:
+    dialogues = ["a", "a", "b", "b"]
+    ours, low, high = np.array([[1.0, 1, 1, 0]]), np.array([[0.0, 1, 0, 0]]), np.ones((1, 4))
+    share = Resamples(1, dialogues, 300).share(ours - low, high - low)
+    assert share is not None
+    assert share["value"] == pytest.approx(2 / 3)
+    assert share["low"] < 2 / 3 < share["high"]
+    assert Resamples(1, dialogues, 300).share(ours, low - low) is None
+
+
+def _run(x0: str, x1: str = "1111", x2: str = "1111", **values: Any) -> dict[str, Any]:
+    base = {"guard": [], "stopped": None, "steps": 2, "flops": 1.0, "seconds": {"all": 1.0}}
+    return {**base, "right": {"x0": x0, "x1": x1, "x2": x2}, **values}
+
+
+def test_collapse_is_told_by_x1_x2_or_the_guard() -> None:
+    base = _run("0000", "1110", "1111")
+    assert not collapsed(_run("0000", "1110", "1111"), base)
+    assert collapsed(_run("1111", "1100", "1111"), base)
+    assert collapsed(_run("1111", "1111", "1011"), base)
+    assert collapsed(_run("1111", guard=[{"step": 1, "what": ["x"]}]), base)
+    assert not collapsed(_run("1111", "11", "11"), base)  # the first two questions alone
+
+
+def test_without_labels_the_rival_is_the_best_of_scarce_labels() -> None:
+    found = {
+        ("sft", "scarce-30"): {1: _run("1000"), 2: _run("1000")},
+        ("sft_flops", "scarce-60"): {1: _run("1100"), 2: _run("1000")},
+        ("sft", "scarce-60-pool"): {1: _run("1111"), 2: _run("1111")},
+        ("pra_recommended", "none"): {1: _run("1110"), 2: _run("1110")},
+    }
+    judge = Judge(_run("0000"), ["a", "a", "b", "b"], 200)
+    against = judge.row(found, "pra_recommended", "none", "none", labelled=False)["against"]
+    assert set(against) == {"base", "sft_flops"}
+    assert against["sft_flops"]["learned_under"] == "scarce-60"
+    assert against["sft_flops"]["value"] == pytest.approx(0.75 - 3 / 8)

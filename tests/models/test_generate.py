@@ -1,0 +1,123 @@
+"""Greedy generation against a loop of full forwards, and independence of padding and batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remind.core.errors import ConfigError, ModelError
+from remind.models import generate as answer
+from remind.models.backbone import Backbone, load_backbone, prompt_ids
+from remind.models.generate import Generation, batches, generate
+
+PROMPTS = ["Who went hiking?", "A much longer question " * 12, "x", "Ana: hello there\nBo: hi <|im_end|> you"]
+
+
+@pytest.fixture
+def nano() -> Backbone:
+    return load_backbone("nano-untrained", dtype="float64")
+
+
+def greedy(backbone: Backbone, prompt: str, n: int) -> list[int]:
+    """One token at a time, without padding, cache or `generate`."""
+    ids = prompt_ids(backbone.tokenizer, prompt)
+    start = len(ids)
+    for _ in range(n):
+        row = torch.tensor([ids])
+        with torch.no_grad():
+            logits = backbone.model(
+                input_ids=row, position_ids=backbone.position_ids({"input_ids": row}), use_cache=False
+            ).logits
+        ids.append(int(logits[0, -1].argmax()))
+    return ids[start:]
+
+
+def test_equals_a_plain_greedy_loop(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [greedy(nano, prompt, 6) for prompt in PROMPTS]
+    outputs = generate(nano, PROMPTS, max_new_tokens=6, batch_size=3)
+    for prompt, tokens, output in zip(PROMPTS, expected, outputs, strict=True):
+        assert output is not None
+        assert output.text == nano.tokenizer.decode(tokens, skip_special_tokens=True)
+        assert output.prompt_tokens == len(prompt_ids(nano.tokenizer, prompt))
+        assert (output.new_tokens, output.finished, output.failure) == (6, False, None)
+    # an end token stops, and is no part of the text
+    end = expected[0][3]
+    first = expected[0].index(end)
+    monkeypatch.setattr(answer, "end_token_id", lambda tokenizer: end)
+    stopped = generate(nano, PROMPTS, max_new_tokens=6, batch_size=4)[0]
+    assert stopped is not None
+    assert stopped.text == nano.tokenizer.decode(expected[0][:first])
+    assert (stopped.new_tokens, stopped.finished) == (first, True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_batches_do_not_change_answers(dtype: str) -> None:
+    backbone = load_backbone("nano-untrained", dtype=dtype)
+    alone = generate(backbone, PROMPTS, 8, batch_size=1)
+    assert alone == generate(backbone, PROMPTS, 8, batch_size=4) == generate(backbone, PROMPTS, 8, batch_size=2)
+    assert alone == list(reversed(generate(backbone, PROMPTS[::-1], 8, batch_size=3)))
+
+
+def test_a_models_own_generation_settings_do_not_count(nano: Backbone) -> None:
+    plain = generate(nano, PROMPTS, 6)
+    nano.model.generation_config.update(
+        do_sample=True, temperature=5.0, repetition_penalty=9.0, no_repeat_ngram_size=1, top_k=3
+    )
+    nano.model.train()
+    assert generate(nano, PROMPTS, 6) == plain
+    assert nano.model.training
+
+
+def test_what_does_not_fit_fails_and_the_rest_is_answered(nano: Backbone) -> None:
+    lengths = [len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS]
+    limit = sorted(lengths)[-2] + 5
+    nano.model.config.get_text_config().max_position_embeddings = limit
+    outputs = generate(nano, PROMPTS, 5)
+    longest = lengths.index(max(lengths))
+    for index, output in enumerate(outputs):
+        assert output is not None
+        assert output.failure == ("too_long" if index == longest else None)
+    failed = outputs[longest]
+    assert failed is not None
+    assert failed.text == ""
+    assert f"{lengths[longest]} + 5 tokens exceed" in failed.message
+
+
+def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = generate(nano, PROMPTS, 4)
+    original = nano.model.generate
+    long = max(len(prompt_ids(nano.tokenizer, prompt)) for prompt in PROMPTS)
+
+    def short_of_memory(input_ids: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        if input_ids.shape[1] == long:
+            raise torch.OutOfMemoryError("no room\nfor this")
+        return original(input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(nano.model, "generate", short_of_memory)
+    outputs = generate(nano, PROMPTS, 4, batch_size=4)
+    assert outputs[1] == Generation("", long, failure="error", message="no room for this")
+    assert [o for i, o in enumerate(outputs) if i != 1] == [o for i, o in enumerate(plain) if i != 1]
+
+
+def test_done_prompts_are_skipped(nano: Backbone) -> None:
+    seen: list[int] = []
+    plain = generate(nano, PROMPTS, 4)
+    outputs = generate(
+        nano, PROMPTS, 4, batch_size=2, done=[False, True, True, False], on_output=lambda i, _: seen.append(i)
+    )
+    assert outputs == [plain[0], None, None, plain[3]]
+    assert sorted(seen) == [0, 3]
+
+
+def test_bad_settings_and_models_are_refused(nano: Backbone) -> None:
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        generate(nano, PROMPTS, 0)
+    with pytest.raises(ConfigError, match="batch_size"):
+        generate(nano, PROMPTS, 4, batch_size=0)
+    with pytest.raises(ModelError, match=r"minilm \(encoder\) cannot generate"):
+        generate(load_backbone("minilm"), PROMPTS, 4)
+
+
+def test_batches_hold_similar_lengths_longest_first() -> None:
+    assert batches([3, 9, 1, 9, 4], 2) == [[1, 3], [4, 0], [2]]
+    assert batches([], 2) == []

@@ -1,0 +1,223 @@
+"""The nano backbone: its tokenizer round-trips and is reproducible, its model is wired like a Qwen3-VL."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
+from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+from remind.models.nano import (
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    nano_config,
+    nano_image_processor,
+    nano_model,
+    nano_tokenizer,
+    save_nano,
+    train_tokenizer,
+    training_texts,
+)
+from remind.testbed.vocabulary import pattern, wordings
+from remind.testbed.world import lexicon
+
+SHIPPED = files("remind.models") / "nano" / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return nano_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_nano(tmp_path_factory.mktemp("nano") / "model")
+
+
+def test_training_again_gives_the_shipped_bytes():
+    assert train_tokenizer(training_texts(), wordings()) + "\n" == SHIPPED.read_text(encoding="utf-8")
+
+
+def test_other_text_gives_another_tokenizer():
+    assert train_tokenizer(training_texts()[:-50], wordings()) + "\n" != SHIPPED.read_text(encoding="utf-8")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_round_trips(text):
+    tokenizer = nano_tokenizer_once()
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert tokenizer.decode(ids) == text
+
+
+def _flat(texts: list[str]) -> str:
+    """One way after the other, the longest first: slow, and plain to see what it finds."""
+    ways = []
+    for text in sorted(texts, key=len, reverse=True):
+        before = r"(?<!\p{L})" if text[0].isalpha() else ""
+        after = r"(?!\p{L})" if text[-1].isalpha() else ""
+        ways.append(before + re.escape(text).replace("\\\n", r"\n") + after)
+    names = "|".join(lexicon()["names"])
+    return "|".join([*ways, f"(?<={names}): ", "(?<=[A-D]),(?=[A-D])"])
+
+
+@pytest.fixture(scope="module")
+def splits():
+    """Where the flat pattern cuts a text, and where the shipped one does."""
+    flat, shipped = (Split(Regex(f(wordings())), behavior="isolated") for f in (_flat, pattern))
+    return flat.pre_tokenize_str, shipped.pre_tokenize_str
+
+
+_PIECE = st.one_of(
+    st.sampled_from(wordings()),
+    st.sampled_from(wordings()).flatmap(lambda text: st.integers(0, len(text)).map(lambda end: text[:end])),
+    st.sampled_from(wordings()).flatmap(lambda text: st.integers(0, len(text)).map(lambda start: text[start:])),
+    st.sampled_from([" ", "\n", ",", ": ", "A", "B,C", "Ana: ", "Anas: ", "é", "中", "1", "'s"]),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.lists(_PIECE, max_size=12).map("".join))
+def test_the_pattern_finds_what_one_way_after_the_other_finds(splits, text):
+    flat, shipped = splits
+    assert shipped(text) == flat(text)
+
+
+def test_of_wordings_that_begin_alike_the_longest_is_found():
+    rule = Regex(pattern(["an", "and", "an old", "and so", " x", " xy", "]"]))
+    cut = Split(rule, behavior="isolated").pre_tokenize_str
+    expected = {
+        "an olds": ["an", " olds"],
+        "and so": ["and so"],
+        "and sos": ["and", " sos"],
+        "land": ["land"],
+        " xyz ]": [" xyz ", "]"],
+        "an": ["an"],
+    }
+    assert {text: [piece for piece, _ in cut(text)] for text in expected} == expected
+
+
+_CACHE: list = []
+
+
+def nano_tokenizer_once():
+    if not _CACHE:
+        _CACHE.append(nano_tokenizer())
+    return _CACHE[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["e\u0301 \u00e9", "👩‍👩‍👧‍👦 ok", "  two  spaces , kept .", "\r\n\t\x00", "I 'm , don 't"]
+)
+def test_awkward_text_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_words_of_the_sample_are_few_tokens(tokenizer):
+    text = "Viktor: I've dropped bouldering for good and feel lighter.\n"
+    assert len(tokenizer(text)["input_ids"]) < 20 < len(text)
+
+
+def test_special_tokens_are_wired_into_the_config(tokenizer):
+    config = nano_config()
+    ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)), strict=True))
+    assert len(set(ids.values())) == len(SPECIAL_TOKENS)
+    assert max(ids.values()) < VOCAB_SIZE == config.text_config.vocab_size
+    assert config.image_token_id == ids["<|image_pad|>"]
+    assert config.video_token_id == ids["<|video_pad|>"]
+    assert config.vision_start_token_id == ids["<|vision_start|>"]
+    assert config.vision_end_token_id == ids["<|vision_end|>"]
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    for token, index in ids.items():
+        assert tokenizer(token)["input_ids"] == [index]
+        assert tokenizer.decode([index], skip_special_tokens=True) == ""
+
+
+def test_chat_template_shows_text_and_images(tokenizer):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is it?"}]},
+    ]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_model_has_the_parts_of_a_qwen3_vl():
+    model = nano_model()
+    text, vision = model.config.text_config, model.config.vision_config
+    assert text.num_key_value_heads < text.num_attention_heads
+    assert sum(text.rope_parameters["mrope_section"]) == text.head_dim // 2
+    assert text.max_position_embeddings >= 32768
+    assert vision.deepstack_visual_indexes
+    assert vision.out_hidden_size == text.hidden_size
+    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    assert sum(p.numel() for p in model.parameters()) < 2_000_000
+
+
+def test_mrope_sections_keep_qwens_shares():
+    # Qwen3-VL divides the 64 frequencies of head_dim 128 as 24 + 20 + 20
+    config = nano_config(hidden_size=512, heads=4)
+    assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    one = nano_model(seed=1)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(456)
+    again, other = nano_model(seed=1), nano_model(seed=2)
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    assert not torch.equal(one.model.language_model.embed_tokens.weight, other.model.language_model.embed_tokens.weight)
+
+
+def test_saved_folder_opens_as_plain_hugging_face(folder, tokenizer):
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, use_safetensors=True)
+    reference = nano_model().state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, reference[name]), name
+    loaded = AutoTokenizer.from_pretrained(folder)
+    text = "Ana: e\u0301 and é 👋 <|im_end|>\n"
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert loaded.chat_template == tokenizer.chat_template
+    assert (loaded.eos_token, loaded.pad_token) == (tokenizer.eos_token, tokenizer.pad_token)
+    config = model.generation_config
+    assert tokenizer.eos_token_id in config.eos_token_id
+    assert config.pad_token_id == tokenizer.pad_token_id
+    assert not config.do_sample
+
+
+def test_saved_folder_is_one_a_qwen3_vl_loader_knows(folder):
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3VLForConditionalGeneration"]
+    assert config["model_type"] == "qwen3_vl"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"model.safetensors", "tokenizer.json", "preprocessor_config.json", "generation_config.json"}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
+
+
+def test_a_size_can_be_chosen():
+    model = nano_model(hidden_size=64, layers=3, heads=2, kv_heads=1)
+    assert len(model.model.language_model.layers) == 3
+    with torch.no_grad():
+        assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, VOCAB_SIZE)
+
+
+def test_images_become_four_to_sixty_four_tokens():
+    from PIL import Image
+
+    for size in ((8, 8), (300, 40), (2000, 1500)):
+        grid = nano_image_processor()(images=[Image.new("RGB", size)], return_tensors="pt")["image_grid_thw"]
+        assert 4 <= int(grid.prod()) // 4 <= 64

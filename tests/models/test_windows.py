@@ -1,0 +1,143 @@
+"""Dialogue text and images as windows of tokens and batches of model inputs."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image as Picture
+
+from remind.core.errors import ConfigError, ImagePathError, ModelError
+from remind.data.dialogue import Dialogue, Image, Session, Turn
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.chat import open_image
+from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.models.windows import batches, make_windows
+from sae.harvest import harvest
+
+
+@pytest.fixture(scope="module")
+def nano() -> Backbone:
+    return load_backbone("nano")
+
+
+@pytest.fixture
+def pictured(tmp_path: Path) -> Dialogue:
+    def image(index: int, size: tuple[int, int], caption: str | None) -> Image:
+        path = tmp_path / f"{index}.png"
+        Picture.effect_noise(size, 40 + index).convert("RGB").save(path)
+        return Image(index, str(path), caption)
+
+    turns = (
+        Turn("1:0", "Ana", "look at this", images=(image(0, (90, 60), "a red\nboat"), image(1, (200, 200), None))),
+        Turn("1:1", "Ben", "lovely, and here is mine", images=(Image(2, None, "only a caption"),)),
+        Turn("1:2", "Ana", "word " * 40, images=(image(3, (64, 128), "a tall tree"),)),
+    )
+    return Dialogue("d", (Session("s", None, turns),))
+
+
+def test_images_stand_before_their_captions_and_stay_whole(nano: Backbone, pictured: Dialogue) -> None:
+    for size in (30, 40, 64, 1000):
+        windows = make_windows(nano, [pictured], size, "test", image_tokens=16)
+        config = nano.model.config
+        ids = [token for window in windows for token in window.ids]
+        assert all(len(window.ids) <= size for window in windows)
+        assert [path for w in windows for path in w.images] == [i.path for i in pictured.images if i.path]
+        for window in windows:
+            marks = [window.ids.count(t) for t in (config.vision_start_token_id, config.vision_end_token_id)]
+            assert marks == [len(window.images)] * 2
+        pads = {config.image_token_id, config.vision_start_token_id, config.vision_end_token_id}
+        plain = nano.tokenizer.decode([token for token in ids if token not in pads])
+        assert "look at this\n[Image #0 Caption] a red boat\n\nBen:" in plain
+        assert "[Image #2 Caption] only a caption\n" in plain
+        # turns of the tokens go up, and an image belongs to its turn
+        turns = [turn for window in windows for turn in window.turns]
+        assert turns == sorted(turns)
+        assert {turn for token, turn in zip(ids, turns, strict=True) if token == config.image_token_id} == {0, 2}
+
+
+def test_blocks_have_as_many_tokens_as_the_model_makes_of_the_pixels(nano: Backbone, pictured: Dialogue) -> None:
+    merge = nano.processor.image_processor.merge_size**2
+    for most in (4, 16, 500):
+        for image in pictured.images:
+            if image.path is not None:
+                count = len(image_block(nano, image.path, most)) - 2
+                assert count == int(pixel_inputs(nano, [image.path], most)["image_grid_thw"].prod()) // merge
+                assert 1 <= count <= max(most, 4)
+
+
+def test_a_batch_with_images_runs_as_the_model_takes_it(nano: Backbone, pictured: Dialogue) -> None:
+    windows = make_windows(nano, [pictured], 40, "test", image_tokens=16)
+    [(inputs, turns)] = list(batches(nano, windows, 16, image_tokens=16))
+    assert inputs["position_ids"].shape == (3, *inputs["input_ids"].shape)
+    # the median that tells sinks apart is that of the batch
+    options = {"special_ids": nano.tokenizer.all_special_ids, "sink_factor": None}
+    [batch] = harvest(nano.model, [inputs], [1, 3], **options)
+    visual = inputs["input_ids"] == nano.model.config.image_token_id
+    assert int(batch.visual.sum()) == int(visual.sum()) > 0
+    # each window alone gives what it gives in the batch
+    for row, window in enumerate(windows):
+        [(alone, _)] = list(batches(nano, [window], 1, image_tokens=16))
+        [single] = harvest(nano.model, [alone], [1, 3], **options)
+        mine = batch.rows == row
+        torch.testing.assert_close(single.activations[3], batch.activations[3][mine], rtol=1e-4, atol=1e-4)
+    # and other pixels are seen
+    changed = {**inputs, "pixel_values": -inputs["pixel_values"]}
+    [other] = harvest(nano.model, [changed], [1, 3], **options)
+    assert not torch.allclose(other.activations[1][other.visual], batch.activations[1][batch.visual])
+    assert turns.shape == inputs["input_ids"].shape
+
+
+def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="window 8 is too small for the"):
+        make_windows(nano, [pictured], 8, "test", image_tokens=16)
+    minilm = load_backbone("minilm")
+    assert takes_images(nano)
+    assert not takes_images(minilm)
+    with pytest.raises(ModelError, match="need a Qwen-VL model"):
+        make_windows(minilm, [pictured], 64, "test", image_tokens=16)
+    (tmp_path / "0.png").write_bytes(b"not an image")
+    with pytest.raises(ImagePathError, match=r"0\.png"):
+        make_windows(nano, [pictured], 64, "test", image_tokens=16)
+    (tmp_path / "0.png").unlink()
+    with pytest.raises(ImagePathError, match="no such image"):
+        make_windows(nano, [pictured], 64, "test", image_tokens=16)
+
+
+def test_without_images_only_captions_are_read(nano: Backbone, pictured: Dialogue) -> None:
+    [window] = make_windows(nano, [pictured], 1000, "test")
+    assert window.images == ()
+    assert nano.model.config.image_token_id not in window.ids
+
+
+def test_a_picture_far_longer_than_wide_is_named(nano: Backbone, pictured: Dialogue, tmp_path: Path) -> None:
+    Picture.new("RGB", (1, 500)).save(tmp_path / "1.png")
+    with pytest.raises(ImagePathError, match=r"1\.png: an image of 1 x 500 pixels cannot be shown: [^\n]*$"):
+        make_windows(nano, [pictured], 64, "test", image_tokens=16)
+    Picture.new("RGB", (1, 100)).save(tmp_path / "1.png")
+    assert make_windows(nano, [pictured], 64, "test", image_tokens=16)
+
+
+def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files may hold pictures that are large in memory. What the model sees is that of all at once."""
+    paths = []
+    for number, size in enumerate([(90, 60), (64, 64), (64, 64), (33, 150)]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        Picture.effect_noise(size, 40 + number).convert("RGB").save(paths[-1])
+    processor = nano.processor.image_processor
+    size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": 500 * 32 * 32}
+    joint = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
+    seen: list[weakref.ref[Picture.Image]] = []
+
+    def watched(path: str) -> Picture.Image:
+        assert [one for one in seen if one() is not None] == []
+        image = open_image(path)
+        seen.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr("remind.models.images.open_image", watched)
+    alone = pixel_inputs(nano, paths, 500)
+    assert len(seen) == len(paths)
+    assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))

@@ -1,0 +1,193 @@
+"""Rendering: section order, byte identity of the dialogue section, spans, targets."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.states.pyramid import (
+    MARKER,
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    line_of,
+    render,
+    render_target,
+    strip_markers,
+)
+
+TEXT = st.text(max_size=40) | st.sampled_from([MARKER, f"a\n{MARKER}\nb", "[…]", "<|im_end|>", "מה שלומך", "😀😀"])
+
+
+@st.composite
+def states(draw: st.DrawFn) -> AttentionalState:
+    """A random dialogue, retrieved segments and blocks that respect the runs."""
+    sessions, image = [], 0
+    for s in range(draw(st.integers(1, 3))):
+        turns = []
+        for t in range(draw(st.integers(1, 5))):
+            images = tuple(
+                Image(image + i, caption=draw(st.none() | TEXT)) for i in range(draw(st.sampled_from([0, 0, 0, 1, 2])))
+            )
+            image += len(images)
+            speaker = draw(st.sampled_from(["Ana", "Ben", "An", "Dr. O'Hara"]))
+            turns.append(Turn(f"{s}:{t}", speaker, draw(TEXT), images=images))
+        sessions.append(Session(f"s{s}", draw(st.none() | st.just("2024-01-02T03:04")), tuple(turns)))
+    dialogue = Dialogue("d", tuple(sessions))
+    cuts = sorted(draw(st.sets(st.integers(0, len(dialogue.turns)), max_size=6)))
+    segments = tuple(Segment(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
+    strategy = Strategy(("look for habits",), speakers=("Ana",), entities=tuple(draw(st.lists(TEXT, max_size=2))))
+    question = Question("q", "d", draw(TEXT), format="single", options=("x", "y"), answers=("B",))
+    factual = FactualState(dialogue, question, segments, strategy)
+    runs, blocks, index = factual.runs, [], 0
+    while index < len(runs):
+        if draw(st.booleans()):
+            end = index
+            while end + 1 < len(runs) and runs[end + 1] == runs[index] and draw(st.booleans()):
+                end += 1
+            blocks.append((index, end))
+            index = end
+        index += 1
+    return AttentionalState(factual, tuple(blocks))
+
+
+@given(states(), TEXT)
+def test_dialogue_section_without_markers_is_that_of_x0(state: AttentionalState, summary: str) -> None:
+    x0, x1 = render(state.factual), render(state)
+    section = x0.text[slice(*x0.dialogue)]
+    assert strip_markers(x1) == section
+    # the same by an independent route: a marker is a whole line, and no dialogue line can be one
+    marked = x1.text[slice(*x1.dialogue)]
+    lines = [line for line in marked.split("\n") if line != MARKER]
+    assert "\n".join(lines) == section
+    assert marked.split("\n").count(MARKER) == 2 * len(state.blocks)
+    assert x0.text[: x0.dialogue[0]] == x1.text[: x1.dialogue[0]]
+    x2 = render(ReflectiveState(state, summary))
+    shared = x1.text.rindex("\nQuestion: ")
+    assert x2.text[:shared].startswith(x1.text[: x1.text.rindex("markers")])
+
+
+@given(states())
+def test_markers_enclose_the_blocks_and_never_nest(state: AttentionalState) -> None:
+    rendered = render(state)
+    pairs = list(zip(rendered.markers[::2], rendered.markers[1::2], strict=True))
+    assert len(pairs) == len(state.blocks)
+    for (start, end), (opened, closed) in zip(state.blocks, pairs, strict=True):
+        assert opened[1] == rendered.turns[start].start
+        assert closed[0] == rendered.turns[end].end
+        inside = rendered.text[opened[1] : closed[0]].split("\n")
+        assert MARKER not in inside
+        assert "[…]" not in inside or any("[…]" in turn.text for turn in state.factual.turns)
+
+
+@given(states())
+def test_spans_cut_out_what_they_name(state: AttentionalState) -> None:
+    for rendered in (render(state.factual), render(state)):
+        for span, turn in zip(rendered.turns, state.factual.turns, strict=True):
+            assert span.turn_id == turn.id
+            assert rendered.text[slice(*span.speaker)] == f"{turn.speaker}:"
+            assert rendered.text[slice(*span.text)] == " ".join(turn.text.split())
+            assert rendered.text[span.start : span.end].startswith(line_of(turn) + "\n")
+            assert len(span.captions) == len(turn.images)
+        for cue, span in zip(state.factual.strategy.reasoning, rendered.reasoning, strict=True):
+            assert rendered.text[slice(*span)] == cue
+        for anchor, span in zip(state.factual.strategy.anchors, rendered.anchors, strict=True):
+            assert rendered.text[slice(*span)] == " ".join(anchor.split())
+
+
+def _dialogue() -> Dialogue:
+    first = tuple(Turn(f"1:{n}", "Ana" if n % 2 else "Ben", f"first {n}") for n in range(4))
+    photo = (Image(0, caption="a red bike"), Image(1))
+    second = (
+        Turn("2:0", "Ana", "", images=photo),
+        Turn("2:1", "Ben", "nice\nbike", images=(Image(2, caption="hills"),)),
+    )
+    return Dialogue("d", (Session("a", "2024-01-02T03:04", first), Session("b", None, second)))
+
+
+def test_sections_stand_in_the_documented_order() -> None:
+    question = Question(
+        "q", "d", "What colour?", format="multi", options=("red", "blue"), answers=("B", "A"), time="2024-05-05"
+    )
+    factual = FactualState(
+        _dialogue(),
+        question,
+        (Segment(0, 0), Segment(2, 3), Segment(4, 5)),
+        Strategy(("find colours",), speakers=("Ana",)),
+    )
+    text = render(ReflectiveState(AttentionalState(factual, ((1, 2), (3, 3))), "It is red.")).text
+    landmarks = [
+        "between answer tags: <answer>[A,D]</answer>",
+        "Conversation\n[Session 1, 2024-01-02T03:04]\nBen: first 0\n[…]\n",
+        "[ATTENTION]\nBen: first 2\nAna: first 3\n[ATTENTION]\n",
+        "[Session 2]\n[ATTENTION]\nAna:\n[Image #0 Caption] a red bike\n[Image #1 Caption] (no caption)\n[ATTENTION]\n",
+        "Ben: nice bike\n[Image #2 Caption] hills\n",
+        "Guide to the question",
+        "Target speaker: Ana\nStep 1: find colours\n",
+        "between a pair of [ATTENTION] markers",
+        "Reflection\n",
+        "It is red.\n",
+        "Asked on: 2024-05-05\nQuestion: What colour?\nOptions:\nA. red\nB. blue\n",
+    ]
+    places = [text.index(landmark) for landmark in landmarks]
+    assert places == sorted(places)
+    assert text.endswith(landmarks[-1])
+
+
+def test_runs_break_at_gaps_and_at_sessions() -> None:
+    state = FactualState(
+        _dialogue(), Question("q", "d", "?"), (Segment(0, 1), Segment(2, 2), Segment(4, 5)), Strategy(())
+    )
+    assert state.runs == (0, 0, 0, 1, 1)
+    joined = FactualState(_dialogue(), Question("q", "d", "?"), (Segment(1, 5),), Strategy(()))
+    assert joined.runs == (0, 0, 0, 1, 1)
+    with pytest.raises(DataError, match="crosses a gap"):
+        AttentionalState(state, ((1, 3),))
+    with pytest.raises(DataError, match="overlap"):
+        AttentionalState(state, ((0, 1), (1, 2)))
+    with pytest.raises(DataError, match="out of order"):
+        FactualState(_dialogue(), Question("q", "d", "?"), (Segment(2, 3), Segment(0, 1)), Strategy(()))
+
+
+def test_target_quotes_only_what_x0_holds() -> None:
+    dialogue = _dialogue()
+    question = Question("q", "d", "?", answers=("red bike", "bike"), evidence=("2:1", "1:1"))
+    target = render_target(FactualState(dialogue, question, (Segment(4, 5),), Strategy(())))
+    assert target.text == "<answer>red bike</answer><explanation>Ben: nice bike</explanation>"
+    assert (target.evidence, target.missing) == (2, 1)
+
+
+def test_target_of_a_visual_question_lists_image_indices() -> None:
+    question = Question(
+        "q", "d", "?", "multi", ("x", "y", "z"), ("C", "A"), images=(2, 0), dimension="personalized_visual_baselines"
+    )
+    target = render_target(FactualState(_dialogue(), question, (Segment(5, 5),), Strategy(())))
+    assert target.text == "<answer>[A,C]</answer><explanation>[2]</explanation>"
+    assert (target.evidence, target.missing) == (2, 1)
+
+
+def test_no_gold_answer_means_no_target() -> None:
+    assert (
+        render_target(FactualState(_dialogue(), Question("q", "d", "?"), (Segment(0, 0),), Strategy(()))).text is None
+    )
+
+
+@pytest.mark.parametrize("fmt", ["single", "multi", "direct"])
+@pytest.mark.parametrize("dimension", [None, "topic_scoped_visual_prototypes"])
+def test_instructions_ask_for_the_output_of_the_format(fmt: str, dimension: str | None) -> None:
+    options = () if fmt == "direct" else ("x", "y")
+    question = Question("q", "d", "?", fmt, options, dimension=dimension)  # type: ignore[arg-type]
+    text = render(FactualState(_dialogue(), question, (Segment(0, 0),), Strategy(()))).text
+    wanted = {
+        "single": "<answer>A</answer>",
+        "multi": "<answer>[A,D]</answer>",
+        "direct": "<answer>your phrase</answer>",
+    }
+    assert [name for name, tag in wanted.items() if tag in text] == [fmt]
+    assert ("<explanation>[0, 1]</explanation>" in text) is (dimension is not None)
+    assert not re.search(r"\{[{%]", text)

@@ -1,0 +1,298 @@
+"""States on disk: round trip, versions, damage, overlap of splits."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from remind.core.errors import DataError, FormatError
+from remind.core.files import sha256_file
+from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
+from remind.pipeline import Tally, record_of
+from remind.states.parquet import (
+    Picture,
+    StateRecord,
+    check_split,
+    evidence_share,
+    part_name,
+    read_manifest,
+    read_part,
+    read_states,
+    write_manifest,
+    write_part,
+)
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+
+
+def make_record(question_id: str = "q", split: str = "train", **changes: object) -> StateRecord:
+    turns = tuple(
+        Turn(f"t{n}", "Ana", f"line {n} é😀", images=(Image(0, caption="x"),) if n == 1 else ()) for n in range(4)
+    )
+    dialogue = Dialogue("d", (Session("s", None, turns),))
+    question = Question(question_id, "d", "why?", answers=("so",), evidence=("t1", "t3"), category=4)
+    question = dataclasses.replace(question, **changes)  # type: ignore[arg-type]
+    factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("think",), entities=("line",)))
+    return record_of(ReflectiveState(AttentionalState(factual, ((1, 1),), (0.5, 1.5, -1.0)), "because"), split)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    records = [make_record("a"), make_record("b", "test", evidence=("t0",), answers=(), category=None)]
+    write_part(tmp_path, 0, records[:1])
+    write_part(tmp_path, 1, records[1:])
+    write_manifest(tmp_path, {"note": 1})
+    assert read_states(tmp_path) == records
+    assert read_states(tmp_path, "test") == records[1:]
+    assert read_manifest(tmp_path)["note"] == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_record_says_what_x0_holds() -> None:
+    record = make_record()
+    assert record.evidence_lines == ("Ana: line 1 é😀", "Ana: line 3 é😀")
+    assert record.evidence_found == ("t1",)
+    assert evidence_share(record) == 0.5
+    tally = Tally()
+    tally.add(record)
+    tally.add(make_record("b", evidence=()))
+    assert tally.recall()["all"] == {"n": 1, "x0": 0.5, "marked": 0.5}
+    assert list(tally.recall()) == ["category 4", "all"]
+
+
+def test_unfinished_foreign_or_newer_folder_is_refused(tmp_path: Path) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    with pytest.raises(FormatError, match="did not finish"):
+        read_states(tmp_path)
+    write_manifest(tmp_path, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["format_version"] += 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="build them again"):
+        read_states(tmp_path)
+    (tmp_path / "manifest.json").write_text("{]")
+    with pytest.raises(DataError, match="not JSON"):
+        read_states(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(FormatError, match="not the manifest"):
+        read_states(tmp_path)
+
+
+def test_truncated_part_is_a_clear_error(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {})
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match=part_name(0)):
+        read_states(tmp_path)
+
+
+def test_missing_split_says_which_there_are(tmp_path: Path) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {})
+    with pytest.raises(DataError, match="there are: train"):
+        read_states(tmp_path, "test")
+
+
+def test_shared_evidence_between_train_and_test_is_an_error() -> None:
+    check_split([make_record("a", "train"), make_record("b", "test", evidence=("t0",))])
+    with pytest.raises(DataError, match="split by evidence cluster"):
+        check_split([make_record("a", "train"), make_record("b", "test", evidence=("t0", "t3"))])
+
+
+def level(**changes: object) -> StateRecord:
+    """A record whose x1 is changed."""
+    record = make_record()
+    return dataclasses.replace(record, x1=dataclasses.replace(record.x1, **changes))  # type: ignore[arg-type]
+
+
+def first_turn(**changes: object) -> StateRecord:
+    turns = make_record().x1.turns
+    return level(turns=(dataclasses.replace(turns[0], **changes), *turns[1:]))  # type: ignore[arg-type]
+
+
+def asked(**changes: object) -> StateRecord:
+    record = make_record()
+    choice = {"format": "multi", "options": ("a", "b"), "answers": ("B",), **changes}
+    return dataclasses.replace(record, **choice)  # type: ignore[arg-type]
+
+
+def pictured(picture: Picture) -> StateRecord:
+    return dataclasses.replace(make_record(), pictures=(picture,))
+
+
+def unsound() -> dict[str, tuple[StateRecord, str]]:
+    good = make_record()
+    x1 = good.x1
+    turn, end = x1.turns[0], len(x1.text)
+    again = dataclasses.replace(x1.turns[2], turn_id=x1.turns[1].turn_id)
+    return {
+        "dialogue beyond the text": (level(dialogue=(0, end + 1)), "x1: the span of the dialogue"),
+        "reversed": (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
+        "negative": (level(anchors=((-1, 3),)), "x1: a span of anchors"),
+        "marker outside the dialogue": (level(markers=((0, 2), (3, 4))), "x1: a span of markers"),
+        "odd markers": (level(markers=x1.markers[:1]), "x1: a block of markers is not closed"),
+        "marker over a turn": (level(markers=((turn.start, turn.end), x1.markers[1])), "x1: a turn or marker"),
+        "markers in reverse": (level(markers=x1.markers[::-1]), "x1: a marker"),
+        "turns in reverse": (level(turns=x1.turns[::-1]), "x1: a turn"),
+        "turn twice": (level(turns=(turn, turn, *x1.turns[1:])), "x1: a turn"),
+        "turn outside": (first_turn(start=0), "x1: a turn"),
+        "speaker outside its turn": (first_turn(speaker=(0, 1)), "x1: a turn's speaker"),
+        "text outside its turn": (first_turn(text=(turn.start, end)), "x1: a turn's text"),
+        "caption outside its turn": (first_turn(captions=((end - 1, end),)), "x1: a turn's caption"),
+        "no turn id": (first_turn(turn_id=None), "x1: a turn's turn_id is missing"),
+        "span of three": (first_turn(text=(1, 2, 3)), "is no pair of numbers"),
+        "no text": (level(text=None), "the text of x1 is missing"),
+        "salience too short": (dataclasses.replace(good, salience=(0.5,)), "salience"),
+        "no question": (dataclasses.replace(good, question=None), "question is missing"),  # type: ignore[arg-type]
+        "no split": (dataclasses.replace(good, split="valid"), "unknown split 'valid'"),
+        "no format": (dataclasses.replace(good, format="open"), "unknown format 'open'"),
+        "an empty entry": (dataclasses.replace(good, options=(None,)), "an entry of options is missing"),  # type: ignore[arg-type]
+        "options with direct": (dataclasses.replace(good, options=("a",)), "a direct question has no options"),
+        "no options": (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
+        "too many options": (asked(options=("a",) * 27), "a multi question needs 1 to 26 options, this one has 27"),
+        "an answer of no option": (asked(answers=("Z",)), "gold answer 'Z' names none of its options (A to B)"),
+        "a small letter": (asked(answers=("a",)), "gold answer 'a' names none of its options (A to B)"),
+        "an answer twice": (asked(answers=("B", "B")), "an answer stands twice"),
+        "two answers to single": (
+            asked(format="single", answers=("A", "B")),
+            "a single question has one answer, not 2",
+        ),
+        "dimension": (dataclasses.replace(good, dimension="depth"), "unknown dimension 'depth'"),
+        "visual by itself": (dataclasses.replace(good, visual=True), "visual does not go with the dimension"),
+        "not visual": (dataclasses.replace(good, dimension=VISUAL_DIMENSIONS[0]), "visual does not go"),
+        "negative image": (dataclasses.replace(good, images=(0, -5)), "an image index is -5"),
+        "a line less": (dataclasses.replace(good, evidence_lines=("Ana: hi",)), "evidence_lines is not of as many"),
+        "a turn id twice": (level(turns=(*x1.turns[:2], again)), "x1: a turn stands twice"),
+        "another dialogue": (
+            level(text=x1.text.replace("line 2", "line 3")),
+            "x1: its dialogue without markers is not",
+        ),
+        "picture of no turn": (pictured(Picture("t3", 0, "x.png")), "a picture is of no image in x0"),
+        "picture of no caption": (pictured(Picture("t1", 1, "x.png")), "a picture is of no image in x0"),
+        "picture at -1": (pictured(Picture("t1", -1, "x.png")), "a picture's place is -1"),
+        "found but not gold": (dataclasses.replace(good, evidence_found=("t2",)), "evidence_found names what is not"),
+    }
+
+
+@pytest.mark.parametrize("name", list(unsound()))
+def test_what_no_state_can_say_is_refused(tmp_path: Path, name: str) -> None:
+    record, message = unsound()[name]
+    path = write_part(tmp_path, 0, [make_record("a"), record])
+    with pytest.raises(DataError, match=r"build the states again") as caught:
+        read_part(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{path} [q]: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers": ("A", "B")},
+        {"format": "single", "answers": ()},
+        {"format": "single", "options": ("x",) * 26, "answers": ("Z",)},
+        {"format": "direct", "options": (), "answers": ("so", "so")},
+        {"dimension": VISUAL_DIMENSIONS[0], "visual": True},
+        {"evidence_lines": ()},
+        {"pictures": (Picture("t1", 0, "x.png"),)},
+    ],
+)
+def test_what_states_can_say_is_read(tmp_path: Path, changes: dict[str, object]) -> None:
+    record = asked(**changes)
+    assert read_part(write_part(tmp_path, 0, [make_record("a"), record])) == [make_record("a"), record]
+
+
+@pytest.mark.parametrize("question_id", ["", " ", "\x1b\u202e" + "x" * 1_000_000])
+def test_ids_that_cannot_be_shown_are_told_shortly(tmp_path: Path, question_id: str) -> None:
+    record = dataclasses.replace(make_record(), question_id=question_id, split="x" if question_id.strip() else "dev")
+    path = write_part(tmp_path, 0, [make_record("a"), record])
+    with pytest.raises(DataError) as caught:
+        read_part(path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    assert str(caught.value).isprintable()
+    write_part(tmp_path, 0, [dataclasses.replace(record, split="dev", question_id=question_id + "y")] * 2)
+    write_manifest(tmp_path, {})
+    with pytest.raises(DataError, match="stands twice") as caught:
+        read_states(tmp_path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"parts": []}, "parts should be an object, not a list"),
+        ({"parts": None}, "parts should be an object"),
+        ({"parts": {part_name(0): 5}}, "should be text, not a number"),
+        ({"inputs": [1]}, "inputs should be an object, not a list"),
+        ({"inputs": {"a.json": None}}, "inputs: 'a.json' should be text"),
+        ({"config": []}, "config should be an object, not a list"),
+        ({"config": None}, "config should be an object"),
+        ({"config": {"backbone": 5}}, r"config\.backbone should be text, not a number"),
+        ({"config": {"sae": 5}}, r"config\.sae should be text"),
+        ({"config": {"input": ["a", 5]}}, r"config\.input should be text"),
+        ({"config": {"grounding": [1]}}, r"config\.grounding should be an object, not a list"),
+    ],
+)
+def test_a_manifest_of_other_kinds_is_refused(tmp_path: Path, manifest: dict[str, object], message: str) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, manifest)
+    with pytest.raises(DataError, match=rf"manifest\.json: {message}" if message[0] != "s" else message):
+        read_states(tmp_path)
+
+
+def test_a_name_too_long_for_the_system_is_told() -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_states("x" * 5000)
+
+
+def test_a_part_that_is_not_as_it_was_built_is_refused(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {"parts": {path.name: sha256_file(path)}})
+    assert read_states(tmp_path) == [make_record()]
+    write_part(tmp_path, 0, [make_record(text="who?")])
+    with pytest.raises(DataError, match=r"part-00000\.parquet: is not as it was built"):
+        read_states(tmp_path)
+
+
+def test_a_flipped_bit_is_never_taken_for_another_record(tmp_path: Path) -> None:
+    record = make_record()
+    path = write_part(tmp_path, 0, [record])
+    good = path.read_bytes()
+    rng = random.Random(0)
+    refused = 0
+    for at in rng.sample(range(len(good)), 120):
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        try:
+            assert read_part(path) == [record]
+        except DataError:
+            refused += 1
+    assert refused > 20
+
+
+def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    table = pq.read_table(path)
+    for name, kind in (("question", pa.large_string()), ("visual", pa.int8()), ("salience", pa.list_(pa.float64()))):
+        place = table.column_names.index(name)
+        pq.write_table(table.set_column(place, name, table[name].cast(kind)), path)
+        with pytest.raises(FormatError, match=f"its column {name} is not of the type"):
+            read_part(path)
+    pq.write_table(table.drop_columns(["x1"]), path)
+    with pytest.raises(FormatError, match="columns are not those"):
+        read_part(path)
+
+
+def test_a_part_missing_foreign_or_twice(tmp_path: Path) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_part(tmp_path, 1, [make_record()])
+    write_manifest(tmp_path, {})
+    with pytest.raises(DataError, match="the question stands twice"):
+        read_states(tmp_path)
+    write_manifest(tmp_path, {"parts": {part_name(0): ""}})
+    with pytest.raises(FormatError, match=r"'part-00001\.parquet' is not of this build"):
+        read_states(tmp_path)
+    write_manifest(tmp_path, {"parts": dict.fromkeys(map(part_name, range(3)), "")})
+    with pytest.raises(FormatError, match=r"'part-00002\.parquet' is missing"):
+        read_states(tmp_path)

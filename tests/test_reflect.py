@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from remind import reflect as summarise
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.llm.offline import OfflineLLM
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
+
+TALK = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "I sold my bicycle."), Turn("2", "Ben", "Why?"))),))
+GOLD = Question(
+    "q", "d", "What did Ana sell?", answers=("a bicycle",), evidence=("1",), images=(), category=4, split="test"
+)
+
+
+def state() -> AttentionalState:
+    return AttentionalState(FactualState(TALK, GOLD, (Segment(0, 1),), Strategy(())), ((0, 0),))
+
+
+class Watching(OfflineLLM):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.seen = text, []
+
+    def summary(self, state: AttentionalState) -> str:
+        self.seen.append(state)
+        return self.text
+
+
+def test_the_summary_is_appended_to_an_unchanged_x1() -> None:
+    reflective = summarise(Watching("  It was the bicycle.\n"), state())
+    assert reflective.attentional == state()
+    assert reflective.attentional.factual.question.answers == ("a bicycle",)
+    assert reflective.summary == "It was the bicycle."
+    assert "It was the bicycle." in render(reflective).text
+
+
+def test_the_llm_sees_no_gold() -> None:
+    llm = Watching("x")
+    summarise(llm, state())
+    (seen,) = llm.seen
+    question = seen.factual.question
+    assert (question.answers, question.evidence, question.images, question.category, question.split) == (
+        (),
+        (),
+        (),
+        None,
+        None,
+    )
+    assert question.text == GOLD.text
+    assert seen.blocks == ((0, 0),)
+
+
+def test_an_empty_summary_is_refused() -> None:
+    with pytest.raises(DataError, match="wrote an empty summary"):
+        summarise(Watching(" \n"), state())
+
+
+def test_offline_end_to_end() -> None:
+    assert "I sold my bicycle." in summarise(OfflineLLM(), state()).summary

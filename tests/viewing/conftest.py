@@ -1,0 +1,168 @@
+"""States grounded by the true code on a backbone that is a table: what a page shows needs no model."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.grounding import Grounder, GroundingConfig
+from remind.models.chat import Tokens
+from remind.states.pyramid import FactualState, Segment, Strategy
+from sae import TopKSAE
+
+WIDTH, D_SAE, K = 16, 192, 6
+WORDS = re.findall(r"\w+", "dog walk rain tea garden blue train music bread night letter stone bird river cake sister")
+#: What must stay text: ends of scripts and of strings, markup, handlers, line separators, another direction.
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    '<img src=x onerror="window.hacked = 2"> & "quotes" \'single\' `ticks` ${window.hacked = 3}',
+    "<!--<script> --> ]]> \\u003c/script> {{ 7 * 7 }} {% raw %}",
+    "line\u2028separator \u2029 and \u202eturned\u202c text \U0001f634 end",
+    "אני אוהב את הכלב שלי <b>מאוד</b>",
+)
+
+
+class Table:
+    """A backbone whose hidden state of a token is a row of a table; every letter of an emoji is two tokens."""
+
+    name, n_layers, hidden_size, causal, max_length = "table", 4, WIDTH, False, 512
+    frame: tuple[list[int], list[int]] = ([], [])
+    device = torch.device("cpu")
+    tokenizer = SimpleNamespace(pad_token_id=0)
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.table = torch.randn(self.n_layers + 1, 997, WIDTH, generator=generator)
+
+    def tokenize(self, text: str) -> Tokens:
+        ids, offsets = [], []
+        for found in re.finditer(r"\w+|[^\w\s]", text):
+            number = sum(ord(c) * 31**i for i, c in enumerate(found.group().lower())) % 996 + 1
+            for _ in range(2 if ord(found.group()[0]) > 0xFFFF else 1):
+                ids.append(number)
+                offsets.append(found.span())
+        return Tokens(ids, offsets)
+
+    def hidden_states(self, ids: torch.Tensor, mask: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
+        return {layer: self.table[layer][ids] for layer in layers}
+
+
+def saes(layers: Sequence[int] = (2, 3)) -> dict[int, TopKSAE]:
+    return {
+        n: TopKSAE(WIDTH, D_SAE, K, generator=torch.Generator().manual_seed(n)).requires_grad_(False) for n in layers
+    }
+
+
+def table_grounder(layers: Sequence[int] = (2, 3), **settings: Any) -> Grounder:
+    return Grounder(Table(), saes(layers), None, GroundingConfig(**settings))  # type: ignore[arg-type]
+
+
+def long_state(turns: int, words: int = 17) -> FactualState:
+    """A dialogue of that many turns, all retrieved; every hundredth has a picture, every 37th is gold."""
+    generator = torch.Generator().manual_seed(turns)
+    rows = torch.randint(0, len(WORDS), (turns, words), generator=generator).tolist()
+    made = [
+        Turn(
+            f"s{n // 50}:{n}",
+            ("Ana", "Ben")[n % 2],
+            " ".join(WORDS[i] for i in row),
+            images=(Image(n // 100, caption=f"a picture of {WORDS[row[0]]}"),) if n % 100 == 0 else (),
+        )
+        for n, row in enumerate(rows)
+    ]
+    sessions = tuple(
+        Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", tuple(made[50 * n : 50 * n + 50])) for n in range(-(-turns // 50))
+    )
+    question = Question(
+        "q-long", "long", "What does Ana like?", answers=("tea",), evidence=tuple(t.id for t in made[::37])
+    )
+    segments = tuple(Segment(50 * n, min(50 * n + 49, turns - 1)) for n in range(len(sessions)))
+    strategy = Strategy(
+        ("Collect what is said about tea and the garden.",), speakers=("Ana",), entities=("tea", "cake")
+    )
+    return FactualState(Dialogue("long", sessions), question, segments, strategy)
+
+
+def hostile_state() -> FactualState:
+    """Every part that can hold text holds what could be taken for something else."""
+    turns = tuple(
+        Turn(f"<i>{n}</i>", ("<b>Ana</b>", "דנה")[n % 2], text, images=(Image(n, caption=text),))
+        for n, text in enumerate(HOSTILE)
+    )
+    question = Question(
+        "<q>&\"'",
+        "</title><script>window.hacked = 4</script>",
+        f"{HOSTILE[0]} {HOSTILE[4]}?",
+        "single",
+        (HOSTILE[1], "</li><script>window.hacked = 5</script>"),
+        ("A",),
+        (turns[0].id, turns[4].id),
+    )
+    strategy = Strategy((HOSTILE[0],), entities=(HOSTILE[2], "הכלב"))
+    dialogue = Dialogue(question.dialogue_id, (Session("s", "<u>now</u>", turns),))
+    return FactualState(dialogue, question, (Segment(0, len(turns) - 1),), strategy)
+
+
+class Opened:
+    """A page opened from disk, with all that its console said."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.said: list[str] = []
+        self.fetched: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.fetched.append(request.url))
+        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Any]:
+    pages: list[Opened] = []
+
+    def opened(path: Path, **options: Any) -> Opened:
+        pages.append(Opened(browser, path, **options))
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.close()
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """What the script of a page reads, taken from the file by nothing but a pattern."""
+    found = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def numbers_of(text: str, kind: str) -> list[float]:
+    """Numbers of a packed field, by the struct module."""
+    raw, code = base64.b64decode(text), {"f4": "f", "u1": "B", "u2": "H", "u4": "I"}[kind]
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+
+
+@pytest.fixture(scope="session")
+def made() -> SimpleNamespace:
+    """The makers above, for tests in other files."""
+    names = ("Table", "saes", "table_grounder", "long_state", "hostile_state", "data_of", "numbers_of", "HOSTILE", "K")
+    return SimpleNamespace(**{name: globals()[name] for name in names})

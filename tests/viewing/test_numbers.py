@@ -1,0 +1,185 @@
+"""What a page tells, against the equations in dense float64 and against sorting in Python."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remind.grounding import GroundingTrace
+from remind.states.pyramid import render
+from remind.viewing.inspector import Inspection, inspect_state, page_data, write_page
+from remind.viewing.inspector.page import added
+
+TURNS, LAYER = 90, 3
+
+
+@pytest.fixture(scope="module")
+def inspection(made: SimpleNamespace) -> Inspection:
+    return inspect_state(made.table_grounder((LAYER,), beta_unit=None, beta=0.5), made.long_state(TURNS))
+
+
+@pytest.fixture(scope="module")
+def data(inspection: Inspection, made: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = write_page(inspection, tmp_path_factory.mktemp("page") / "page.html", features=None, per_feature=3)
+    return made.data_of(path)
+
+
+def tokens_of(made: SimpleNamespace, inspection: Inspection) -> list[tuple[int, int, int, int]]:
+    """(start, end, turn, id) of every dialogue token, from the text alone."""
+    rendered, found = render(inspection.state), []
+    for turn, span in enumerate(rendered.turns):
+        known = made.Table().tokenize(rendered.text[span.start : span.end])
+        found += [(span.start + a, span.start + b, turn, i) for i, (a, b) in zip(known.ids, known.offsets, strict=True)]
+    return found
+
+
+def dense(made: SimpleNamespace, ids: list[int]) -> Tensor:
+    """Eq. 2 in float64 [T, d_sae]."""
+    coder, h = made.saes((LAYER,))[LAYER], made.Table().table[LAYER][ids].double()
+    pre = ((h - coder.b_dec.double()) @ coder.W_enc.double() + coder.b_enc.double()).relu()
+    return torch.where(pre >= pre.topk(made.K, dim=1).values[:, -1:], pre, 0.0)
+
+
+@pytest.fixture(scope="module")
+def expected(made: SimpleNamespace, inspection: Inspection) -> SimpleNamespace:
+    """Eq. 2 to 5 for the tokens of the page."""
+    tokens, state = tokens_of(made, inspection), inspection.state
+    codes = dense(made, [token[3] for token in tokens])
+    turn = torch.tensor([token[2] for token in tokens])
+    seen = torch.stack([(codes[turn == n] > 0).any(0) for n in range(TURNS)]).sum(0).double()
+    idf = torch.log((1 + TURNS) / (1 + seen))
+    table = made.Table()
+
+    def count(texts: tuple[str, ...]) -> Tensor:
+        return (dense(made, [i for text in texts for i in table.tokenize(text).ids]) > 0).sum(0)
+
+    v = torch.maximum(idf * count(state.strategy.reasoning), 6.0 * idf * count(state.strategy.anchors))
+    local = codes @ v
+    # the speaker marker is the name and the colon
+    first = [next(t for t, token in enumerate(tokens) if token[2] == n) for n in range(TURNS)]
+    b = torch.stack([v[(codes[[t, t + 1]] > 0).any(0)].sum() for t in first])
+    runs = state.runs
+    reply = [float(b[n + 1]) if n + 1 < TURNS and runs[n] == runs[n + 1] else 0.0 for n in range(TURNS)]
+    r = local + 0.5 * (b + torch.tensor(reply))[turn]
+    weights = {step: math.exp(-0.5 * (step / 0.5) ** 2) for step in (-2, -1, 0, 1, 2)}
+    s = torch.zeros_like(r)
+    for t in range(len(r)):
+        for step, weight in weights.items():
+            if 0 <= t + step < len(r) and runs[turn[t + step]] == runs[turn[t]]:
+                s[t] += weight / sum(weights.values()) * r[t + step]
+    return SimpleNamespace(tokens=tokens, codes=codes, turn=turn, v=v, local=local, r=r, s=s)
+
+
+def test_tokens_stand_where_the_text_has_them(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
+    given = data["tokens"]
+    read = [made.numbers_of(given[name], kind) for name, kind in (("start", "u4"), ("end", "u4"), ("turn", "u4"))]
+    assert list(zip(*read, strict=True)) == [token[:3] for token in expected.tokens]
+
+
+def test_resonance_is_the_equations(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
+    layer = data["layers"][0]
+    for field, wanted in (
+        (data["tokens"]["r"], expected.r),
+        (layer["r"], expected.r),
+        (layer["local"], expected.local),
+        (data["tokens"]["s"], expected.s),
+    ):
+        assert made.numbers_of(field, "f4") == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-4)
+
+
+def test_numbers_are_those_of_grounding_bit_for_bit(inspection: Inspection, data: dict[str, Any], made: Any) -> None:
+    trace: GroundingTrace = made.table_grounder((LAYER,), beta_unit=None, beta=0.5).trace(inspection.state)
+    assert made.numbers_of(data["tokens"]["s"], "f4") == trace.smoothed.tolist()
+    assert made.numbers_of(data["tokens"]["r"], "f4") == trace.combined.tolist()
+    codes = trace.codes.layers[LAYER].dialogue
+    layer = data["layers"][0]
+    width = layer["width"]
+    features = made.numbers_of(layer["features"], layer["kind"])
+    values = made.numbers_of(layer["values"], "f4")
+    for t in range(len(codes.values)):
+        row = {
+            layer["ids"][int(features[i]) - 1]: values[i] for i in range(t * width, (t + 1) * width) if features[i] > 0
+        }
+        pairs = zip(codes.indices[t].tolist(), codes.values[t].tolist(), strict=True)
+        assert row == {feature: value for feature, value in pairs if value > 0}
+
+
+def test_features_are_the_coders(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
+    layer = data["layers"][0]
+    weights = made.numbers_of(layer["v"], "f4")
+    assert weights == pytest.approx(expected.v[layer["ids"]].tolist(), rel=1e-4, abs=1e-5)
+    assert layer["fired"] == (expected.codes[:, layer["ids"]] > 0).sum(0).tolist()
+    assert made.numbers_of(layer["active"], "u2") == (expected.codes > 0).sum(1).tolist()
+
+
+def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], expected: Any) -> None:
+    layer, turn = data["layers"][0], expected.turn.tolist()
+    context = data["context"]
+    for place, feature in enumerate(layer["ids"]):
+        column = [round(value, 4) for value in expected.codes[:, feature].tolist()]
+        best: dict[int, int] = {}
+        for t, value in enumerate(column):
+            if value > 0 and (turn[t] not in best or value > column[best[turn[t]]]):
+                best[turn[t]] = t
+        wanted = sorted((column[t] for t in best.values()), reverse=True)[:3]
+        shown = layer["examples"][place]
+        assert [column[peak] for peak, _ in shown] == pytest.approx(wanted, abs=2e-4)
+        assert len({turn[peak] for peak, _ in shown}) == len(shown)
+        for peak, digits in shown:
+            near = [
+                t for t in range(peak - context, peak + context + 1) if 0 <= t < len(turn) and turn[t] == turn[peak]
+            ]
+            assert len(digits) == len(near)
+            for t, digit in zip(near, digits, strict=True):
+                assert abs(int(digit) - 9 * column[t] / max(wanted)) < 1.01
+                assert (digit == "0") == (column[t] == 0)
+
+
+def test_what_carried_a_turn_is_what_the_trace_says(data: dict[str, Any], inspection: Inspection) -> None:
+    layer = data["layers"][0]
+    for turn in range(TURNS):
+        wanted = inspection.trace.top_features(LAYER, turn, 5)
+        shown = [(layer["ids"][local], share) for local, share in layer["carried"][turn]]
+        assert [share for _, share in shown] == pytest.approx([share for _, share in wanted], rel=1e-3, abs=1e-3)
+    guiding = [layer["ids"][local] for local in layer["guiding"]]
+    assert guiding == [feature for feature, _ in inspection.trace.guiding_features(LAYER, 12)]
+
+
+def test_a_short_row_holds_what_adds_most_and_what_fires_most(inspection: Inspection, expected: Any, made: Any) -> None:
+    layer = page_data(inspection, features=4)["layers"][0]
+    rows, kept = made.numbers_of(layer["features"], layer["kind"]), []
+    for t, codes in enumerate(expected.codes):
+        shares = {j: float(codes[j] * expected.v[j]) for j in codes.nonzero().flatten().tolist()}
+        carrying = [j for j in sorted(shares, key=lambda j: -shares[j]) if shares[j] > 0][:2]
+        others = sorted((j for j in shares if j not in carrying), key=lambda j: -float(codes[j]))
+        wanted = {*carrying, *others[: 4 - len(carrying)]}
+        kept.append({layer["ids"][int(f) - 1] for f in rows[4 * t : 4 * t + 4] if f} == wanted)
+    # equal shares may stand in either order
+    assert sum(kept) > 0.99 * len(kept)
+
+
+def test_turns_blocks_and_gold_stand_in_the_page(inspection: Inspection, tmp_path: Path) -> None:
+    html = write_page(inspection, tmp_path / "page.html").read_text(encoding="utf-8")
+    marked = {int(n) for n in re.findall(r'class="turn marked[^"]*" id="t(\d+)"', html)}
+    blocks = inspection.trace.state.blocks
+    assert blocks
+    assert marked == {turn for start, end in blocks for turn in range(start, end + 1)}
+    gold = {int(n) for n in re.findall(r'class="turn[^"]* gold" id="t(\d+)"', html)}
+    assert gold == set(range(0, TURNS, 37))
+    said = re.findall(r'<span class="bar" title="salience ([^"]+)"', html)
+    shown = [float(text.replace("\u2212", "-").replace(",", "")) for text in said]
+    assert shown == pytest.approx(list(inspection.trace.state.salience), rel=1e-3)
+    assert f"gold evidence: 3 of 3 turns retrieved, {len(gold & marked)} marked" in html
+
+
+def test_what_a_level_adds() -> None:
+    assert added("start\n\nQuestion", "start\n\nReflection\nshe rests\n\nQuestion") == "Reflection\nshe rests"
+    assert added("aaa", "aaaa") == "a"
+    assert added("same", "same") == ""

@@ -1,0 +1,106 @@
+"""Pictures of runs: what is drawn is what metrics.jsonl says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remind.core.errors import ConfigError, DataError
+from remind.viewing.plots.trajectory import PANELS, PlotRunConfig, plot_run, plot_trajectory
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _rows(steps: int = 10, accuracy: bool = True) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        hard = 0.5 * step / steps
+        shares = {"share_hard": hard, "share_dist01": 0.75 * (1 - hard), "share_dist12": 0.25 * (1 - hard)}
+        watched = {f"{name}{level}": step + level / 10 for name in ("ce", "entropy") for level in range(3)}
+        rows.append(
+            {"step": step, "kind": "train", **shares, "jsd01": 1 / step, "jsd12": 2 / step, **watched, "lr": 1e-3}
+        )
+        if accuracy and step % 5 == 0:
+            rows.append({"step": step, "kind": "accuracy", "x0": 0.1 * step, "x1": 0.7, "x2": 1.0, "questions": 10})
+    return rows
+
+
+def _folder(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
+    figure = plot_trajectory(_folder(tmp_path / "run", _rows())).figure
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "share of the loss",
+        "JSD (nats)",
+        "cross-entropy (nats)",
+        "entropy (nats)",
+        "accuracy",
+    ]
+    shares, jsd, ce, _, accuracy = figure.axes
+    lines = {line.get_label(): line for line in jsd.get_lines()}
+    assert np.allclose(lines["x1 and x2"].get_ydata(), [2 / step for step in range(1, 11)])
+    assert np.allclose({line.get_label(): line for line in ce.get_lines()}["x2"].get_ydata()[:2], [1.2, 2.2])
+    assert np.allclose(
+        {line.get_label(): line for line in accuracy.get_lines()}["x0"].get_xydata(), [[5, 0.5], [10, 1.0]]
+    )
+    # the areas lie on one another and reach 1 together; the hard loss is the lowest
+    assert [area.get_label() for area in shares.collections] == ["hard loss", "x1 → x0", "x2 → x1"]
+    tops = [area.get_paths()[0].vertices for area in shares.collections]
+    assert np.isclose(max(tops[0][:, 1]), 0.5)
+    assert np.isclose(max(tops[2][:, 1]), 1.0)
+    assert "not success" in figure._suptitle.get_text()
+
+
+def test_smoothing_averages_steps_with_those_before_them(tmp_path: Path) -> None:
+    figure = plot_trajectory(_folder(tmp_path / "run", _rows()), ["jsd"], smooth=2).figure
+    line = {line.get_label(): line for line in figure.axes[0].get_lines()}["x0 and x1"]
+    assert np.allclose(line.get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])
+
+
+def test_runs_under_one_another_share_their_scale_and_panels(tmp_path: Path) -> None:
+    runs = {"a": _folder(tmp_path / "a", _rows()), "b": _folder(tmp_path / "b", _rows(4, accuracy=False))}
+    figure = plot_trajectory(runs).figure
+    assert len(figure.axes) == 10
+    assert figure.axes[1].get_ylim() == figure.axes[6].get_ylim()
+    assert figure.axes[5].get_title(loc="left") == "b"
+
+
+def test_plain_fine_tuning_and_a_single_step_can_be_drawn(tmp_path: Path) -> None:
+    rows = [{"step": 1, "kind": "train", "share_hard": 1.0, "ce0": 2.0, "entropy0": 1.0, "lr": 1e-3}]
+    figure = plot_trajectory(_folder(tmp_path / "sft", rows)).figure
+    assert [axes.get_ylabel() for axes in figure.axes][:2] == ["share of the loss", "cross-entropy (nats)"]
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
+    run = _folder(tmp_path / "run", _rows(accuracy=False))
+    with pytest.raises(ConfigError, match="nothing of accuracy; there are shares, jsd, ce, entropy, lr"):
+        plot_trajectory(run, ["accuracy"])
+    with pytest.raises(ConfigError, match="no panel 'loss'"):
+        PlotRunConfig([str(run)], panels=("loss",))
+    with pytest.raises(DataError, match="not a run folder"):
+        plot_run(PlotRunConfig([str(tmp_path)]))
+    with pytest.raises(DataError, match="no step is in it yet"):
+        plot_trajectory(_folder(tmp_path / "empty", []))
+    assert list(PANELS) == ["shares", "jsd", "ce", "entropy", "accuracy", "lr"]
+
+
+def test_the_script_writes_a_picture_and_says_where(tmp_path: Path) -> None:
+    run = _folder(tmp_path / "run", _rows())
+    command = [sys.executable, ROOT / "scripts" / "plot_run.py", "--run", f"[{run}]", "--panels", "[shares, lr]"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == f"plot: {run / 'trajectory.png'}"
+    assert (run / "trajectory.png").read_bytes().startswith(PNG)
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
