@@ -180,7 +180,9 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
     sae = tmp_path / "sae"
     if layer is not None:
         TopKSAE(width, 64, 4).save(layer_folder(sae, layer))
-    monkeypatch.setattr(remind.pipeline.dialogue.Workshop, "build", lambda *_: pytest.fail("a dialogue was begun"))
+    monkeypatch.setattr(
+        remind.pipeline.dialogue.DialogueBuilder, "build", lambda *_: pytest.fail("a dialogue was begun")
+    )
     cfg = BuildStatesConfig(
         str(corpus), str(tmp_path / "out"), backbone="nano", sae=str(sae), cache=str(tmp_path / "cache")
     )
