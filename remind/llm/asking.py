@@ -11,7 +11,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.fence import code_for, fenced
 from remind.llm.request import Message, Reply, Request, Stage
 from remind.states import prompts
-from remind.states.blind import blind, blind_state
+from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
 

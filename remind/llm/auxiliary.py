@@ -20,8 +20,7 @@ from remind.llm.offline import OfflineLLM
 from remind.llm.opening import Chats
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM, Failure
-from remind.states.blind import blind, blind_state
+from remind.states.auxiliary import AuxiliaryLLM, Failure, blind, blind_state
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text.words import data
 

@@ -43,7 +43,7 @@ def open_chat(
 
         return OpenAIChat(endpoint, cache, ledger)
     from remind.llm.local import LocalChat
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     loaded = load_backbone(endpoint.model, endpoint.dtype, endpoint.device) if backbone is None else backbone
     return LocalChat(loaded, endpoint.concurrency, cache, ledger, endpoint=endpoint)

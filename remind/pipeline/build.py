@@ -14,8 +14,8 @@ from remind.core.progress import Counter
 from remind.grounding.ground import check_saes
 from remind.grounding.load import folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
-from remind.models.backbone import load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone, model_folder, size_of
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, is_built, manifest_of, summary_of
 from remind.pipeline.config import BuildStatesConfig

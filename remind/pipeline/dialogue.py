@@ -17,8 +17,8 @@ from remind.data.dialogue import Dialogue, Question
 from remind.grounding import Grounder
 from remind.grounding.load import load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
-from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts
 from remind.pipeline.config import BuildStatesConfig
@@ -26,8 +26,7 @@ from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key
 from remind.pipeline.outline import STAGES, Task, effort
 from remind.pipeline.record import Tally, record_of
 from remind.reflect import summarise_all
-from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.blind import blind
+from remind.states.auxiliary import AuxiliaryLLM, blind
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 

@@ -118,7 +118,7 @@ def model_hash(name: str, cache: Path) -> str:
     Raises:
         ModelError: no such model.
     """
-    from remind.models.backbone import model_folder
+    from remind.models.load import model_folder
 
     folder = model_folder(name)
     if folder is None:

@@ -20,7 +20,7 @@ from remind.core.files import read_json
 from remind.data.sample import sample_path
 from remind.data.split import SplitConfig
 from remind.demo import DemoConfig, demo
-from remind.models.backbone import load_backbone, size_of
+from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.outline import outline

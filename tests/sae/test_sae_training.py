@@ -18,7 +18,8 @@ import yaml
 from remind.alignment.config import as_dict
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.models.windows import batches, make_windows, mixed, prompt_lines, window_size
 from remind.sae_training import (
     Harvester,

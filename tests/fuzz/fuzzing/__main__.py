@@ -22,7 +22,8 @@ sys.path[:0] = [{tests!r}, {root!r}]
 import atheris
 with atheris.instrument_imports(include=["remind"]):
     from fuzzing.targets import make_check
-atheris.Setup(["fuzz", "-max_total_time={seconds}", "-len_control=0", "-max_len=4096", "-print_final_stats=1", "-rss_limit_mb=6144"],
+atheris.Setup(["fuzz", "-max_total_time={seconds}", "-len_control=0", "-max_len=4096",
+              "-print_final_stats=1", "-rss_limit_mb=6144"],
               make_check({name!r}).hypothesis.fuzz_one_input)
 atheris.Fuzz()
 """
