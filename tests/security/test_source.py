@@ -51,7 +51,7 @@ OWN = {
         "AutoConfig",
     ): "the folder of the MiniLM package; and a folder, without its code",
     (
-        "remind/models/backbone.py",
+        "remind/models/load.py",
         "Qwen2VLImageProcessorPil",
     ): "a class of the library's own, which runs no code of a folder",
 }
