@@ -16,7 +16,7 @@ from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.items import Asked, load_asked
 from remind.evaluation.judge import load_judge
 from remind.evaluation.names import CONDITIONS
-from remind.llm.opening import Chats
+from remind.llm.chat_models import Chats
 
 if TYPE_CHECKING:
     from remind.llm.request import ChatModel, Stage

@@ -171,7 +171,7 @@ class _Build:
         assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)
         print(summary_of(tally, known))
         if self.chat is not None:
-            print(self.chat.told())
+            print(self.chat.report_text())
         print(f"states: {self.out}")
 
     def _account(self, key: str) -> dict[str, Any]:
