@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Have people check draft items: one local page for each annotator, or a sitting in the terminal."""
+"""Write the pages on which people check draft items: one local HTML file for each annotator."""
 
 from remind.core.cli import main
-from remind.refmem.annotation.run import AnnotateConfig, run
+from remind.refmem.annotate import AnnotateConfig, write_pages
 
 if __name__ == "__main__":
-    main(AnnotateConfig, run, __doc__)
+    main(AnnotateConfig, write_pages, __doc__)
