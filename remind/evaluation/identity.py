@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import DataError
 from remind.core.files import input_hashes, sha256_file, sha256_json
-from remind.data.readers.place import Place
+from remind.data.readers.source import Place
 from remind.evaluation.names import CONDITIONS
 from remind.states import prompts
 from remind.states.parquet import MANIFEST, manifest_hashes
