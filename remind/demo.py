@@ -26,7 +26,8 @@ from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.data.dialogue import FORMATS, Corpus
 from remind.data.readers.refmem import write_refmem
-from remind.evaluation.harness import EvaluateConfig, evaluate
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.run import evaluate
 from remind.evaluation.tables import compare_rows, plain
 from remind.grounding import GroundingConfig
 from remind.models.backbone import Backbone

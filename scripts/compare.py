@@ -4,7 +4,8 @@
 import sys
 
 from remind.core.cli import main
-from remind.evaluation.compare import CompareConfig, compare_and_show, named
+from remind.evaluation.compare import compare_and_show, with_options
+from remind.evaluation.config import CompareConfig
 
 if __name__ == "__main__":
-    main(CompareConfig, compare_and_show, __doc__, named(sys.argv[1:]))
+    main(CompareConfig, compare_and_show, __doc__, with_options(sys.argv[1:]))

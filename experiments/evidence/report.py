@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 
 from experiments.evidence.data import Asked
-from experiments.evidence.intervals import bootstrap_means, clustered_means, interval
 from experiments.evidence.methods import BASELINES, METHODS
 from experiments.evidence.prepare import SCOPES
+from remind.evaluation.intervals import cluster_bootstrap, interval
 
+_RESAMPLES = 2000
 Ratios = Mapping[tuple[str, str], Sequence[np.ndarray]]
+
+
+def _estimate(values: np.ndarray) -> dict[str, Any]:
+    low, high = interval(cluster_bootstrap(values, None, _RESAMPLES))
+    return {"ratio": float(values.mean()), "low": low, "high": high, "n": len(values)}
 
 
 class Table:
@@ -49,9 +55,7 @@ class Table:
                                 "method": method,
                                 "scope": scope,
                                 "budget": budget,
-                                "ratio": float(values[chosen, b].mean()),
-                                **dict(zip(("low", "high"), interval(bootstrap_means(values[chosen, b])), strict=True)),
-                                "n": int(chosen.sum()),
+                                **_estimate(values[chosen, b]),
                             }
                             for b, budget in enumerate(self.budgets)
                         ]
@@ -71,8 +75,9 @@ class Table:
                 best = max(means, key=lambda other: means[other])
                 gain = (self.values[method, scope] - self.values[best, scope])[here, b]
                 seed = len(drawn)
-                means_drawn = bootstrap_means(gain, seed=seed), clustered_means(gain, self.dialogue[here], seed=seed)
-                drawn.append((float(gain.mean()), *means_drawn))
+                questions = cluster_bootstrap(gain, None, _RESAMPLES, seed)
+                dialogues = cluster_bootstrap(gain, self.dialogue[here], _RESAMPLES, seed)
+                drawn.append((float(gain.mean()), questions, dialogues))
                 found.append(self._difference(dataset, method, best, scope, budget, drawn[-1:], int(here.sum())))
             if len(drawn) > 1:
                 found.append(self._difference("both", method, "best of each", scope, budget, drawn, len(self.dataset)))

@@ -11,7 +11,7 @@ from experiments.stability import StabilityConfig
 from remind.alignment.trainer import TrainConfig
 from remind.core.cli import parse
 from remind.demo import DemoConfig
-from remind.evaluation.harness import EvaluateConfig
+from remind.evaluation.config import EvaluateConfig
 from remind.pipeline import BuildStatesConfig
 from remind.refmem.config import RefMemConfig
 from remind.sae_training import TrainSAEConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from experiments.evidence.crossval import CrossValidation, best_settings, dataset_mean
 from experiments.evidence.data import Asked, gold_turns, load
 from experiments.evidence.fit import fit_weights, question_shares
-from experiments.evidence.intervals import bootstrap_means, clustered_means, interval
 from experiments.evidence.marking import evidence_ratio
 from experiments.evidence.methods import METHODS, Setting, grid, plain_scores
 from experiments.evidence.prepare import DRAWS, Prepared, View
@@ -66,23 +64,6 @@ def runs_of(session: Tensor, held: Tensor) -> Tensor:
                 number += 1
             out[k, q], before = number, k
     return out
-
-
-def test_bootstraps_on_known_values() -> None:
-    values = np.random.default_rng(0).normal(2.0, 3.0, size=900)
-    low, high = interval(bootstrap_means(values))
-    half = 1.96 * values.std() / math.sqrt(900)
-    assert low == pytest.approx(values.mean() - half, abs=0.04)
-    assert high == pytest.approx(values.mean() + half, abs=0.04)
-    # questions of a dialogue that always agree are worth one question
-    cluster = np.repeat(np.arange(30), 30)
-    agreed = np.random.default_rng(1).normal(0.0, 1.0, size=30)[cluster]
-    wide, narrow = interval(clustered_means(agreed, cluster)), interval(bootstrap_means(agreed))
-    assert wide[1] - wide[0] == pytest.approx(2 * 1.96 * agreed.std() / math.sqrt(30), rel=0.1)
-    assert wide[1] - wide[0] > 4 * (narrow[1] - narrow[0])
-    # a dialogue counts by its questions
-    means = clustered_means(np.array([1.0, 1.0, 1.0, 0.0]), np.array([5, 5, 5, 9]))
-    assert set(np.round(means, 6)) == {0.0, 0.75, 1.0}
 
 
 def test_fitted_weights_are_where_the_gradient_vanishes() -> None:
