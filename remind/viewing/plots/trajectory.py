@@ -68,7 +68,7 @@ def plot_trajectory(
     - jsd: Jensen–Shannon divergence of each pair of states that the objective has, in nats (Eq. 21; Figure 14).
     - ce, entropy: cross-entropy with the answers, and entropy, under each state. Lines: training batches; points: the
       same on held-out questions.
-    - accuracy: questions answered rightly from each state, where the run measured it (`train_watched`).
+    - accuracy: questions answered rightly from each state, where the run measured it (`train_with_accuracy`).
     - lr: learning rate.
 
     Args:
