@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Have people check draft items: one local page for each annotator, or a sitting in the terminal."""
+"""The command `remind annotate-refmem` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.refmem.annotation.run import AnnotateConfig, run
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(AnnotateConfig, run, __doc__)
+    run("annotate-refmem")

@@ -276,12 +276,3 @@ def compare_and_show(cfg: CompareConfig) -> None:
     print(table(compare(cfg)))
     if cfg.out is not None:
         print(f"comparison: {cfg.out}")
-
-
-def named(argv: Sequence[str]) -> list[str]:
-    """Arguments with up to two leading plain ones as --first and --second."""
-    plain = [argument for argument in argv[:2] if not argument.startswith("-")]
-    if len(plain) == 1 and argv and argv[0] != plain[0]:
-        plain = []
-    given = [part for name, value in zip(("--first", "--second"), plain, strict=False) for part in (name, value)]
-    return [*given, *argv[len(plain) :]]

@@ -13,7 +13,7 @@ from in_process import run_script
 from scipy.stats import binomtest, bootstrap, ttest_rel
 
 from remind.core.errors import ConfigError, DataError
-from remind.evaluation.compare import CompareConfig, compare, load_run, named, table
+from remind.evaluation.compare import CompareConfig, compare, load_run, table
 from remind.evaluation.intervals import wilson
 from remind.evaluation.paired import paired_bootstrap
 
@@ -247,20 +247,6 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
     (one / "report.json").write_text("[]")
     with pytest.raises(DataError, match="no identity"):
         load_run(one)
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        (["A", "B", "--seed", "1"], ["--first", "A", "--second", "B", "--seed", "1"]),
-        (["--first", "A", "--second", "B"], ["--first", "A", "--second", "B"]),
-        (["A", "--second", "B"], ["--first", "A", "--second", "B"]),
-        (["--help"], ["--help"]),
-        ([], []),
-    ],
-)
-def test_plain_arguments(given: list[str], wanted: list[str]) -> None:
-    assert named(given) == wanted
 
 
 def test_the_script(tmp_path: Path) -> None:
