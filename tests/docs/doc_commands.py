@@ -1,7 +1,8 @@
 """The commands of the documents: README.md, docs/, comments of configs, docstrings and notebooks.
 
-A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash blocks and
-in running text it is executed by a test; in a row of a table, where it says how a figure was measured, it is only parsed.
+A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash
+blocks and in running text it is executed by a test; in a row of a table, where it says how a figure was measured, it
+is only parsed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the documents say of the checkout holds: paths, links, options, modules, targets of make, help of every command."""
+"""What the documents say of the checkout holds: paths, links, options, modules, targets of make, help of commands."""
 
 from __future__ import annotations
 
