@@ -111,7 +111,7 @@ class Probe:
             The text of each is what its ids decode to, with special tokens; `visual` flags image and video tokens.
 
         Raises:
-            as `encode`; ShapeError also for an attention mask that is not [B, T].
+            ShapeError: an attention mask that is not [B, T]. Other errors as `encode`.
         """
         device = hooks.device_of(self.model)
         inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
