@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test soak lint docs clean
+.PHONY: demo test soak lint docs notebooks clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
@@ -40,6 +40,11 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.ready
 	$(PIP) -e '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
+
+# The notebooks again, with their outputs.
+notebooks: export REMIND_QUIET = 1
+notebooks: $(VENV)/.ready
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter execute --inplace --timeout=1800 notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) build site *.egg-info

@@ -135,7 +135,7 @@ def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
     known |= {"--print_config", "--config_file", "--help", "--version"}
     comments = [
-        Command(str(path.relative_to(ROOT)), path.stem, line.lstrip("# "))
+        Command(str(path.relative_to(ROOT)), line.lstrip("# "))
         for path in sorted(CONFIGS.glob("*.yaml"))
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.strip().startswith("#")
