@@ -106,6 +106,7 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
 
 def make_parser(config: type, description: str, prog: str | None = None) -> _Parser:
     """The argument parser of a config dataclass whose fields carry docstrings."""
+    _files.set(_ConfigFiles())
     parser = _Parser(prog=prog, description=description, exit_on_error=True)
     parser.add_argument("--config", action=_ReadConfig, help="YAML file with any of the fields below")
     parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
@@ -116,7 +117,7 @@ def make_parser(config: type, description: str, prog: str | None = None) -> _Par
 def parse(config: type[C], description: str, argv: Sequence[str] | None = None, prog: str | None = None) -> C:
     """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
     parser = make_parser(config, description, prog)
-    _files.set(files := _ConfigFiles())
+    files = _files.get()
     try:
         parser.check_group_files(sys.argv[1:] if argv is None else argv)
     except ConfigError as error:

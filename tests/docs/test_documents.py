@@ -49,7 +49,15 @@ PROGRAMS = [*COMMANDS, *MODULES]
 #: What the pages shorten to a word: the rest of the line, or a file of one's own.
 ELIDED = {"…": "[locomo10.json]"}
 #: Required options that tables of measurements leave out.
-REQUIRED = {"--out": "o", "--input": "i", "--states": "s", "--model": "m", "--labels": "l", "--references": "r"}
+REQUIRED = {
+    "--out": "o",
+    "--sae": "s",
+    "--input": "i",
+    "--states": "s",
+    "--model": "m",
+    "--labels": "l",
+    "--references": "r",
+}
 #: Folders of the checkout that the text names paths in.
 FOLDERS = ("configs/", "docs/", "scripts/", "tests/", "notebooks/", "remind/", "sae/", "experiments/", "benchmarks/")
 
@@ -242,10 +250,10 @@ def test_no_two_commands_write_the_same_folder() -> None:
 
 
 def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
-    """The format's example, its broken lines joined, is a file that the reader takes."""
+    """The example of RefMem-Bench JSONL, its broken lines joined, is a file that the reader takes."""
     from remind import read
 
-    (block,) = blocks("json")
+    (block,) = (block for block in blocks("json") if block.page == "docs/data.md")
     text = "".join(block.lines)
     records = [part for part in re.split(r"(?<=\})(?=\{\"type\")", text) if part]
     (tmp_path / "example.jsonl").write_text("\n".join(records), encoding="utf-8")
