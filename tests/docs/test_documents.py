@@ -72,8 +72,7 @@ def parser_of(program: str) -> Any:
     def keep(config: type, *_: object, **__: object) -> None:
         parsers.append(cli.make_parser(config, ""))
 
-    path = [str(ROOT / "tests" / "fuzz"), *sys.path]
-    with mock.patch.object(cli, "main", keep), mock.patch.object(sys, "path", path):
+    with mock.patch.object(cli, "main", keep):
         runpy.run_module(program, run_name="__main__")
     return parsers[0]
 
@@ -85,7 +84,7 @@ def plain_help() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [*PROGRAMS, "fuzzing"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_help_explains_every_field(program: str) -> None:
     if program == PLAIN:
         assert all(option in plain_help() for option in ("--sizes", "--dead", "--aux_stride", "--no_sae_lens"))
@@ -111,7 +110,7 @@ def test_every_program_is_in_a_document() -> None:
 def test_a_measured_command_is_one_its_program_takes(command: Command) -> None:
     """They take hours; their options are checked, names and types of values."""
     program, words = str(command.program), [ELIDED.get(word, word) for word in command.arguments]
-    assert program in (*PROGRAMS, "fuzzing")
+    assert program in PROGRAMS
     if program == PLAIN:
         assert all(word in plain_help() for word in words if word.startswith("--"))
     elif "--help" not in words:
@@ -137,7 +136,7 @@ def _parse(program: str, words: list[str]) -> None:
 
 def test_every_option_the_text_names_exists() -> None:
     known: set[str] = set(re.findall(r"--\w+", plain_help()))
-    for program in (*PROGRAMS, "fuzzing"):
+    for program in PROGRAMS:
         if program != PLAIN:
             known |= {option for action in parser_of(program)._actions for option in action.option_strings}
     # of accelerate launch, git and pip
