@@ -44,7 +44,7 @@ docs: $(VENV)/.ready
 # The notebooks again, with their outputs.
 notebooks: export REMIND_QUIET = 1
 notebooks: $(VENV)/.ready
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/jupyter execute --inplace --timeout=1800 notebooks/*.ipynb
+	$(BIN)/python notebooks/execute.py
 
 clean:
 	rm -rf $(VENV) build site *.egg-info
