@@ -30,7 +30,7 @@ test: $(VENV)/.ready
 soak: $(VENV)/.ready
 	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/pipeline -k killed
 	$(PIP) -e '.[fuzz]'
-	PYTHONPATH=tests/fuzz $(BIN)/python -m fuzzing --seconds 600 --out runs/fuzz
+	$(BIN)/python tests/fuzz/fuzzing --seconds 600
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

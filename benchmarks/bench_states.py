@@ -18,7 +18,7 @@ from remind.core.files import read_json, write_json
 from remind.core.processes import resident
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import read, write_refmem
-from remind.pipeline.effort import STAGES
+from remind.pipeline.outline import STAGES
 
 #: Stages that a dialogue takes once, whatever is asked of it.
 _ONCE = ("segments", "cues", "codes")

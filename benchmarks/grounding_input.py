@@ -6,7 +6,8 @@ from bisect import bisect_right
 from itertools import accumulate, cycle
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 
 #: Text decoders of Qwen3-VL as `nano_model` builds them, with random weights; only the vocabulary is smaller.

@@ -29,7 +29,8 @@ from remind.data.readers.refmem import write_refmem
 from remind.evaluation.harness import EvaluateConfig, evaluate
 from remind.evaluation.tables import compare_rows, plain
 from remind.grounding import GroundingConfig
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.sae_training import TrainSAEConfig, train_sae

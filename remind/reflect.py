@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remind.core.errors import DataError
-from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.blind import blind_state
+from remind.states.auxiliary import AuxiliaryLLM, blind_state
 from remind.states.pyramid import AttentionalState, ReflectiveState
 
 

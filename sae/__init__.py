@@ -1,12 +1,22 @@
 """Top-K sparse autoencoders for Hugging Face models, in sae-lens's format.
 
 Training is in `sae.trainer`, harvesting in `sae.harvest`, `sae.buffer` and `sae.cache`, evaluation in `sae.metrics` and
-`sae.splice`, probing in `sae.probe`.
+`sae.splice`, probing in `sae.probe`. What needs torch is imported on first use, so that `import sae` is quick.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SAEError, ShapeError, StorageError
-from sae.idf import DocumentFrequency, load_idf, save_idf
-from sae.topk import SparseCodes, TopKSAE, layer_folder, load_layers
+
+if TYPE_CHECKING:
+    from sae.idf import DocumentFrequency, load_idf, save_idf
+    from sae.topk import SparseCodes, TopKSAE, layer_folder, load_layers
+
+_LAZY = {
+    **dict.fromkeys(("DocumentFrequency", "load_idf", "save_idf"), "sae.idf"),
+    **dict.fromkeys(("SparseCodes", "TopKSAE", "layer_folder", "load_layers"), "sae.topk"),
+}
 
 __all__ = [
     "ActivationError",
@@ -24,3 +34,14 @@ __all__ = [
     "load_layers",
     "save_idf",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""A store that mixes the tokens of many texts, and can be put back exactly as it was."""
+"""A shuffle buffer that mixes the tokens of many texts and resumes exactly from a saved state."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class ShuffleBuffer:
     """Training batches with the tokens of many texts in each; an iterator.
 
     A preallocated store of `capacity` tokens per layer. When it is full, half of it is handed out in random order and
-    refilled; what is left at the end of an epoch is handed out too. Each token comes exactly once per epoch, and all
-    layers share one permutation. A source that fits into the store is harvested once; later epochs permute what is
-    there.
+    refilled; the rest at the end of an epoch is handed out too. Each token comes exactly once per epoch, and all
+    layers share one permutation. A source that fits into the store is harvested once; later epochs permute the store.
 
     `state_dict` holds no activations but which token lies in which slot; `load_state_dict` takes those tokens from the
-    source again, from the oldest one still there.
+    source again, from the oldest one still in the store.
 
     Args:
-        source: gives the token batches of one epoch from a batch number on; called anew for each epoch that does not
+        source: gives the token batches of one epoch from a batch number on; called again for each epoch that does not
             fit.
         batch_size: tokens per batch.
         capacity: tokens held per layer; at least 2 x batch_size.
         seed: of all permutations.
-        epochs: how often to go through the source; None: for ever.
+        epochs: how often to go through the source; None: without end.
         drop_last: leave out the short batch at the end of an epoch.
+        progress: called with (tokens written, tokens wanted) while the store is filled or refilled.
 
     Raises:
         ConfigError: a capacity too small.
@@ -56,24 +56,27 @@ class ShuffleBuffer:
         seed: int = 0,
         epochs: int | None = 1,
         drop_last: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if batch_size < 1 or capacity < 2 * batch_size:
             raise ConfigError(f"buffer of {capacity} tokens: must be at least 2 batches of {batch_size}")
         self.source, self.batch_size, self.capacity = source, batch_size, capacity
-        self.epochs, self.drop_last = epochs, drop_last
+        self.epochs, self.drop_last, self.progress = epochs, drop_last, progress
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._store: dict[int, Tensor] = {}
         self._visual = torch.empty(0)
-        # batch number, and place among its kept tokens, of what lies in each slot
+        # batch number and index among its kept tokens, of the token in each slot
         self._origin = torch.zeros(capacity, 2, dtype=torch.int64)
         self._stream: _Stream | None = None
-        # the round: slots being handed out, how many are gone, and what stays in the store meanwhile
+        # the round: slots being handed out, how many are gone, and the slots that stay in the store meanwhile
         self._slots = torch.empty(0, dtype=torch.int64)
         self._cursor = 0
         self._kept = torch.empty(0, dtype=torch.int64)
         self._last = True
+        # batches handed out in this epoch
         self._given = 0
+        # tokens of a source that fits into the store
         self._resident = 0
 
     def __iter__(self) -> Iterator[Shuffled]:
@@ -81,16 +84,17 @@ class ShuffleBuffer:
 
     def __next__(self) -> Shuffled:
         while True:
-            chunk = self._slots[self._cursor : self._cursor + self.batch_size]
-            self._cursor += len(chunk)
-            if len(chunk) == self.batch_size or (len(chunk) and not self.drop_last):
+            slots = self._slots[self._cursor : self._cursor + self.batch_size]
+            self._cursor += len(slots)
+            if len(slots) == self.batch_size or (len(slots) and not self.drop_last):
                 self._given += 1
-                return self._take(chunk)
+                where = slots.to(self._visual.device)
+                return Shuffled({layer: rows[where] for layer, rows in self._store.items()}, self._visual[where])
             if not self._next_round():
                 raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, and tensors without activations, from which iteration goes on exactly."""
+        """Plain numbers, and tensors without activations, from which iteration resumes exactly."""
         return {
             "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
             "epoch": self.epoch,
@@ -106,7 +110,7 @@ class ShuffleBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, by a buffer made with the same arguments."""
+        """Resume where `state_dict` was taken, by a buffer made with the same arguments."""
         if len(state["origin"]) != self.capacity:
             raise ActivationError(f"the state is of a buffer of {len(state['origin'])} tokens, not {self.capacity}")
         if state["source"] is not None and hasattr(self.source, "load_state_dict"):
@@ -128,25 +132,26 @@ class ShuffleBuffer:
         if position is not None and self._stream is None:
             self._stream = _Stream(iter(()))
 
-    def _harvest_again(self, slots: Tensor, batch: int | None, place: int) -> _Stream:
-        """Put into these slots what was there; the stream that is returned goes on at this place of this batch."""
-        batches, places = self._origin[slots].unbind(1)
+    def _harvest_again(self, slots: Tensor, batch: int | None, start: int) -> _Stream:
+        """Put the tokens of `_origin` into these slots; the stream returned goes on at token `start` of `batch`."""
+        batches, indices = self._origin[slots].unbind(1)
         stop = int(batches.max()) if batch is None else batch
         source = iter(self.source(int(batches.min()) if len(slots) else stop))
-        found = 0
+        written = 0
         for tokens in source:
             mine = (batches == tokens.batch).nonzero().squeeze(1)
             if len(mine):
-                if int(places[mine].max()) >= len(tokens.visual):
+                if int(indices[mine].max()) >= len(tokens.visual):
                     break
-                self._write(slots[mine], tokens, places[mine])
-                found += len(mine)
+                self._write(slots[mine], tokens, indices[mine])
+                written += len(mine)
+                self._report(written, len(slots))
             if tokens.batch >= stop:
-                if found < len(slots) or (batch is not None and tokens.batch != batch):
+                if written < len(slots) or (batch is not None and tokens.batch != batch):
                     break
-                return _Stream(source, tokens, place)
-        if found < len(slots) or batch is not None:
-            raise ActivationError("the source lacks tokens that the saved state speaks of; the data have changed")
+                return _Stream(source, tokens, start)
+        if written < len(slots) or batch is not None:
+            raise ActivationError("the source lacks tokens of the saved state; the data have changed")
         return _Stream(iter(()))
 
     def _next_round(self) -> bool:
@@ -178,7 +183,7 @@ class ShuffleBuffer:
 
     def _begin(self, stream: _Stream, slots: Tensor) -> None:
         order = self._permuted(slots)
-        # asked only of a full store: an answer may cost a forward
+        # only a full store asks the stream: the answer may cost a forward
         self._last = len(slots) < self.capacity or stream.exhausted()
         half = max(self.capacity // 2 // self.batch_size, 1) * self.batch_size
         self._slots, self._kept = (order, order[:0]) if self._last else (order[:half], order[half:])
@@ -191,6 +196,7 @@ class ShuffleBuffer:
             batch, rows = part
             self._write(slots[written : written + len(rows)], batch, rows)
             written += len(rows)
+            self._report(written, len(slots))
         return written
 
     def _write(self, slots: Tensor, batch: TokenBatch, rows: Tensor) -> None:
@@ -205,12 +211,12 @@ class ShuffleBuffer:
         self._origin[slots, 0] = batch.batch
         self._origin[slots, 1] = rows
 
+    def _report(self, written: int, wanted: int) -> None:
+        if self.progress is not None:
+            self.progress(written, wanted)
+
     def _permuted(self, slots: Tensor) -> Tensor:
         return slots[torch.randperm(len(slots), generator=self._generator)]
-
-    def _take(self, slots: Tensor) -> Shuffled:
-        where = slots.to(self._visual.device)
-        return Shuffled({layer: rows[where] for layer, rows in self._store.items()}, self._visual[where])
 
 
 class _Stream:
@@ -220,7 +226,7 @@ class _Stream:
         self._batches, self._current, self._start = batches, current, start
 
     def position(self) -> tuple[int, int]:
-        """Number of the batch at hand, and how many of its tokens are taken."""
+        """Number of the current batch, and how many of its tokens are taken."""
         return (-1, 0) if self._current is None else (self._current.batch, self._start)
 
     def exhausted(self) -> bool:
@@ -232,7 +238,7 @@ class _Stream:
         return False
 
     def take(self, most: int) -> tuple[TokenBatch, Tensor] | None:
-        """The batch at hand and the places of its next tokens, at most that many; None at the end."""
+        """The current batch and the indices of its next tokens, at most that many; None at the end."""
         if self.exhausted():
             return None
         assert self._current is not None

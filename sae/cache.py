@@ -11,36 +11,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from sae import files
-from sae.errors import ConfigError, FormatError, StorageError
+from sae.errors import ConfigError, FormatError, ShapeError, StorageError
 from sae.harvest import TokenBatch
-from sae.shards import ADVICE, Layout, Shard, ShardWriter, layout_of, moved, token_bytes
 
 FORMAT = 1
 INDEX = "index.json"
 LOCK = ".lock"
 _SHARDS = "shard_*.safetensors"
-
-
-def bytes_needed(tokens: int, layers: Collection[int], d: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes on disk of a cache of `tokens` tokens of width d; headers, some kB per shard, not counted."""
-    return tokens * token_bytes(dict.fromkeys(layers, (d, dtype)))
+_LABEL = "activation_cache"
+_ADVICE = "delete this shard to harvest it and the ones after it again"
+_FIELDS = ("visual", "rows", "positions")
+_PREFIX = "layer_"
 
 
 class ActivationCache:
     """A source of token batches that keeps on disk what another source gives.
 
-    The first pass hands on the batches of `source` and writes them; it may be killed at any time and goes on after the
+    The first pass hands on the batches of `source` and writes them; it may be killed at any time and resumes after the
     last whole shard, in another process, too. Every further pass reads memory-mapped shards, never calls `source`, and
-    gives the same batches bit for bit. Batches without tokens are left out.
+    gives the same batches bit for bit, on the CPU. Batches without tokens are left out. If a shard is deleted, the next
+    pass harvests from there on again.
 
     One process writes at a time, any number reads once the cache is complete. Data-parallel processes need a folder
     each. A pass that is given up half-way holds the folder until its iterator is closed or deleted.
@@ -51,16 +53,14 @@ class ActivationCache:
         source: gives the token batches from a batch number on, numbers ascending, the same ones each time.
         shard_tokens: tokens per shard at most (a longer batch gets a shard of its own). So many tokens of all layers
             are held in memory during the first pass; a kill costs the harvest of as many at most.
-        expected_tokens: how many the source will give, to see before writing whether they fit on the disk.
-        device: where the batches given go.
 
     Raises:
         ConfigError: a folder that holds activations of another key, naming the first field that differs; a key that
             is not JSON; (on iteration) a source that does not start where it is told to.
-        FormatError: a folder of another version or with a damaged index; (on iteration) a shard damaged or missing.
-        ShapeError: (on iteration) batches that do not fit together.
-        StorageError: (on iteration) the folder cannot be written, is too small, or is being written by another
-            process. What is already on disk stays usable.
+        FormatError: a folder of another version or with a damaged index; (on iteration) a damaged shard.
+        ShapeError: (on iteration) batches of different layers, widths or dtypes.
+        StorageError: (on iteration) the folder cannot be written, or is being written by another process. What is
+            already on disk stays usable.
     """
 
     def __init__(
@@ -69,9 +69,6 @@ class ActivationCache:
         key: Mapping[str, Any],
         source: Callable[[int], Iterable[TokenBatch]],
         shard_tokens: int = 65_536,
-        *,
-        expected_tokens: int | None = None,
-        device: torch.device | str = "cpu",
     ) -> None:
         if shard_tokens < 1:
             raise ConfigError(f"shard_tokens = {shard_tokens}: must be at least 1")
@@ -79,60 +76,39 @@ class ActivationCache:
             self.key: dict[str, Any] = json.loads(json.dumps(dict(key), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"key of the cache {folder}: cannot be written as JSON ({error})") from None
-        self.folder, self.source, self.device = Path(folder), source, torch.device(device)
-        self.shard_tokens, self.expected_tokens = shard_tokens, expected_tokens
+        self.folder, self.source, self.shard_tokens = Path(folder), source, shard_tokens
         self._index()
 
     @property
     def complete(self) -> bool:
-        """Whether the source has been read to its end."""
+        """Whether the source has been read to its end, and all shards are on disk."""
         index = self._index()
-        return index is not None and index["complete"]
+        return index is not None and index["complete"] and len(self._paths()) >= len(index["shards"])
 
     def __call__(self, start: int = 0) -> Iterator[TokenBatch]:
-        """The token batches from number `start` on. What is missing before it is harvested and written as well."""
+        """The token batches from number `start` on. Missing ones before it are harvested and written as well."""
         if not self.complete:
             with self._locked():
-                # whoever held the lock may have completed the cache since
+                # another process may have completed the cache since
                 if not self.complete:
                     yield from self._first_pass(start)
                     return
-        for shard in list(self._shards()):
-            yield from shard.batches(start, self.device)
-
-    def repair(self) -> int:
-        """Delete the first damaged or missing shard and all after it; the next pass harvests them again.
-
-        Returns:
-            How many shards are left.
-        """
-        kept = 0
-        with self._locked():
-            with suppress(FormatError):
-                for _ in self._shards():
-                    kept += 1
-            found = sorted(self.folder.glob(_SHARDS))
-            index = self._index()
-            if index is not None and index["complete"] and kept < len(index["shards"]):
-                self._write_index()
-            # the last one first, so that a kill leaves no gap
-            for path in reversed(found):
-                if path >= self._path(kept):
-                    with files.storage(path):
-                        path.unlink()
-        return kept
+        for shard in self._open_shards():
+            yield from shard.batches(start)
 
     def _first_pass(self, start: int) -> Iterator[TokenBatch]:
         files.sweep(self.folder, _SHARDS)
         files.sweep(self.folder, INDEX)
-        if self._index() is None:
-            self._write_index()
-        shards = list(self._shards())
+        self._write_index()
+        shards = self._open_shards()
+        # what follows a deleted shard; the last one first, so that a kill leaves no gap
+        for path in sorted(self.folder.glob(_SHARDS), reverse=True)[: -len(shards) or None]:
+            with files.storage(path):
+                path.unlink()
         for shard in shards:
-            yield from shard.batches(start, self.device)
+            yield from shard.batches(start)
         following = shards[-1].numbers[-1] + 1 if shards else 0
-        layout = shards[-1].layout if shards else None
-        waiting: ShardWriter | None = None
+        writer: _ShardWriter | None = None
         for batch in self.source(following):
             if batch.batch < following:
                 raise ConfigError(
@@ -140,24 +116,24 @@ class ActivationCache:
                     "due; it must start at the number it is called with, and numbers must ascend"
                 )
             following = batch.batch + 1
-            layout = layout_of(batch, layout)
             if not len(batch.visual):
                 continue
-            if waiting is None:
-                self._check_space(layout, sum(shard.tokens for shard in shards))
-                waiting = ShardWriter(layout, self.shard_tokens)
-            if waiting.tokens and waiting.tokens + len(batch.visual) > self.shard_tokens:
-                shards.append(waiting.write(self._path(len(shards)), self._label(len(shards))))
-            waiting.add(batch)
+            if writer is None:
+                writer = _ShardWriter(batch, self.shard_tokens)
+            if writer.tokens and writer.tokens + len(batch.visual) > self.shard_tokens:
+                shards.append(writer.write(self._path(len(shards)), self._label(len(shards))))
+            writer.add(batch)
             if batch.batch >= start:
-                yield moved(batch, self.device)
-        if waiting is not None:
-            shards.append(waiting.write(self._path(len(shards)), self._label(len(shards))))
+                fields = {name: getattr(batch, name).cpu() for name in _FIELDS}
+                activations = {layer: h.cpu() for layer, h in batch.activations.items()}
+                yield TokenBatch(activations, batch=batch.batch, **fields)
+        if writer is not None:
+            shards.append(writer.write(self._path(len(shards)), self._label(len(shards))))
         self._write_index(shards)
 
-    def _write_index(self, shards: list[Shard] | None = None) -> None:
-        entries = None if shards is None else [shard.entry() for shard in shards]
-        index = {"format": FORMAT, "key": self.key, "complete": entries is not None, "shards": entries or []}
+    def _write_index(self, shards: list[_Shard] | None = None) -> None:
+        names = None if shards is None else [{"file": shard.path.name, "tokens": shard.bounds[-1]} for shard in shards]
+        index = {"format": FORMAT, "key": self.key, "complete": names is not None, "shards": names or []}
         files.write_json(self.folder / INDEX, index)
 
     def _index(self) -> dict[str, Any] | None:
@@ -169,36 +145,32 @@ class ActivationCache:
                 raise FormatError("no such file, but there are shards; delete the folder to harvest again", path)
             return None
         index = files.read_json(path)
-        known = {"key": dict, "complete": bool, "shards": list}
-        if index.get("format") != FORMAT or not all(isinstance(index.get(k), kind) for k, kind in known.items()):
+        kinds = {"key": dict, "complete": bool, "shards": list}
+        if index.get("format") != FORMAT or not all(isinstance(index.get(k), kind) for k, kind in kinds.items()):
             raise FormatError(
                 f"not the index of an activation cache of format {FORMAT}; choose another folder or delete this one",
                 path,
             )
-        if difference := _difference(index["key"], self.key):
-            field, there, here = difference
-            raise ConfigError(
-                f"cache {self.folder}: made with {field} = {there}, now asked for {here}; choose another folder or "
-                "delete this one"
-            )
-        # 10 and 10.0 are the same to us, but not to a digest
-        self.key = index["key"]
+        stored = index["key"]
+        for field in {**self.key, **stored}:
+            if stored.get(field) != self.key.get(field):
+                raise ConfigError(
+                    f"cache {self.folder}: made with {field} = {_json(stored.get(field))}, now asked for "
+                    f"{_json(self.key.get(field))}; choose another folder or delete this one"
+                )
+        # 10 and 10.0 are equal here, but differ in a digest
+        self.key = stored
         return index
 
-    def _shards(self) -> Iterator[Shard]:
-        """The shards on disk, checked by their headers."""
-        index = self._index()
-        listed: list[Any] | None = index["shards"] if index is not None and index["complete"] else None
-        count = len(list(self.folder.glob(_SHARDS))) if listed is None else len(listed)
-        before: Shard | None = None
-        for number in range(count):
-            path = self._path(number)
-            shard = Shard.open(path, self._label(number))
-            fits = before is None or (shard.layout == before.layout and shard.numbers[0] > before.numbers[-1])
-            if not fits or (listed is not None and shard.entry() != listed[number]):
-                raise FormatError(f"not the shard that was written here; {ADVICE}", path)
-            yield shard
-            before = shard
+    def _open_shards(self) -> list[_Shard]:
+        return [_Shard.open(path, self._label(number)) for number, path in enumerate(self._paths())]
+
+    def _paths(self) -> list[Path]:
+        """The shards on disk, up to the first missing one."""
+        paths: list[Path] = []
+        while (path := self._path(len(paths))).exists():
+            paths.append(path)
+        return paths
 
     def _path(self, number: int) -> Path:
         return self.folder / _SHARDS.replace("*", f"{number:06d}")
@@ -209,7 +181,7 @@ class ActivationCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        import fcntl  # not on every system, and reading does without
+        import fcntl  # not on every system, and not needed for reading
 
         path = self.folder / LOCK
         with files.storage(path):
@@ -231,37 +203,99 @@ class ActivationCache:
         finally:
             os.close(handle)
 
-    def _check_space(self, layout: Layout, have: int) -> None:
-        if self.expected_tokens is None:
+
+class _ShardWriter:
+    """Collects token batches like `first` for a shard, in memory that is reused from shard to shard."""
+
+    def __init__(self, first: TokenBatch, capacity: int) -> None:
+        self._numbers: list[int] = []
+        self._bounds = [0]
+        self._like = {name: tensor[:0] for name, tensor in _tensors(first).items()}
+        self._allocate(capacity)
+
+    @property
+    def tokens(self) -> int:
+        return self._bounds[-1]
+
+    def _allocate(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._memory = {
+            name: torch.empty(capacity, *like.shape[1:], dtype=like.dtype) for name, like in self._like.items()
+        }
+
+    def add(self, batch: TokenBatch) -> None:
+        """Append a batch that fits; only the first of a shard may be longer than the capacity."""
+        tensors, count = _tensors(batch), len(batch.visual)
+        for name in self._like | tensors:
+            wanted, given = self._like.get(name), tensors.get(name)
+            if wanted is None or given is None or given.dtype != wanted.dtype or given[:0].shape != wanted.shape:
+                raise ShapeError(f"batch {batch.batch}: {name} is not as in the batches before it")
+            if len(given) != count:
+                raise ShapeError(f"batch {batch.batch}: {name} is {list(given.shape)} for {count} tokens")
+        low, high = self.tokens, self.tokens + count
+        if high > self._capacity and not low:
+            self._allocate(high)
+        for name, tensor in tensors.items():
+            self._memory[name][low:high] = tensor
+        self._numbers.append(batch.batch)
+        self._bounds.append(high)
+
+    def write(self, path: Path, label: Mapping[str, Any]) -> _Shard:
+        """Write the batches added since the last call. Raises StorageError; no file is then left at `path`."""
+        tensors = {name: memory[: self.tokens] for name, memory in self._memory.items()}
+        tensors |= {"batch": torch.tensor(self._numbers), "bounds": torch.tensor(self._bounds)}
+        # one entry only: safetensors writes several in an order that changes from run to run
+        files.write_tensors(path, tensors, {_LABEL: json.dumps(dict(label))})
+        self._numbers, self._bounds = [], [0]
+        return _Shard.open(path, label)
+
+
+def _tensors(batch: TokenBatch) -> dict[str, Tensor]:
+    """By their names in a shard."""
+    layers = {f"{_PREFIX}{layer:02d}": h for layer, h in sorted(batch.activations.items())}
+    return layers | {name: getattr(batch, name) for name in _FIELDS}
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard on disk. `numbers` of its m batches, ascending; batch i is tokens bounds[i] to bounds[i + 1]."""
+
+    path: Path
+    numbers: list[int]
+    bounds: list[int]
+
+    @classmethod
+    def open(cls, path: Path, label: Mapping[str, Any]) -> _Shard:
+        """Open a shard without reading its activations. Raises FormatError if it is damaged or has another label."""
+        with _reading(path), safe_open(path, framework="pt") as file:
+            if json.loads((file.metadata() or {}).get(_LABEL, "null")) != label:
+                raise FormatError(f"not the shard that belongs here; {_ADVICE}", path)
+            return cls(path, file.get_tensor("batch").tolist(), file.get_tensor("bounds").tolist())
+
+    def batches(self, start: int) -> Iterator[TokenBatch]:
+        """The batches numbered `start` and up, as views of the mapped file; writing to them is private."""
+        first = bisect_left(self.numbers, start)
+        if first == len(self.numbers):
             return
-        needed = max(self.expected_tokens - have, 0) * token_bytes(layout)
-        with files.storage(self.folder):
-            free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise StorageError(
-                f"{needed / 1e9:.1f} GB are needed for {self.expected_tokens} tokens, {free / 1e9:.1f} GB are free; "
-                "free some space, choose another folder, or cache fewer tokens or layers",
-                self.folder,
-            )
+        with _reading(self.path), safe_open(self.path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys() if name not in ("batch", "bounds")}  # noqa: SIM118
+            for i in range(first, len(self.numbers)):
+                part = {name: rows[self.bounds[i] : self.bounds[i + 1]] for name, rows in slices.items()}
+                fields = {name: part.pop(name) for name in _FIELDS}
+                layers = {int(name.removeprefix(_PREFIX)): h for name, h in part.items()}
+                yield TokenBatch(dict(sorted(layers.items())), batch=self.numbers[i], **fields)
 
 
-def _difference(there: Any, here: Any, name: str = "") -> tuple[str, str, str] | None:
-    """The first field in which two JSON values differ, and what it is in either."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for field in [*here, *(field for field in there if field not in here)]:
-            inner = f"{name}.{field}" if name else field
-            found = _difference(there.get(field, _ABSENT), here.get(field, _ABSENT), inner)
-            if found:
-                return found
-        return None
-    if there == here and isinstance(there, bool) == isinstance(here, bool):
-        return None
-    return name, _shown(there), _shown(here)
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"damaged, or not a shard ({error}); {_ADVICE}", path) from None
 
 
-_ABSENT = object()
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."

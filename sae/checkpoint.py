@@ -1,8 +1,8 @@
-"""Checkpoints of a run, from which training goes on with the same bits: safetensors and JSON, whole or absent.
+"""Checkpoints of a run, from which training resumes bit for bit: safetensors and JSON, whole or absent.
 
 A folder holds `latest.json`, which names the newest folder `step-00000123` beside it: one `layer_<LL>.safetensors` per
-coder (parameters, moments, silent counts), `data-<rank>.safetensors` (where each process stands in its data) and
-`state.json`. `latest.json` is replaced last, so it never names something half-written.
+coder (parameters, moments, silent counts), `data-<rank>.safetensors` and `.json` (position of each process in its data)
+and `state.json`. `latest.json` is replaced last, so it never names a checkpoint that is half written.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from torch import Tensor
 from sae import files
 from sae.config import SAETrainConfig
 from sae.errors import FormatError
-from sae.layer import LayerState, make_optimizer, stored
 from sae.parallel import Processes
-from sae.step import feature_major
+from sae.step import LayerState, feature_major, make_optimizer, stored
 from sae.topk import TopKSAE
 
 LATEST = "latest.json"
@@ -37,14 +36,14 @@ def save(
     data: Mapping[str, Any] | None,
     processes: Processes,
 ) -> None:
-    """Write the state after `step` finished steps and drop older ones. Every process calls it.
+    """Write the state after `step` finished steps and delete older ones. Every process calls it.
 
     Args:
         state: plain values.
-        data: where this process stands in its data: tensors and plain values; None where that is `step` batches on.
+        data: position of this process in its data: tensors and plain values; None: `step` batches have been drawn.
 
     Raises:
-        StorageError: what cannot be written; an older checkpoint stays as it was.
+        StorageError: a file that cannot be written; an older checkpoint stays as it was.
     """
     target = folder / f"step-{step:08d}"
     if processes.main and target.exists():
@@ -56,12 +55,10 @@ def save(
         plain = {name: value for name, value in data.items() if name not in tensors}
         files.write_json(target / f"data-{processes.rank}.json", plain)
     if processes.main:
-        for layer, one in layers.items():
-            files.write_tensors(target / _layer_file(layer), _tensors(one))
-        scalars = {
-            str(layer): {"scale": one.scale, "mse_scale": one.mse_scale, "d_in": one.coder.d_in}
-            for layer, one in layers.items()
-        }
+        scalars = {}
+        for number, layer in layers.items():
+            files.write_tensors(target / _layer_file(number), _tensors(layer))
+            scalars[str(number)] = {"scale": layer.scale, "mse_scale": layer.mse_scale, "d_in": layer.coder.d_in}
         files.write_json(target / _STATE, {**state, "layers": scalars, "processes": processes.count})
     processes.wait()
     if processes.main:
@@ -82,38 +79,38 @@ def newest(folder: Path) -> Path | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """`state` as it was given to `save`; also `layers` and `processes`."""
+    """`state` as it was given to `save`, with `layers` and `processes` added."""
     return files.read_json(folder / _STATE)
 
 
 def load(folder: Path, state: Mapping[str, Any], config: SAETrainConfig, device: torch.device) -> dict[int, LayerState]:
-    """The layers of a checkpoint whose `read_state` gave `state`.
+    """Read the layers of a checkpoint whose `read_state` gave `state`.
 
     Raises:
         FormatError: a file that is missing, damaged or not of this configuration.
     """
     layers: dict[int, LayerState] = {}
-    for name, scalars in state["layers"].items():
-        path = folder / _layer_file(int(name))
-        tensors = {key: value.to(device) for key, value in files.read_tensors(path).items()}
+    for number, scalars in state["layers"].items():
+        path = folder / _layer_file(int(number))
+        tensors = {name: value.to(device) for name, value in files.read_tensors(path).items()}
         coder = TopKSAE(scalars["d_in"], config.d_sae, config.k).to(tensors["W_dec"])
         feature_major(coder)
         optimizer = make_optimizer(coder, config)
         memory = stored(coder)
-        if any(key not in tensors or tensors[key].shape != value.shape for key, value in memory.items()):
+        if any(name not in tensors or tensors[name].shape != value.shape for name, value in memory.items()):
             raise FormatError("is not of this configuration (d_sae or d_in differ)", path)
-        for (key, value), parameter in zip(memory.items(), optimizer.param_groups[0]["params"], strict=True):
-            value.copy_(tensors[key])
-            moments = {moment: tensors[f"{moment}/{key}"].clone() for moment in _MOMENTS}
+        for (name, value), parameter in zip(memory.items(), optimizer.param_groups[0]["params"], strict=True):
+            value.copy_(tensors[name])
+            moments = {moment: tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS}
             optimizer.state[parameter] = {"step": tensors["step"].clone(), **moments}
-        layers[int(name)] = LayerState(
+        layers[int(number)] = LayerState(
             coder, optimizer, scalars["scale"], tensors.get("mean"), scalars["mse_scale"], tensors["silent"].clone()
         )
     return layers
 
 
 def load_data(folder: Path, rank: int) -> dict[str, Any] | None:
-    """What `save` was given as `data` by the process of this rank."""
+    """`data` as the process of this rank gave it to `save`."""
     path = folder / f"data-{rank}.json"
     if not path.exists():
         return None
@@ -124,15 +121,11 @@ def _layer_file(layer: int) -> str:
     return f"layer_{layer:02d}.safetensors"
 
 
-def _tensors(one: LayerState) -> dict[str, Tensor]:
-    found = {"silent": one.silent}
-    if one.mean is not None:
-        found["mean"] = one.mean
-    for (name, tensor), parameter in zip(
-        stored(one.coder).items(), one.optimizer.param_groups[0]["params"], strict=True
-    ):
-        found[name] = tensor
-        moments = one.optimizer.state[parameter]
-        found.update({f"{key}/{name}": moments[key] for key in _MOMENTS})
-        found["step"] = moments["step"]
-    return found
+def _tensors(layer: LayerState) -> dict[str, Tensor]:
+    tensors = {"silent": layer.silent} | ({} if layer.mean is None else {"mean": layer.mean})
+    parameters = layer.optimizer.param_groups[0]["params"]
+    for (name, tensor), parameter in zip(stored(layer.coder).items(), parameters, strict=True):
+        moments = layer.optimizer.state[parameter]
+        tensors |= {name: tensor, "step": moments["step"]}
+        tensors |= {f"{moment}/{name}": moments[moment] for moment in _MOMENTS}
+    return tensors

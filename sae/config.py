@@ -1,4 +1,4 @@
-"""How coders are trained."""
+"""Settings of SAE training; importing this needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sae.errors import ConfigError
 
 @dataclass
 class SAETrainConfig:
-    """How the coders of all layers are trained."""
+    """Settings of training, shared by the coders of all layers."""
 
     d_sae: int = 4096
     """Number of features of each coder."""
@@ -24,7 +24,7 @@ class SAETrainConfig:
     batch_size: int = 2048
     """Tokens per step, over all processes."""
     lr: float = 5e-5
-    """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly want about 1e-3."""
+    """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly need about 1e-3."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     decay_share: float = 0.0
@@ -36,17 +36,17 @@ class SAETrainConfig:
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
     aux_coefficient: float = 1 / 32
-    """Weight of the AuxK term, in which dead features reconstruct the error; 0 switches it off."""
+    """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0 switches it off."""
     aux_k: int | None = None
-    """Dead features per token in that term; None: the power of two next below d_in / 2."""
+    """Dead features per token in that loss; None: the largest power of two up to d_in / 2."""
     aux_stride: int = 1
-    """The term takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
+    """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
     dead_tokens: int = 1_000_000
     """A feature is dead after so many tokens without firing."""
     b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"
     """Start of the decoder bias, from the first tokens."""
     init_tokens: int = 16_384
-    """Tokens looked at before the first step for normalisation, bias and loss scale; they are trained on too."""
+    """Tokens that fix normalisation, bias and loss scale before the first step; they are trained on too."""
     unit_norm_decoder: bool = True
     """Keep decoder rows at length 1 (in training units) and remove the gradient along them."""
     normalise: Literal["none", "scale", "centre_scale"] = "scale"
@@ -54,7 +54,7 @@ class SAETrainConfig:
     It is folded into the saved weights."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision. bfloat16 is that of the encoder product alone, which decides what is active; parameters, values and
-    sums stay in float32, for steps of a small learning rate would vanish in bfloat16."""
+    sums stay in float32, since steps of a small learning rate would vanish in bfloat16."""
     seed: int = 0
     """Random start of the coders."""
     log_every: int = 50

@@ -13,11 +13,11 @@ class SAEError(Exception):
 
 
 class ConfigError(SAEError, ValueError):
-    """Settings that cannot be run: a value out of range, or parts that do not fit together."""
+    """Settings that cannot be used: a value out of range, or parts that do not fit together."""
 
 
 class LayerError(SAEError):
-    """A layer the model has not, or a model whose blocks cannot be found."""
+    """A layer the model does not have, or a model whose blocks cannot be found."""
 
 
 class ShapeError(SAEError):

@@ -1,4 +1,4 @@
-"""Figures that need no screen, and that notebooks show by themselves."""
+"""Matplotlib figures that need no display and that notebooks show."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sae.files import atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which the colour-blind can tell apart.
+#: Okabe and Ito's colours, distinguishable for the colour-blind.
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#000000", "#F0E442")
 _DPI = 110
 
 
 class Picture:
-    """A figure. The last line of a notebook's cell shows it; `save` writes it as PNG, SVG or PDF, by the file's name.
+    """A figure that notebooks show; `save` writes it as PNG, SVG or PDF, by the file's name.
 
     Attributes:
-        figure: matplotlib's, to be changed at will.
+        figure: the matplotlib figure, which may be changed.
     """
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
 
     def save(self, path: str | Path, dpi: int = 150) -> Path:
-        """Write the figure, whole or not at all; returns the path. Raises ValueError for a kind matplotlib has not."""
+        """Write the figure atomically; returns the path. Raises ValueError for a format matplotlib does not have."""
         path = Path(path)
         with atomic(path) as temporary:
             self.figure.savefig(temporary, format=path.suffix[1:] or "png", dpi=dpi, bbox_inches="tight")
@@ -44,7 +44,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches."""
+    """An empty figure of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and the reading of JSON and safetensors with errors that name the file."""
+"""Atomic writing of files, and reading of JSON and safetensors with errors that name the file."""
 
 from __future__ import annotations
 
@@ -23,43 +23,35 @@ _ADVICE = {
     errno.ENOSPC: "free some space or choose another folder",
     errno.EDQUOT: "free some of your quota or choose another folder",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another folder",
-    errno.EACCES: "make the folder writable or choose another",
-    errno.EPERM: "make the folder writable or choose another",
-    errno.EROFS: "make the folder writable or choose another",
     errno.ENOTDIR: "a part of the path is a file; choose another folder",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable or choose another"),
 }
 
 
 @contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Failures of the system inside the block become a StorageError that names `path`."""
+    """Turn failures of the system inside the block into a StorageError that names `path`."""
     try:
         yield
     except StorageError:
         raise
     except (OSError, SafetensorError) as error:
-        number, reason = _cause(error)
-        # a SafetensorError without a number is no failure of the system
+        number = getattr(error, "errno", None)
+        # safetensors gives the number in its message only; without one it is no failure of the system
+        if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
+            number = int(match[1])
         if number is None and isinstance(error, SafetensorError):
             raise
-        advice = _ADVICE.get(number or 0, "see that the disk is in order, or choose another folder")
+        reason = str(error) if number is None else os.strerror(number)
+        advice = _ADVICE.get(number or 0, "check the disk, or choose another folder")
         raise StorageError(f"cannot be written ({reason}); {advice}", path, number) from None
-
-
-def _cause(error: Exception) -> tuple[int | None, str]:
-    """Number and words of the system's error; safetensors gives both in its message only."""
-    number = getattr(error, "errno", None)
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    if number is None and found:
-        number = int(found[1])
-    return number, str(error) if number is None else os.strerror(number)
 
 
 @contextmanager
 def atomic(target: Path) -> Iterator[Path]:
-    """A temporary path that becomes `target` when the block ends well, and vanishes otherwise.
+    """Yield a temporary path that becomes `target` when the block ends without an error and is removed otherwise.
 
-    It lies in a temporary folder beside `target`, which takes in what writers leave beside their file when killed.
+    It lies in a temporary folder beside `target`, so that files a killed writer leaves are in one place.
 
     Raises:
         StorageError: it cannot be written; `target` is then as it was.
@@ -72,7 +64,7 @@ def atomic(target: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            # some writers make their files private; give what an ordinary open() would have given
+            # some writers make their files private; give the mode an ordinary open() would have given
             mask = os.umask(0)
             os.umask(mask)
             temporary.chmod(0o666 & ~mask)
@@ -82,16 +74,16 @@ def atomic(target: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path, names: str) -> None:
-    """Remove what killed processes left of files in `folder` whose name matches the glob pattern `names`.
+    """Remove the temporary files of killed processes for files in `folder` that match the glob pattern `names`.
 
-    For the only writer of these files: what is being written at this moment goes too.
+    Only for the single writer of these files: a file that is being written at this moment is removed too.
     """
-    for left in folder.glob(f".{names}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f".{names}.*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Raises FormatError for what JSON cannot hold, StorageError where the file cannot be written."""
+    """Write JSON. Raises FormatError for values JSON cannot hold, StorageError if the file cannot be written."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
@@ -101,7 +93,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises FormatError where it is missing or is not one."""
+    """Read a JSON object. Raises FormatError if it is missing or is not one."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
@@ -114,14 +106,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file. Raises StorageError where it cannot be written."""
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Write a safetensors file. Raises StorageError if it cannot be written."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic(path) as temporary:
-        save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
+        save_file(contiguous, temporary, metadata=None if metadata is None else dict(metadata))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, on the CPU. Raises FormatError where it is missing or damaged."""
+    """Read every tensor of a safetensors file, on the CPU. Raises FormatError if it is missing or damaged."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The folder of one SAE in sae-lens's format: `cfg.json` and `sae_weights.safetensors`.
 
-What we write needs no preparation: the stored parameters are those of Eq. 2. Folders of sae-lens that compute something
-else around them are brought to that form on reading, in float64, where that can be done exactly:
+The parameters written here are those of Eq. 2. Folders of sae-lens that compute something else around them are
+converted to that form on reading, in float64, where that is exact:
 
 - `rescale_acts_by_decoder_norm`: sae-lens selects on `pre * ||W_dec||` and decodes `acts / ||W_dec||`. With n the row
   norms of W_dec: W_enc <- W_enc n, b_enc <- b_enc n, W_dec <- W_dec / n.
@@ -32,7 +32,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 
 @dataclass
 class Stored:
-    """What a folder holds, after folding: W_enc [d_in, d_sae], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in]."""
+    """Contents of a folder, after folding: W_enc [d_in, d_sae], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in]."""
 
     d_in: int
     d_sae: int
@@ -42,7 +42,7 @@ class Stored:
 
 
 def write(folder: str | Path, stored: Stored) -> None:
-    """Write the folder; other files in it stay. An interrupted write leaves no folder that loads as something mixed."""
+    """Write the folder; other files in it stay. An interrupted write leaves a folder that does not load."""
     folder = Path(folder)
     dtype = next(name for name, value in _DTYPES.items() if value == stored.tensors["W_enc"].dtype)
     config = {
@@ -58,7 +58,7 @@ def write(folder: str | Path, stored: Stored) -> None:
         "rescale_acts_by_decoder_norm": False,
         "metadata": {"sae_lens_version": FORMAT_VERSION, **stored.metadata},
     }
-    # a folder without cfg.json does not load, so that old settings never meet new weights
+    # without cfg.json a folder does not load, so old settings are never read with new weights
     with files.storage(folder / CONFIG):
         (folder / CONFIG).unlink(missing_ok=True)
     files.write_tensors(folder / WEIGHTS, stored.tensors)
@@ -66,7 +66,7 @@ def write(folder: str | Path, stored: Stored) -> None:
 
 
 def read(folder: str | Path) -> Stored:
-    """Read and fold.
+    """Read a folder and fold what sae-lens applies around the parameters into them.
 
     Raises:
         FormatError: a missing or damaged file, another architecture, shapes that do not fit, or a normalisation that
@@ -96,7 +96,7 @@ def read(folder: str | Path) -> Stored:
 
 
 def _upgrade(config: dict[str, Any]) -> dict[str, Any]:
-    """Names of sae-lens before version 6."""
+    """Rename the settings of sae-lens before version 6."""
     config = dict(config)
     kwargs = config.get("activation_fn_kwargs") or {}
     if config.get("activation_fn", config.get("activation_fn_str")) == "topk" and "k" in kwargs:
@@ -114,19 +114,19 @@ def _count(config: dict[str, Any], name: str, path: Path) -> int:
 
 
 def _weights(path: Path, d_in: int, d_sae: int) -> dict[str, Tensor]:
-    found = files.read_tensors(path)
+    tensors = files.read_tensors(path)
     shapes = {"W_enc": (d_in, d_sae), "W_dec": (d_sae, d_in), "b_enc": (d_sae,), "b_dec": (d_in,)}
     for name, shape in shapes.items():
-        if name not in found:
+        if name not in tensors:
             raise FormatError(f"tensor {name} is missing", path)
-        if tuple(found[name].shape) != shape:
-            raise FormatError(f"{name} is {list(found[name].shape)}, cfg.json says {list(shape)}", path)
-        if not found[name].is_floating_point() or not bool(torch.isfinite(found[name]).all()):
+        if tuple(tensors[name].shape) != shape:
+            raise FormatError(f"{name} is {list(tensors[name].shape)}, cfg.json says {list(shape)}", path)
+        if not tensors[name].is_floating_point() or not bool(torch.isfinite(tensors[name]).all()):
             raise FormatError(f"{name} holds values that are not finite numbers", path)
-    scaling = found.get("scaling_factor")
+    scaling = tensors.get("scaling_factor")
     if scaling is not None and not torch.allclose(scaling, torch.ones_like(scaling)):
         raise FormatError("a fine-tuning scaling_factor other than 1 is not part of Eq. 2", path)
-    return {name: found[name] for name in shapes}
+    return {name: tensors[name] for name in shapes}
 
 
 def _fold(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:

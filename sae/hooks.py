@@ -1,7 +1,7 @@
 """Hidden states of chosen layers from one forward that stops after the deepest of them, and edits of the stream.
 
 Layer L is Hugging Face's `hidden_states[L]`: 0 the embeddings, L the residual stream after L blocks, n_layers the
-output of the last block before the final norm. (transformers gives its own last entry after that norm, in decoders.)
+output of the last block before the final norm. (In decoders transformers gives its own last entry after that norm.)
 Layers below n_layers are read where block L takes its input: Qwen3-VL adds visual features (DeepStack) to the stream
 after an early block has returned, and an output hook would miss them at visual positions.
 """
@@ -21,11 +21,11 @@ from sae.errors import LayerError, ShapeError
 
 
 class _Stop(Exception):
-    """Unwinds a forward that has given all that was asked of it."""
+    """Ends a forward once all layers are there."""
 
 
 def find_blocks(model: nn.Module) -> nn.ModuleList:
-    """The stack of transformer blocks of the language model (not of a vision tower).
+    """Find the stack of transformer blocks of the language model (not of a vision tower).
 
     Raises:
         LayerError: no stack with as many blocks as the configuration says.
@@ -46,13 +46,8 @@ def find_blocks(model: nn.Module) -> nn.ModuleList:
     return blocks
 
 
-def n_layers(model: nn.Module) -> int:
-    """Number of blocks of the language model."""
-    return len(find_blocks(model))
-
-
 def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
-    """Layer numbers, ascending and each once, of numbers or names.
+    """Turn layer numbers or names into layer numbers, ascending and each once.
 
     A name is a number in digits, `embeddings`, `last`, a hook of sae-lens (`blocks.14.hook_resid_pre` is 14,
     `blocks.14.hook_resid_post` 15) or the module of a block (`model.language_model.layers.14`, whose output is 15).
@@ -61,9 +56,10 @@ def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
         LayerError: a number out of range, or a name that stands for no layer.
     """
     blocks = find_blocks(model)
-    places = {block: number for number, block in enumerate(blocks)}
-    modules = {name: places[module] for name, module in model.named_modules() if module in places}
-    words = {"embeddings": 0, "last": len(blocks)}
+    outputs = {block: number + 1 for number, block in enumerate(blocks)}
+    names = {name: outputs[module] for name, module in model.named_modules() if module in outputs}
+    example = next(iter(names), "")
+    names |= {"embeddings": 0, "last": len(blocks)}
     numbers = []
     for layer in layers:
         hook = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", str(layer))
@@ -71,16 +67,18 @@ def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
             numbers.append(int(layer))
         elif hook:
             numbers.append(int(hook[1]) + (hook[2] == "post"))
-        elif layer in words or layer in modules:
-            numbers.append(words[layer] if layer in words else modules[layer] + 1)
+        elif layer in names:
+            numbers.append(names[layer])
         else:
-            known = f"blocks.0.hook_resid_pre, {next(iter(modules), '')}, embeddings, last"
-            raise LayerError(f"{layer!r} names no layer of {type(model).__name__}; names are such as {known}")
+            raise LayerError(
+                f"{layer!r} names no layer of {type(model).__name__}; names are such as blocks.0.hook_resid_pre, "
+                f"{example}, embeddings, last"
+            )
     return sorted(check_layers(model, blocks, numbers))
 
 
 def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dict[int, Tensor]:
-    """Residual stream at `layers`; blocks beyond the deepest, the final norm and the head are not run.
+    """Read the residual stream at `layers`; blocks beyond the deepest, the final norm and the head are not run.
 
     Gradients follow the grad mode of the caller.
 
@@ -90,7 +88,7 @@ def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dic
         inputs: what the model's forward takes, on its device (input_ids [B, T], attention_mask, pixel_values, ...).
 
     Returns:
-        Layer to [B, T, d], in the order asked.
+        Layer to [B, T, d], in the order of `layers`.
 
     Raises:
         LayerError: a layer out of range, or none asked for.
@@ -98,32 +96,32 @@ def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dic
     blocks = find_blocks(model)
     wanted = check_layers(model, blocks, layers)
     deepest = max(wanted)
-    found: dict[int, Tensor] = {}
+    states: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Callable[[Tensor], None]:
-        def take(state: Tensor) -> None:
-            found[layer] = state
+        def visit(state: Tensor) -> None:
+            states[layer] = state
             if layer == deepest:
                 raise _Stop
 
-        return take
+        return visit
 
-    if "use_cache" not in inputs and _takes(model, "use_cache"):
+    if "use_cache" not in inputs and takes(model, "use_cache"):
         inputs["use_cache"] = False
     with _hooked(blocks, {layer: keep(layer) for layer in wanted}), suppress(_Stop):
         model(**inputs)
-    missing = [layer for layer in wanted if layer not in found]
+    missing = [layer for layer in wanted if layer not in states]
     if missing:
         raise LayerError(f"{type(model).__name__} never ran the block that gives layer {missing[0]}")
-    return {layer: found[layer] for layer in wanted}
+    return {layer: states[layer] for layer in wanted}
 
 
 @contextmanager
 def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Within the block, each forward of the model goes on from `edits[L](h)` instead of its own h at layer L.
+    """Within the block, each forward of the model continues from `edits[L](h)` instead of its own h at layer L.
 
     h is [B, T, d] and so must be the result; T is 1 while generating with a cache, after the prompt. Edits of several
-    layers see what the edits below them led to. The hooks go away with the block, whatever happens inside.
+    layers see the effect of the edits below them. The hooks are removed with the block, also after an error.
 
     Raises:
         LayerError: a layer out of range, or none.
@@ -134,10 +132,10 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
 
     def change(layer: int) -> Callable[[Tensor], Tensor]:
         def apply(state: Tensor) -> Tensor:
-            after = edits[layer](state)
-            if after.shape != state.shape:
-                raise ShapeError(f"the edit of layer {layer} made {list(after.shape)} of {list(state.shape)}")
-            return after.to(state)
+            result = edits[layer](state)
+            if result.shape != state.shape:
+                raise ShapeError(f"the edit of layer {layer} made {list(result.shape)} of {list(state.shape)}")
+            return result.to(state)
 
         return apply
 
@@ -146,17 +144,18 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
 
 
 def check_layers(model: nn.Module, blocks: nn.ModuleList, layers: Sequence[int]) -> list[int]:
+    """The layers, each once. Raises LayerError for one that is out of range, or none."""
     wanted = list(dict.fromkeys(layers))
     wrong = [layer for layer in wanted if isinstance(layer, bool) or not 0 <= layer <= len(blocks)]
     if wrong or not wanted:
-        what = f"layer {wrong[0]} is not there" if wrong else "no layer was asked for"
-        raise LayerError(f"{what}: {type(model).__name__} has layers 0 (embeddings) to {len(blocks)}")
+        problem = f"layer {wrong[0]} does not exist" if wrong else "no layer was given"
+        raise LayerError(f"{problem}: {type(model).__name__} has layers 0 (embeddings) to {len(blocks)}")
     return wanted
 
 
 @contextmanager
 def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tensor | None]]) -> Iterator[None]:
-    """Show each visitor the stream at its layer; what it returns, unless None, takes the stream's place."""
+    """Call each visitor with the stream at its layer; its result, unless None, replaces the stream."""
 
     def before(visit: Callable[[Tensor], Tensor | None]) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,6 +191,7 @@ def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tenso
 
 
 def text_config(model: nn.Module) -> Any:
+    """The configuration of the language model. Raises LayerError for a model without one."""
     config = getattr(model, "config", None)
     if config is None and isinstance(inner := getattr(model, "module", None), nn.Module):
         config = getattr(inner, "config", None)
@@ -203,11 +203,12 @@ def text_config(model: nn.Module) -> Any:
     return config
 
 
-def _takes(model: nn.Module, name: str) -> bool:
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether the model's forward has an argument of this name."""
     forward = getattr(model, "get_base_model", lambda: model)().forward
     return name in inspect.signature(forward).parameters
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter is."""
+    """The device of the first parameter."""
     return next(model.parameters()).device

@@ -15,16 +15,17 @@ IDF = "idf.safetensors"
 
 
 class DocumentFrequency:
-    """In how many documents (turns, texts) each feature is active on at least one token.
+    """Counts in how many documents (turns, texts) each feature is active on at least one token.
 
-    Documents are numbered from 0 and must come in order; one may continue in the next call.
+    Documents are numbered from 0 and must come in order; a document may continue in the next call.
     """
 
     def __init__(self, d_sae: int) -> None:
         self.df = torch.zeros(d_sae, dtype=torch.int64)
         self.n_documents = 0
         self._last = -1
-        self._open = torch.zeros(d_sae, dtype=torch.bool)
+        # features already counted for the last document
+        self._seen = torch.zeros(d_sae, dtype=torch.bool)
 
     def add(self, codes: SparseCodes, documents: Tensor) -> None:
         """Count tokens.
@@ -43,18 +44,17 @@ class DocumentFrequency:
             return
         if int(documents[0]) < self._last or bool((documents.diff() < 0).any()):
             raise ShapeError("documents must come in ascending order")
-        active = codes.active().cpu()
         d_sae = len(self.df)
-        pairs = torch.unique((documents[:, None] * d_sae + codes.indices.cpu())[active])
-        owner, feature = pairs // d_sae, pairs % d_sae
-        fresh = ~((owner == self._last) & self._open[feature])
-        self.df += torch.bincount(feature[fresh], minlength=d_sae)
+        pairs = torch.unique((documents[:, None] * d_sae + codes.indices.cpu())[codes.active().cpu()])
+        document, feature = pairs // d_sae, pairs % d_sae
+        new = ~((document == self._last) & self._seen[feature])
+        self.df += torch.bincount(feature[new], minlength=d_sae)
         distinct = torch.unique(documents)
         self.n_documents += len(distinct) - int(distinct[0] == self._last)
         last = int(distinct[-1])
         if last != self._last:
-            self._open.zero_()
-        self._open[feature[owner == last]] = True
+            self._seen.zero_()
+        self._seen[feature[document == last]] = True
         self._last = last
 
     def idf(self) -> Tensor:
@@ -69,7 +69,7 @@ def save_idf(folder: str | Path, frequency: DocumentFrequency) -> None:
 
 
 def load_idf(folder: str | Path) -> Tensor | None:
-    """idf [d_sae] float32 of the layer in `folder`, or None if it has none. Raises FormatError for a damaged file."""
+    """Read idf [d_sae] float32 of the layer in `folder`; None if it has none. Raises FormatError for a damaged file."""
     path = Path(folder) / IDF
     if not path.exists():
         return None

@@ -1,15 +1,15 @@
-"""How well a coder reconstructs, and how its features are used, pooled over any number of tokens.
+"""Reconstruction quality and feature usage of a coder, pooled over any number of tokens.
 
 Everything is kept as sums over tokens in float64 and divided once, at the end, so that figures do not depend on how
-tokens were batched, and so that the sums of several processes simply add up. Names are the field's; where sae-lens
-calls a figure something else, its name stands in brackets.
+tokens were batched, and the sums of several processes add up. Where sae-lens has another name for a figure, it stands
+in brackets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,15 @@ from torch import Tensor
 from sae.errors import ActivationError, LayerError, ShapeError
 from sae.topk import SparseCodes, TopKSAE
 
+if TYPE_CHECKING:
+    from sae.buffer import Shuffled
+    from sae.harvest import TokenBatch
+
 #: Numbers of hidden states held in float64 at a time: 2^24, 128 MB.
 _CHUNK = 1 << 24
 #: Below this share of Σ‖h‖² the difference Σ‖h‖² - ‖Σh‖²/N is rounding.
 _NO_SPREAD = 1e-12
+_BINS_PER_DECADE = 4
 
 
 class Sums:
@@ -34,7 +39,7 @@ class Sums:
         return self._sums.clone()
 
     def load_sums(self, sums: Tensor) -> None:
-        """Take these sums, as `sums()` of the same kind and sizes gave them, in place of one's own.
+        """Replace the sums by those that `sums()` of an object of the same kind and sizes gave.
 
         Raises:
             ShapeError: another number of them.
@@ -43,29 +48,13 @@ class Sums:
             raise ShapeError(f"sums {list(sums.shape)} do not fit {type(self).__name__}, which has {len(self._sums)}")
         self._sums.copy_(sums)
 
-    def merge(self, other: Self) -> Self:
-        """Add what `other` has seen; returns itself.
-
-        Raises:
-            ShapeError: other sizes.
-        """
-        if type(other) is not type(self) or self._sizes() != other._sizes():
-            raise ShapeError(
-                f"{type(other).__name__} {other._sizes()} cannot be merged into {type(self).__name__} {self._sizes()}"
-            )
-        self._sums += other._sums
-        return self
-
-    def _sizes(self) -> tuple[int, ...]:
-        return (len(self._sums),)
-
 
 #: The scalar sums, in the order in which they stand before Σh and the firing counts.
 _TOKENS, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
 
 
 class Evaluation(Sums):
-    """The figures of one layer; add batches, then read. A figure that is not defined (no tokens, ...) is nan.
+    """The figures of one layer: add batches, then read. A figure that is not defined (no tokens, ...) is nan.
 
     Variance comes from sums of squares: in float64 that is good to 1e-6 while the mean is less than about 1e4 times the
     spread, and unlike a running mean it adds up over processes.
@@ -114,7 +103,7 @@ class Evaluation(Sums):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens all figures are of."""
+        """Number of tokens the figures are computed from."""
         return int(self._sums[_TOKENS])
 
     @property
@@ -159,7 +148,7 @@ class Evaluation(Sums):
 
     @property
     def dead(self) -> float:
-        """Fraction of features that fired on none of `tokens` tokens; it falls as more are looked at, so tell both."""
+        """Fraction of features that fired on none of `tokens` tokens; it falls with more tokens, so report both."""
         return float((self._fired == 0).double().mean()) if self.tokens else math.nan
 
     @property
@@ -167,22 +156,9 @@ class Evaluation(Sums):
         """Fraction of tokens on which each feature fired, [d_sae] float64."""
         return self._fired / max(self.tokens, 1)
 
-    def density_histogram(self, bins_per_decade: int = 4) -> dict[str, Any]:
-        """Features by firing density, in bins of equal width in log10.
-
-        Returns:
-            `edges` [n + 1], ascending densities from 1e-6, or from the power of ten below 1 / tokens if that is lower,
-            to 1; `counts` [n], bin i from edges[i] up to but without edges[i + 1], the last with 1; `never`, features
-            that did not fire. never + Σ counts = d_sae.
-        """
-        lowest = -6
-        while 10.0**lowest * self.tokens > 1:
-            lowest -= 1
-        edges = [10 ** (lowest + i / bins_per_decade) for i in range(-lowest * bins_per_decade + 1)]
-        density = self.density[self._fired > 0]
-        inner = torch.tensor(edges[1:-1], dtype=torch.float64)
-        counts = torch.bincount(torch.bucketize(density, inner, right=True), minlength=len(edges) - 1)
-        return {"edges": edges, "counts": counts.tolist(), "never": self.d_sae - len(density)}
+    def density_histogram(self) -> dict[str, Any]:
+        """Features by firing density, see `density_histogram`."""
+        return density_histogram(self._fired, self.tokens)
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain JSON values; None where one is not defined."""
@@ -199,20 +175,38 @@ class Evaluation(Sums):
         start = _SCALARS + self.d_in
         return self._sums[start : start + self.d_sae]
 
-    def _sizes(self) -> tuple[int, ...]:
-        return (self.d_in, self.d_sae)
+
+def density_histogram(fired: Tensor, tokens: int) -> dict[str, Any]:
+    """Features by firing density, in bins of equal width in log10.
+
+    Args:
+        fired: [d_sae], on how many of `tokens` tokens each feature fired.
+
+    Returns:
+        `edges` [n + 1], ascending densities from 1e-6, or from the power of ten below 1 / tokens if that is lower, to
+        1; `counts` [n], bin i from edges[i] up to but without edges[i + 1], the last with 1; `never`, features that
+        did not fire. never + Σ counts = d_sae.
+    """
+    lowest = -6
+    while 10.0**lowest * tokens > 1:
+        lowest -= 1
+    edges = [10 ** (lowest + i / _BINS_PER_DECADE) for i in range(-lowest * _BINS_PER_DECADE + 1)]
+    density = fired[fired > 0].double() / max(tokens, 1)
+    inner = torch.tensor(edges[1:-1], dtype=torch.float64)
+    counts = torch.bincount(torch.bucketize(density, inner, right=True), minlength=len(edges) - 1)
+    return {"edges": edges, "counts": counts.tolist(), "never": len(fired) - len(density)}
 
 
 class LayerEvaluation(Evaluation):
     """The pooled figures of a layer, and those of its text and its visual tokens apart.
 
-    `sums`, `load_sums` and `merge` carry all three. `all` is the pooled part alone; the figures can also be read here.
+    `sums` and `load_sums` carry all three. `all` is the pooled part alone; its figures can also be read here.
     """
 
     def __init__(self, d_in: int, d_sae: int) -> None:
         super().__init__(d_in, d_sae)
         size = len(self._sums)
-        # one tensor for the three, of which the pooled figures read the first part
+        # one tensor for the three; the inherited figures read the first part
         self._sums = torch.zeros(3 * size, dtype=torch.float64)
         self.all, self._text, self._visual = (Evaluation(d_in, d_sae) for _ in range(3))
         for part, sums in zip((self.all, self._text, self._visual), self._sums.split(size), strict=True):
@@ -220,7 +214,7 @@ class LayerEvaluation(Evaluation):
 
     @torch.no_grad()
     def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes, visual: Tensor | None = None) -> None:
-        """As `Evaluation.add`; visual: [N] bool, image and video tokens. None: not known, they count as neither."""
+        """As `Evaluation.add`. visual: [N] bool, image and video tokens; None: unknown, counted as neither kind."""
         if visual is None:
             self.all.add(h, reconstruction, codes)
             return
@@ -234,7 +228,7 @@ class LayerEvaluation(Evaluation):
 
     @property
     def text(self) -> Evaluation | None:
-        """Text tokens, with a mean of their own; None where there were none, or batches did not tell."""
+        """Text tokens, with a mean of their own; None without any, or where batches did not say."""
         return self._text if self._text.tokens else None
 
     @property
@@ -248,28 +242,20 @@ class LayerEvaluation(Evaluation):
         return {**self.all.summary(), **{name: part and part.summary() for name, part in parts.items()}}
 
 
-class Tokens(Protocol):
-    """Hidden states by layer, [N, d] each, and which of the N are visual; what harvesting and shuffling give."""
-
-    @property
-    def activations(self) -> Mapping[int, Tensor]: ...
-
-    @property
-    def visual(self) -> Tensor: ...
-
-
 @torch.no_grad()
 def evaluate(
-    coders: Mapping[int, TopKSAE], batches: Iterable[Mapping[int, Tensor] | Tokens], *, allow_empty: bool = False
+    coders: Mapping[int, TopKSAE],
+    batches: Iterable[Mapping[int, Tensor] | TokenBatch | Shuffled],
+    *,
+    allow_empty: bool = False,
 ) -> dict[int, LayerEvaluation]:
-    """Run every layer's coder over held-out activations.
+    """Evaluate every layer's coder on held-out activations.
 
     Args:
         coders: by layer.
-        batches: token batches of `sae.harvest`, or plain mappings of layer to [N, d_in], which do not tell text from
-            visual tokens. Layers without a coder are passed over.
-        allow_empty: give evaluations of no tokens instead of raising; for processes that share the batches, one of
-            which may get none.
+        batches: token batches of `sae.harvest`, or plain mappings of layer to [N, d_in], which do not say which tokens
+            are visual. Layers without a coder are ignored.
+        allow_empty: return evaluations of no tokens instead of raising, for processes that share the batches.
 
     Raises:
         ActivationError: no tokens, or values that are not finite.

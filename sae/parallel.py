@@ -1,4 +1,4 @@
-"""The processes that train one set of coders together, each on its own part of every batch."""
+"""Data parallelism: processes that train one set of coders together, each on its own part of every batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from torch import Tensor
 
 
 class Processes:
-    """A single process unless an `accelerate.Accelerator` that joined several is given."""
+    """A single process, or those joined by an `accelerate.Accelerator`."""
 
     def __init__(self, accelerator: Any = None) -> None:
         self.accelerator = accelerator
         self.count = 1 if accelerator is None else int(accelerator.num_processes)
         self.rank = 0 if accelerator is None else int(accelerator.process_index)
-
-    @property
-    def main(self) -> bool:
-        return self.rank == 0
+        self.main = self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
         """Sum over the processes, in place; the same bits on each."""
@@ -30,8 +27,8 @@ class Processes:
         """Sums of plain numbers over the processes."""
         if self.count == 1:
             return [int(value) for value in values]
-        summed: list[int] = self.total(torch.tensor(values, dtype=torch.int64, device=device)).tolist()
-        return summed
+        sums: list[int] = self.total(torch.tensor(values, dtype=torch.int64, device=device)).tolist()
+        return sums
 
     def gather(self, rows: Tensor) -> Tensor:
         """[n, ...] of every process (n may differ), one after the other."""
@@ -39,12 +36,13 @@ class Processes:
             return rows
         counts = torch.zeros(self.count, dtype=torch.int64, device=rows.device)
         counts[self.rank] = len(rows)
-        most = int(self.total(counts).max())
-        padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+        longest = int(self.total(counts).max())
+        padded = torch.cat([rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])])
         parts = [torch.empty_like(padded) for _ in range(self.count)]
         torch.distributed.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
 
     def wait(self) -> None:
+        """Wait until every process is here."""
         if self.count > 1:
             self.accelerator.wait_for_everyone()

@@ -1,38 +1,38 @@
-"""Pictures of coders: how well they reconstruct while they are trained and after, and how often features fire."""
+"""Plots of coders: reconstruction during and after training, and firing density of features."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sae import files
 from sae.errors import FormatError
 from sae.figures import COLOURS, Picture, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: What figures are of, in the order of the bars.
-KINDS = ("all", "text", "visual")
-_KIND_COLOURS = {"all": COLOURS[6], "text": COLOURS[0], "visual": COLOURS[4]}
+#: Kinds of tokens, in the order of the bars.
+_COLOURS = {"all": COLOURS[6], "text": COLOURS[0], "visual": COLOURS[4]}
 Summary = Mapping[str, Any]
 
 
 def held_out(folder: str | Path) -> dict[int, Summary]:
-    """What the coders of a folder measured on held-out tokens when they were trained, by layer.
+    """The figures on held-out tokens in the training records of a folder of coders, by layer.
 
     Raises:
-        FormatError: no coders there, or ones that were not evaluated.
+        FormatError: no coders, or coders that were not evaluated.
     """
-    found = {}
+    summaries = {}
     for path in sorted(Path(folder).glob("layer_*/training.json")):
-        record = _json(path, path.read_text(encoding="utf-8"))
+        record = files.read_json(path)
         if record.get("held_out"):
-            found[int(path.parent.name.removeprefix("layer_"))] = record["held_out"]
-    if not found:
+            summaries[int(path.parent.name.removeprefix("layer_"))] = record["held_out"]
+    if not summaries:
         raise FormatError("has no layer_*/training.json with figures on held-out tokens", folder)
-    return found
+    return summaries
 
 
 def plot_training(folder: str | Path) -> Picture:
@@ -47,12 +47,15 @@ def plot_training(folder: str | Path) -> Picture:
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
         raise FormatError("no such file; is this a folder of trained coders?", path)
-    rows = [_json(path, line) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise FormatError(f"not JSON: {error}", path) from None
     figure = new_figure(9, 3)
     left, right = figure.subplots(1, 2)
     for layer, colour in zip(sorted({row["layer"] for row in rows}), COLOURS, strict=False):
-        own = [row for row in rows if row["layer"] == layer]
-        left.plot([row["step"] for row in own], [row["fvu"] for row in own], color=colour, label=f"layer {layer}")
+        points = [(row["step"], row["fvu"]) for row in rows if row["layer"] == layer]
+        left.plot(*zip(*points, strict=True), color=colour, label=f"layer {layer}")
     left.set_ylim(bottom=0)
     left.set_xlabel("optimiser step")
     left.set_ylabel("FVU of the batch")
@@ -63,7 +66,7 @@ def plot_training(folder: str | Path) -> Picture:
 
 
 def plot_density(summaries: Mapping[int, Summary]) -> Picture:
-    """Histograms of how many features fire on which share of the tokens, text and visual tokens apart.
+    """Histograms of features by firing density, text and visual tokens apart.
 
     Args:
         summaries: by layer, as `held_out` or `LayerEvaluation.summary` gives them.
@@ -74,7 +77,7 @@ def plot_density(summaries: Mapping[int, Summary]) -> Picture:
         silent, lowest = [], 1.0
         for kind, part in _parts(summary):
             histogram = part["density_histogram"]
-            axes.stairs(histogram["counts"], histogram["edges"], color=_KIND_COLOURS[kind], label=kind, linewidth=1.5)
+            axes.stairs(histogram["counts"], histogram["edges"], color=_COLOURS[kind], label=kind, linewidth=1.5)
             silent.append(f"{kind} {histogram['never']}")
             fired = [edge for edge, count in zip(histogram["edges"], histogram["counts"], strict=False) if count]
             lowest = min([lowest, *fired])
@@ -95,7 +98,7 @@ def _bars(axes: Axes, summaries: Mapping[int, Summary]) -> None:
         for number, (kind, part) in enumerate(parts):
             value = part["fvu"] if part["fvu"] is not None else float("nan")
             at = place + (number - (len(parts) - 1) / 2) * 0.26
-            axes.bar(at, value, 0.24, color=_KIND_COLOURS[kind], label=None if kind in shown else kind)
+            axes.bar(at, value, 0.24, color=_COLOURS[kind], label=None if kind in shown else kind)
             axes.text(at, value, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
             shown.add(kind)
     axes.set_xticks(range(len(layers)), [f"layer {layer}" for layer in layers])
@@ -106,14 +109,6 @@ def _bars(axes: Axes, summaries: Mapping[int, Summary]) -> None:
 
 
 def _parts(summary: Summary) -> list[tuple[str, Summary]]:
-    """The pooled figures alone where text and visual tokens were not both there, for they are the same then."""
-    apart: Sequence[tuple[str, Summary]] = [(kind, summary[kind]) for kind in KINDS[1:] if summary.get(kind)]
-    return [("all", summary), *apart] if len(apart) == 2 else [("all", summary)]
-
-
-def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"not JSON: {error}", path) from None
-    return value
+    """The pooled figures, and those of each kind of token where there were both kinds."""
+    kinds = [(kind, summary[kind]) for kind in ("text", "visual") if summary.get(kind)]
+    return [("all", summary), *(kinds if len(kinds) == 2 else [])]

@@ -1,63 +1,65 @@
-"""Loss recovered: what a language model loses when reconstructions take the place of its residual stream.
+"""Loss recovered: how much a language model loses when reconstructions replace its residual stream.
 
 For next-token cross entropy CE and KL of the clean from the changed distribution,
 
     loss recovered = (CE_ablated - CE_spliced) / (CE_ablated - CE_clean)
 
-with sums over all tokens before the division: 1 where the reconstruction costs nothing, 0 where it is no better than
-removing the stream. sae-lens's names are in brackets at the figures.
+with sums over all tokens before the division: 1 if the reconstruction costs nothing, 0 if it is no better than zeroing
+the stream. sae-lens's names are in brackets at the figures.
 
-- Replaced are only tokens a coder is meant for (`sae.harvest.TokenChoice`: no padding, special tokens or sinks), the
+- Only tokens a coder is meant for are replaced (`sae.harvest.TokenChoice`: no padding, special tokens or sinks), the
   same ones in spliced and ablated runs, text and visual alike. (sae-lens ablates every position, which as a rule
-  makes the denominator larger and the score higher.) Sinks are judged on the clean stream.
-- The stream at layer L is the one that `sae.hooks.hidden_states` reads: DeepStack's features for that layer are in it.
+  makes the denominator larger and the score higher.) Sinks are determined on the clean stream.
+- The stream at layer L is the one that `sae.hooks.hidden_states` reads, with DeepStack's features for that layer.
   What the model adds at later layers stays, also in ablated runs.
-- Counted are predictions whose target is a text token of interest: not padding, not special, not visual, and predicted
-  from a token that is not padding. (sae-lens leaves out positions by their own token instead of by the target.)
-- The head is run over few positions at a time, in at least float32 (`sae.head`): logits of a whole text never exist.
+- Predictions count if their target is a text token: not padding, not special, not visual, and predicted from a token
+  that is not padding. (sae-lens leaves out positions by their own token instead of by the target.)
+- The head is run over few positions at a time, in at least float32 (`Head`): logits of a whole text never exist.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sae.errors import ActivationError, ConfigError, ShapeError
-from sae.harvest import TokenChoice
-from sae.head import Edit, Head
-from sae.hooks import device_of
+from sae.errors import ActivationError, ConfigError
+from sae.harvest import TokenChoice, on_device
+from sae.hooks import edited, takes
 from sae.metrics import Sums
 from sae.topk import TopKSAE
 
 #: Entry of all layers spliced together.
 ALL = "all"
+#: Logits, or converted weights of the head, held at a time: 2^25 numbers, 128 MB in float32.
+_CHUNK = 1 << 25
+Edit = Callable[[Tensor], Tensor]
 
-_TOKENS, _REPLACED, _CLEAN, _SPLICED, _ZERO, _MEAN, _KL, _KL_ZERO, _SIZE = range(9)
+_TOKENS, _REPLACED, _CLEAN, _SPLICED, _ZERO, _KL, _KL_ZERO, _SIZE = range(8)
 
 
 class LossRecovered(Sums):
-    """Figures of one layer, or of several spliced together; in nats per token. One that is not defined is nan.
+    """Figures of one layer, or of several spliced together, in nats per token; nan where not defined.
 
-    Sums can be added over processes and merged, as those of `sae.metrics`.
+    `sums` can be added up over processes, as those of `sae.metrics`.
     """
 
-    def __init__(self, mean_ablation: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(_SIZE)
-        self.mean_ablation = mean_ablation
 
     @property
     def tokens(self) -> int:
-        """Predictions counted."""
+        """Number of predictions."""
         return int(self._sums[_TOKENS])
 
     @property
     def replaced(self) -> int:
-        """Positions whose stream was replaced, visual ones included."""
+        """Number of positions whose stream was replaced, including visual ones."""
         return int(self._sums[_REPLACED])
 
     @property
@@ -76,19 +78,10 @@ class LossRecovered(Sums):
         return self._per_token(_ZERO)
 
     @property
-    def ce_mean(self) -> float:
-        """With the mean in its place; nan unless asked for."""
-        return self._per_token(_MEAN) if self.mean_ablation else math.nan
-
-    @property
     def recovered(self) -> float:
         """Loss recovered against zero ablation [ce_loss_score]."""
-        return self._share(_ZERO)
-
-    @property
-    def recovered_mean(self) -> float:
-        """Loss recovered against mean ablation: stricter, as the mean explains much of the stream; nan unless asked."""
-        return self._share(_MEAN) if self.mean_ablation else math.nan
+        zero, spliced, clean = (float(self._sums[which]) for which in (_ZERO, _SPLICED, _CLEAN))
+        return (zero - spliced) / (zero - clean) if zero != clean else math.nan
 
     @property
     def kl(self) -> float:
@@ -102,7 +95,7 @@ class LossRecovered(Sums):
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain JSON values; None where one is not defined."""
-        names = ("recovered", "recovered_mean", "ce_clean", "ce_spliced", "ce_zero", "ce_mean", "kl", "kl_zero")
+        names = ("recovered", "ce_clean", "ce_spliced", "ce_zero", "kl", "kl_zero")
         figures = {name: getattr(self, name) for name in names}
         return {
             "tokens": self.tokens,
@@ -113,13 +106,6 @@ class LossRecovered(Sums):
     def _per_token(self, which: int) -> float:
         return float(self._sums[which]) / self.tokens if self.tokens else math.nan
 
-    def _share(self, ablated: int) -> float:
-        worst, spliced, clean = (float(self._sums[which]) for which in (ablated, _SPLICED, _CLEAN))
-        return (worst - spliced) / (worst - clean) if worst != clean else math.nan
-
-    def _sizes(self) -> tuple[int, ...]:
-        return (_SIZE, int(self.mean_ablation))
-
 
 @torch.no_grad()
 def loss_recovered(
@@ -128,53 +114,44 @@ def loss_recovered(
     batches: Iterable[Mapping[str, Any]],
     *,
     special_ids: Collection[int] = (),
-    visual_ids: Collection[int] | None = None,
     sink_factor: float | None = 10.0,
-    mean: Literal["batch"] | Mapping[int, Tensor] | None = None,
     allow_empty: bool = False,
 ) -> dict[int | str, LossRecovered]:
     """Run a language model clean, spliced and ablated over the same text.
 
-    Per batch that is one clean forward and, for each layer and for all together, two more (three with `mean`).
+    Per batch that is one clean forward and, for each layer and for all together, two more.
 
     Args:
         model: a Hugging Face causal or vision-language model with its head, in eval mode.
         coders: by layer (numbered as in `sae.hooks`).
         batches: inputs of the model as in `sae.harvest.harvest`: input_ids [B, T], optionally attention_mask [B, T],
             and whatever else its forward takes. `labels` and `logits_to_keep` are ignored.
-        special_ids, visual_ids, sink_factor: as in `harvest`; those the coders were trained with.
-        mean: also ablate to a mean: "batch", that of the replaced tokens of the batch, or layer to [d_in].
-        allow_empty: give figures of no tokens instead of raising; for processes that share the batches.
+        special_ids, sink_factor: as in `harvest`; those the coders were trained with.
+        allow_empty: return figures of no tokens instead of raising, for processes that share the batches.
 
     Returns:
         Layer to figures; with several coders also "all", every layer spliced (or ablated) at once, where upper coders
-        read what lower ones led to.
+        read the stream that lower ones changed.
 
     Raises:
         ConfigError: a model without a language-model head, one that is not causal, one in training mode, or one whose
-            logits are no known function of its head; no coders; a mean that lacks a layer.
+            logits are no known function of its head; no coders.
         ActivationError: values that are not finite, naming the batch; nothing to predict.
-        LayerError, ShapeError: a layer the model has not; a coder, mask or mean of another shape.
+        LayerError, ShapeError: a layer the model does not have; a coder or mask of another shape.
     """
     head = Head(model)
     if not coders:
-        raise ConfigError("there is no coder to splice in")
-    if isinstance(mean, Mapping) and (missing := sorted(set(coders) - set(mean))):
-        raise ConfigError(f"mean holds no vector for layer {missing[0]}; give one for each coder")
-    choice = TokenChoice(model, special_ids=special_ids, visual_ids=visual_ids, sink_factor=sink_factor)
+        raise ConfigError("no coder was given")
+    choice = TokenChoice(model, special_ids=special_ids, sink_factor=sink_factor)
     groups: dict[int | str, list[int]] = {layer: [layer] for layer in coders}
     if len(coders) > 1:
         groups[ALL] = sorted(coders)
-    results = {name: LossRecovered(mean is not None) for name in groups}
+    results = {name: LossRecovered() for name in groups}
     for number, batch in enumerate(batches):
-        inputs = {
-            name: value.to(device_of(model)) if isinstance(value, Tensor) else value
-            for name, value in batch.items()
-            if name not in ("labels", "logits_to_keep")
-        }
+        inputs = on_device(model, batch, f"batch {number}")
+        for unused in ("labels", "logits_to_keep"):
+            inputs.pop(unused, None)
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        if mask is not None and mask.shape != ids.shape:
-            raise ShapeError(f"batch {number}: attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}")
         states: dict[int, Tensor] = {}
         hidden = head.inputs(inputs, {layer: _record(states, layer) for layer in coders}, check=True)
         keep, wanted, visual = choice(ids, mask, states)
@@ -189,7 +166,6 @@ def loss_recovered(
             counted = counted & mask[:, :-1].bool()
         if not bool(counted.any()):
             continue
-        means = {layer: _mean(state[keep], mean, layer) for layer, state in states.items()} if mean else {}
         states.clear()
         targets, clean = ids[:, 1:][counted], hidden[:, :-1][counted]
         for name, layers in groups.items():
@@ -197,8 +173,6 @@ def loss_recovered(
                 {layer: _replace(keep, _reconstruct(coders[layer])) for layer in layers},
                 {layer: _replace(keep, torch.zeros_like) for layer in layers},
             ]
-            if mean:
-                runs.append({layer: _replace(keep, means[layer].expand_as) for layer in layers})
             try:
                 changed = [head.inputs(inputs, edits)[:, :-1][counted] for edits in runs]
             except ActivationError as error:
@@ -220,26 +194,18 @@ def _record(states: dict[int, Tensor], layer: int) -> Edit:
 
 
 def _replace(keep: Tensor, make: Edit) -> Edit:
-    """Change the kept tokens by make: [N, d] to [N, d], and leave the others."""
+    """Replace the kept tokens h [N, d] by make(h), and leave the others."""
 
     def replace(h: Tensor) -> Tensor:
-        after, where = h.clone(), keep.to(h.device)
-        after[where] = make(h[where]).to(h)
-        return after
+        out, where = h.clone(), keep.to(h.device)
+        out[where] = make(h[where]).to(h)
+        return out
 
     return replace
 
 
 def _reconstruct(coder: TopKSAE) -> Edit:
     return lambda h: coder(h.to(coder.W_enc.device))
-
-
-def _mean(kept: Tensor, mean: Literal["batch"] | Mapping[int, Tensor], layer: int) -> Tensor:
-    if not isinstance(mean, Mapping):
-        return kept.double().mean(0)
-    if mean[layer].shape != kept.shape[1:]:
-        raise ShapeError(f"mean of layer {layer} is {list(mean[layer].shape)}, the stream has {list(kept.shape[1:])}")
-    return mean[layer].to(kept.device)
 
 
 def _figures(head: Head, targets: Tensor, clean: Tensor, changed: list[Tensor], replaced: int) -> Tensor:
@@ -250,10 +216,122 @@ def _figures(head: Head, targets: Tensor, clean: Tensor, changed: list[Tensor], 
         target = targets[rows].to(clean.device)
         before = F.log_softmax(head.logits(clean[rows]), dim=-1)
         sums[_CLEAN] += F.nll_loss(before, target, reduction="none").double().sum()
-        for which, hidden in zip((_SPLICED, _ZERO, _MEAN), changed, strict=False):
+        for ce, kl, hidden in zip((_SPLICED, _ZERO), (_KL, _KL_ZERO), changed, strict=True):
             after = F.log_softmax(head.logits(hidden[rows]), dim=-1)
-            sums[which] += F.nll_loss(after, target, reduction="none").double().sum()
-            if which != _MEAN:
-                kl = (before.exp() * (before - after)).sum(-1)
-                sums[_KL if which == _SPLICED else _KL_ZERO] += kl.double().sum()
+            sums[ce] += F.nll_loss(after, target, reduction="none").double().sum()
+            sums[kl] += (before.exp() * (before - after)).sum(-1).double().sum()
     return sums.cpu()
+
+
+class Head:
+    """The head of a causal or vision-language model, run apart from it in chunks and in at least float32.
+
+    At a vocabulary of 151,936 the float32 logits of 7,200 positions take 4.4 GB. So in a forward the head runs on the
+    last position alone, its input for all positions is kept, and logits are computed from that in chunks. What some
+    models do to the logits afterwards (the softcapping of Gemma, the scales of Cohere, Granite and Falcon-H1) is
+    repeated here and compared with the model's own logits of its last position; other models are refused.
+
+    Args:
+        model: a Hugging Face model (or a peft model around one), in eval mode.
+
+    Raises:
+        ConfigError: no language-model head, a model that is not causal, or one in training mode.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        unwrap: Any = getattr(model, "get_base_model", lambda: model)
+        bare = unwrap()
+        name = type(bare).__name__
+        module = bare.get_output_embeddings() if hasattr(bare, "get_output_embeddings") else None
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} has no language-model head; load it as a causal or vision-language model")
+        if "MaskedLM" in name or getattr(bare.config, "is_encoder_decoder", False):
+            raise ConfigError(f"{name} does not predict the next token; a causal language model is needed")
+        if model.training:
+            raise ConfigError(f"{name} is in training mode, where runs differ by chance; call model.eval() first")
+        self.model, self.module, self._name = model, module, name
+        text = bare.config.get_text_config()
+        self._vocabulary = int(text.vocab_size)
+        self._cap = getattr(text, "final_logit_softcapping", None)
+        self._factor = float(getattr(bare, "logit_scale", None) or 1)
+        self._factor *= float(getattr(text, "lm_head_multiplier", None) or 1)
+        self._factor /= float(getattr(text, "logits_scaling", None) or 1)
+
+    def inputs(self, inputs: Mapping[str, Any], edits: Mapping[int, Edit], check: bool = False) -> Tensor:
+        """The input of the head in a forward with these edits of the stream (`sae.hooks.edited`), [B, T, d].
+
+        Args:
+            inputs: of the model, with input_ids [B, T].
+            edits: layer to function; may be empty.
+            check: compare with the model's own logits.
+
+        Raises:
+            ConfigError: logits that are not a known function of the head, or no single run of it over all positions.
+        """
+        defaults = {"use_cache": False} if takes(self.model, "use_cache") else {}
+        with self._recording() as (head_inputs, outputs), edited(self.model, edits) if edits else nullcontext():
+            logits = self.model(**{**defaults, **inputs}).logits
+        if len(head_inputs) != 1 or head_inputs[0].shape[:2] != inputs["input_ids"].shape:
+            raise ConfigError(f"{self._name} does not run its head once over all positions; it cannot be scored here")
+        if check and not self._agree(self._finished(outputs[0].to(_wide(logits))), logits):
+            raise ConfigError(f"{self._name} does something to its logits, after the head, that is not known here")
+        return head_inputs[0]
+
+    def chunks(self, count: int) -> Iterator[slice]:
+        """Slices of `count` positions, each short enough for the logits to fit."""
+        rows = max(1, _CHUNK // self._vocabulary)
+        return (slice(start, start + rows) for start in range(0, count, rows))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, d], as the head takes it, to logits [n, V] in float32 (float64 for float64).
+
+        The product too is in that precision where the head is a plain linear layer; another kind of head (with an
+        adapter, quantised) runs as it is.
+        """
+        wide, module = _wide(hidden), self.module
+        if type(module) is not nn.Linear:
+            return self._finished(module(hidden).to(wide))
+        weight, bias = module.weight, module.bias
+        hidden = hidden.to(weight.device, wide)
+        if weight.dtype == wide:
+            return self._finished(F.linear(hidden, weight, bias))
+        # converted a block at a time: all the weights of a large head would be gigabytes
+        blocks = weight.split(max(1, _CHUNK // weight.shape[1]))
+        logits = torch.cat([hidden @ block.to(wide).t() for block in blocks], dim=-1)
+        return self._finished(logits if bias is None else logits + bias.to(wide))
+
+    @contextmanager
+    def _recording(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Record the whole inputs of the head, which runs on their last position only, and its outputs."""
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+
+        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            inputs.append(args[0])
+            return (args[0][:, -1:], *args[1:])
+
+        def after(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            outputs.append(output)
+
+        handles = [self.module.register_forward_pre_hook(before), self.module.register_forward_hook(after)]
+        try:
+            yield inputs, outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        logits = logits * self._factor
+        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+
+    def _agree(self, ours: Tensor, theirs: Tensor) -> bool:
+        # the model's own are rounded at each step to its precision
+        share = 1e-5 if torch.finfo(theirs.dtype).bits >= 32 else 0.03
+        tolerance = share * float(ours.abs().nan_to_num().max())
+        return ours.shape == theirs.shape and torch.allclose(
+            ours, theirs.to(ours.dtype), rtol=0, atol=tolerance, equal_nan=True
+        )
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

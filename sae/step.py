@@ -1,11 +1,11 @@
-"""One training step of a Top-K SAE: a dense encoder product and a top-k; all else touches only the active features.
+"""Training steps of one coder: a dense encoder product and a top-k; all else touches only the active features.
 
 Loss (Gao et al. 2024, normalised as in OpenAI's sparse_autoencoder):
 
-    L = mean_t ||x_t - x̂_t||² * mse_scale + c * Σ_t ||e_t - ê_t||² / Σ_t ||e_t - mean(e)||²,    e = x - x̂, held fixed,
+    L = mean_t ||x_t - x̂_t||² * mse_scale + c * Σ_t ||e_t - ê_t||² / Σ_t ||e_t - mean(e)||²,    e = x - x̂, detached,
 
-where ê = z_aux W_dec (without bias) and z_aux are the k_aux largest ReLU activations among dead features. The second
-term is 0 where e does not vary; its sums may run over every n-th token only (`AuxK.stride`).
+where ê = z_aux W_dec (without bias) and z_aux are the k_aux largest ReLU activations among dead features (AuxK). The
+second term is 0 where e does not vary; its sums may run over every n-th token only (`AuxK.stride`).
 
 With g = dL/dx̂ and G the sparse gradient of the codes: dW_dec = Zᵀ g and dW_enc = (x - b_dec)ᵀ G, both sums over the k
 actives of each token; db_enc = Σ G; db_dec = Σ g - W_enc db_enc. No dense [tokens, d_sae] gradient is formed, and
@@ -18,13 +18,15 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from sae.config import SAETrainConfig
+from sae.errors import ActivationError
+from sae.parallel import Processes
 from sae.topk import TopKSAE, largest
 
 #: Tokens whose pre-activations exist at a time on a CPU, where they then stay in its cache; elsewhere by memory alone.
@@ -33,7 +35,7 @@ _NUMBERS = 1 << 27
 
 
 class StepOutput(NamedTuple):
-    """`loss` carries the gradient; the rest is detached. values, indices: [N, k]; mse in units of `mse_scale`."""
+    """Losses and codes of a batch. values, indices: [N, k]; mse in units of `mse_scale`."""
 
     loss: Tensor
     mse: Tensor
@@ -44,7 +46,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class AuxK:
-    """Which features are dead, and how they share in the loss.
+    """The auxiliary loss over dead features.
 
     Attributes:
         dead: [n] int64, distinct features.
@@ -59,23 +61,10 @@ class AuxK:
     stride: int = 1
 
 
-@dataclass(frozen=True)
-class Share:
-    """What part of a batch this process has.
-
-    Attributes:
-        tokens: of the whole batch, over all processes.
-        total: sums a tensor over all processes.
-    """
-
-    tokens: int
-    total: Callable[[Tensor], Tensor]
-
-
 class Gradients(NamedTuple):
     """Of the loss by each parameter: W_enc as [d_sae, d_in], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in].
 
-    `radial`: <dW_dec[j], W_dec[j]> of each feature, [d_sae], which comes for nothing on the way.
+    `radial`: <dW_dec[j], W_dec[j]> of each feature, [d_sae], a by-product.
     """
 
     W_enc: Tensor
@@ -85,28 +74,8 @@ class Gradients(NamedTuple):
     radial: Tensor
 
 
-def step(
-    coder: TopKSAE,
-    x: Tensor,
-    mse_scale: float = 1.0,
-    aux: AuxK | None = None,
-    share: Share | None = None,
-    products: torch.dtype | None = None,
-) -> StepOutput:
-    """Loss of a batch; `.loss.backward()` gives the gradients of the four parameters.
-
-    Fastest where `coder.W_enc` is stored feature by feature (see `feature_major`).
-
-    Args:
-        x: [N, d_in] in the dtype of the coder; gets no gradient.
-        mse_scale: factor of the reconstruction loss, e.g. 1 / variance.
-        aux: None, or no dead features: the auxiliary term is 0.
-        share: None: x is the whole batch. Otherwise losses and gradients are this process's summands of the batch's.
-        products: precision of the encoder product alone, e.g. bfloat16; it decides which features are active. Their
-            values are then computed anew in the dtype of the coder. None: that dtype throughout.
-    """
-    how = (mse_scale, aux, share, products)
-    return StepOutput(*_Step.apply(coder, x, how, coder.W_enc, coder.b_enc, coder.W_dec, coder.b_dec))
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @torch.no_grad()
@@ -115,21 +84,33 @@ def gradients(
     x: Tensor,
     mse_scale: float = 1.0,
     aux: AuxK | None = None,
-    share: Share | None = None,
+    *,
+    tokens: int | None = None,
+    total: Callable[[Tensor], Tensor] = _identity,
     products: torch.dtype | None = None,
     workspace: dict[str, Tensor] | None = None,
 ) -> tuple[StepOutput, Gradients]:
-    """Loss of a batch and its gradients, without autograd; arguments as for `step`.
+    """Loss of a batch and its gradients, without autograd.
 
-    `workspace` keeps the memory of pre-activations from call to call: fresh memory costs more than filling it.
+    Fastest where `coder.W_enc` is stored feature by feature (see `feature_major`).
+
+    Args:
+        x: [N, d_in] in the dtype of the coder.
+        mse_scale: factor of the reconstruction loss, e.g. 1 / variance.
+        aux: None, or no dead features: the auxiliary loss is 0.
+        tokens: of the whole batch, over all processes; None: x is the whole batch. Otherwise losses and gradients are
+            this process's summands of the batch's.
+        total: sums a tensor over all processes.
+        products: precision of the encoder product alone, e.g. bfloat16; it decides which features are active. Their
+            values are then computed again in the dtype of the coder. None: that dtype throughout.
+        workspace: keeps the memory of pre-activations from call to call: fresh memory costs more than filling it.
     """
-    share = share or Share(len(x), lambda tensor: tensor)
     if aux is not None and not len(aux.dead):
         aux = None
     centred = x - coder.b_dec
-    values, indices, among = _encode(coder, centred, aux, products, {} if workspace is None else workspace)
+    values, indices, dead_pre = _encode(coder, centred, aux, products, {} if workspace is None else workspace)
     error = centred - F.embedding_bag(indices, coder.W_dec, mode="sum", per_sample_weights=values)
-    scale = mse_scale / share.tokens
+    scale = mse_scale / (len(x) if tokens is None else tokens)
     mse = torch.linalg.vector_norm(error).square() * scale
 
     g = error * (-2.0 * scale)
@@ -142,9 +123,9 @@ def gradients(
     db_enc, radial = totals.t().contiguous().unbind()
 
     loss, aux_loss = mse, mse.new_zeros(())
-    if aux is not None and among is not None:
+    if aux is not None and dead_pre is not None:
         dead = coder.W_dec[aux.dead]
-        z, g_aux, aux_loss = _auxiliary(among, error, dead, aux, share)
+        z, g_aux, aux_loss = _auxiliary(dead_pre, error, dead, aux, total)
         g_z = (g_aux @ dead.t()).mul_(z > 0)
         dw_dec.index_add_(0, aux.dead, z.t() @ g_aux)
         dw_enc.index_add_(0, aux.dead, g_z.t() @ centred[:: aux.stride])
@@ -156,27 +137,9 @@ def gradients(
 
 
 def feature_major(coder: TopKSAE) -> TopKSAE:
-    """Store W_enc feature by feature (same shape and values), which is how its gradient comes out. In place."""
+    """Store W_enc feature by feature (same shape and values), the memory order of its gradient. In place."""
     coder.W_enc = torch.nn.Parameter(coder.W_enc.detach().t().contiguous().t())
     return coder
-
-
-class _Step(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, coder: TopKSAE, x: Tensor, how: tuple[Any, ...], *_: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        out, found = gradients(coder, x, *how)
-        ctx.save_for_backward(found.W_enc, found.b_enc, found.W_dec, found.b_dec)
-        ctx.mark_non_differentiable(*out[1:])
-        # a tensor of its own: without an auxiliary term the loss is the mse
-        return out.loss.clone(), out.mse, out.aux, out.values, out.indices
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        w_enc, b_enc, w_dec, b_dec = ctx.saved_tensors
-        return None, None, None, (w_enc * grad).t(), b_enc * grad, w_dec * grad, b_dec * grad
 
 
 def _encode(
@@ -187,39 +150,41 @@ def _encode(
     x, w, b = (part if exact else part.to(products) for part in (centred, coder.W_enc, coder.b_enc))
     stride = 1 if aux is None else aux.stride
     rows = _ROWS if x.device.type == "cpu" else max(_NUMBERS // len(b), 1)
-    # chunks begin at tokens of the auxiliary term
+    # chunks begin at tokens of the auxiliary loss
     rows = min(math.ceil(rows / stride) * stride, len(x))
     values = centred.new_empty(len(x), coder.k)
     indices = torch.empty(len(x), coder.k, dtype=torch.int64, device=x.device)
     buffer = workspace.get("pre")
     if buffer is None or buffer.shape != (rows, len(b)) or buffer.dtype != x.dtype or buffer.device != x.device:
         buffer = workspace["pre"] = x.new_empty(rows, len(b))
-    among = []
+    dead_pre = []
     for start in range(0, len(x), rows):
         chunk = slice(start, start + rows)
         pre = torch.addmm(b, x[chunk], w, out=buffer[: len(x[chunk])])
         values[chunk], indices[chunk] = largest(pre, coder.k)
         if aux is not None:
-            among.append(pre[::stride].index_select(1, aux.dead))
+            dead_pre.append(pre[::stride].index_select(1, aux.dead))
     if not exact:
         values = _products(centred, coder.W_enc.t(), indices) + coder.b_enc[indices]
-    return values.relu_(), indices, torch.cat(among).to(centred.dtype) if among else None
+    return values.relu_(), indices, torch.cat(dead_pre).to(centred.dtype) if dead_pre else None
 
 
-def _auxiliary(among: Tensor, error: Tensor, w_dead: Tensor, aux: AuxK, share: Share) -> tuple[Tensor, Tensor, Tensor]:
+def _auxiliary(
+    pre: Tensor, error: Tensor, w_dead: Tensor, aux: AuxK, total: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """z_aux [n, n_dead], dL/dê [n, d_in], and the auxiliary loss without its coefficient.
 
-    among: [n, n_dead] pre-activations of the dead features; error: [N, d_in]; w_dead: their rows of W_dec.
+    pre: [n, n_dead] pre-activations of the dead features; error: [N, d_in]; w_dead: their rows of W_dec.
     """
     error = error[:: aux.stride]
-    if aux.k < among.shape[-1]:
-        top, where = among.topk(aux.k, dim=-1, sorted=False)
-        z = torch.zeros_like(among).scatter_(-1, where, top.relu_())
+    if aux.k < pre.shape[-1]:
+        top, where = pre.topk(aux.k, dim=-1, sorted=False)
+        z = torch.zeros_like(pre).scatter_(-1, where, top.relu_())
     else:
-        z = among.relu_()
+        z = pre.relu_()
     residual = z @ w_dead - error
-    mean = share.total(error.sum(0)) / share.total(error.new_tensor(float(len(error))))
-    spread = share.total((error - mean).square().sum())
+    mean = total(error.sum(0)) / total(error.new_tensor(float(len(error))))
+    spread = total((error - mean).square().sum())
     inverse = torch.where(spread > 0, 1 / spread, 0.0)
     loss = residual.square().sum() * inverse
     return z, residual.mul_(2 * aux.coefficient * inverse), loss
@@ -256,3 +221,163 @@ def _products(g: Tensor, w_dec: Tensor, indices: Tensor) -> Tensor:
             starts, indices.reshape(-1), g.new_zeros(tokens * k), (tokens, len(w_dec)), check_invariants=False
         )
     return torch.sparse.sampled_addmm(pattern, g, w_dec.t()).values().view(tokens, k)
+
+
+@dataclass
+class LayerState:
+    """All that changes while one layer trains.
+
+    Attributes:
+        coder: parameters in training units (inputs are (h - mean) * scale).
+        optimizer: over `stored(coder)`.
+        mse_scale: 1 / variance of the normalised inputs.
+        silent: [d_sae] int64, tokens since each feature last fired.
+    """
+
+    coder: TopKSAE
+    optimizer: torch.optim.AdamW
+    scale: float
+    mean: Tensor | None
+    mse_scale: float
+    silent: Tensor
+
+
+def stored(coder: TopKSAE) -> dict[str, Tensor]:
+    """The parameters as they lie in memory, sharing it: W_enc [d_sae, d_in], the others as they are.
+
+    The optimiser works on these, since its fast path copies what is not contiguous.
+    """
+    return {
+        name: tensor.detach().t() if name == "W_enc" else tensor.detach() for name, tensor in coder.named_parameters()
+    }
+
+
+def start(h: Tensor, config: SAETrainConfig, layer: int) -> LayerState:
+    """Create coder, normalisation and optimiser from the first raw activations [N, d_in] of all processes.
+
+    Raises:
+        ActivationError: activations that are all equal.
+    """
+    d_in = h.shape[1]
+    mean = h.mean(0) if config.normalise == "centre_scale" else None
+    scale = 1.0
+    if config.normalise != "none":
+        norm = float(torch.linalg.vector_norm(h if mean is None else h - mean, dim=1).mean())
+        scale = math.sqrt(d_in) / norm if norm > 0 else 1.0
+    x = (h if mean is None else h - mean) * scale
+    variance = float((x - x.mean(0)).square().sum(1).mean())
+    if not variance > 0:
+        raise ActivationError(
+            f"layer {layer}: the first {len(h)} tokens are all equal; nothing can be learned from them"
+        )
+    # one stream per layer, so that a layer does not depend on which others train beside it
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + layer)
+    coder = TopKSAE(d_in, config.d_sae, config.k, generator=generator).to(h)
+    with torch.no_grad():
+        _unit_rows(coder.W_dec)  # drawn in float32, exact in the dtype of training
+        if config.b_dec_init != "zero":
+            coder.b_dec.copy_(x.mean(0) if config.b_dec_init == "mean" else geometric_median(x))
+        # the encoder's length is free: the one that fits the first tokens best, given the rest
+        target = x - coder.b_dec
+        guess = coder.decode(coder.encode(x)) - coder.b_dec
+        coder.W_enc.mul_(float((guess * target).sum() / guess.square().sum()))
+    feature_major(coder)
+    silent = torch.zeros(config.d_sae, dtype=torch.int64, device=h.device)
+    return LayerState(coder, make_optimizer(coder, config), scale, mean, 1 / variance, silent)
+
+
+def make_optimizer(coder: TopKSAE, config: SAETrainConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        list(stored(coder).values()),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=coder.W_enc.device.type in ("cpu", "cuda"),
+    )
+
+
+def train_step(
+    state: LayerState,
+    h: Tensor,
+    tokens: int,
+    seen: int,
+    lr: float,
+    config: SAETrainConfig,
+    processes: Processes,
+    workspace: dict[str, Tensor],
+) -> tuple[StepOutput, Tensor]:
+    """One optimiser step on raw activations.
+
+    Args:
+        h: [N, d_in], this process's part of the batch.
+        tokens: of the whole batch, over all processes.
+        seen: tokens of all batches including this one.
+        workspace: memory reused at each call, for any layer.
+
+    Returns:
+        Losses before the step (this process's summands), and the normalised input.
+    """
+    coder = state.coder
+    x = (h if state.mean is None else h - state.mean) * state.scale
+    aux = None
+    # nothing can have been silent for longer than training has lasted
+    if config.aux_coefficient > 0 and seen > config.dead_tokens:
+        dead = (state.silent > config.dead_tokens).nonzero().squeeze(-1)
+        k = config.aux_k or 1 << max(0, (coder.d_in // 2).bit_length() - 1)
+        aux = AuxK(dead, k, config.aux_coefficient, config.aux_stride)
+    products = torch.bfloat16 if config.dtype == "bfloat16" else None
+    out, grads = gradients(
+        coder, x, state.mse_scale, aux, tokens=tokens, total=processes.total, products=products, workspace=workspace
+    )
+    for name, parameter in zip(stored(coder), state.optimizer.param_groups[0]["params"], strict=True):
+        parameter.grad = processes.total(getattr(grads, name))
+    with torch.no_grad():
+        if config.unit_norm_decoder:
+            grads.W_dec.addcmul_(processes.total(grads.radial)[:, None], coder.W_dec, value=-1)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        if config.unit_norm_decoder:
+            _unit_rows(coder.W_dec)
+        fired = torch.zeros(coder.d_sae, dtype=torch.int32, device=h.device)
+        fired[out.indices[out.values > 0]] = 1
+        state.silent.add_(tokens).masked_fill_(processes.total(fired) > 0, 0)
+    return out, x
+
+
+def figures(
+    out: StepOutput, x: Tensor, state: LayerState, tokens: int, lr: float, config: SAETrainConfig, processes: Processes
+) -> dict[str, float]:
+    """Figures of one batch before its step: fvu pooled over its tokens, l0 their mean; dead after it."""
+    mean = processes.total(x.sum(0)) / tokens
+    sums = torch.stack(
+        [out.loss, out.aux, out.mse, (x - mean).square().sum() / tokens, (out.values > 0).sum() / tokens]
+    )
+    loss, aux, mse, spread, l0 = processes.total(sums.double()).tolist()
+    return {
+        "loss": loss,
+        "aux": aux,
+        "fvu": mse / state.mse_scale / spread if spread > 0 else float("nan"),
+        "l0": l0,
+        "dead": float((state.silent > config.dead_tokens).double().mean()),
+        "lr": lr,
+    }
+
+
+def _unit_rows(w: Tensor) -> None:
+    w.div_(torch.linalg.vector_norm(w, dim=1, keepdim=True))
+
+
+def geometric_median(x: Tensor, iterations: int = 100, tolerance: float = 1e-6) -> Tensor:
+    """The point with the least sum of distances to the rows of x, [N, d] to [d], by Weiszfeld's iteration."""
+    point = x.mean(0)
+    for _ in range(iterations):
+        weight = 1 / torch.linalg.vector_norm(x - point, dim=1).clamp(min=1e-12)
+        after = (weight @ x) / weight.sum()
+        moved = torch.linalg.vector_norm(after - point)
+        point = after
+        if float(moved) <= tolerance * max(float(torch.linalg.vector_norm(point)), 1e-12):
+            break
+    return point

@@ -16,7 +16,7 @@ from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
 
 #: Pre-activations computed at a time in `encode`: 2^26 numbers, 0.25 GB in float32.
 _CHUNK = 1 << 26
-#: Tokens searched at a time for their largest.
+#: Tokens whose largest pre-activations are searched at a time.
 _ROWS = 512
 
 
@@ -53,7 +53,7 @@ class SparseCodes:
         return self.values > 0
 
     def __getitem__(self, item: Any) -> SparseCodes:
-        """Index the leading dimensions; the last one, k, stays whole. Raises ShapeError where it would not."""
+        """Index the leading dimensions. Raises ShapeError for an index into the last one, k."""
         values = self.values[item]
         if values.ndim == 0 or values.shape[-1] != self.k:
             raise ShapeError(f"{item!r} cuts into the {self.k} entries of a token; index leading dimensions only")
@@ -104,7 +104,7 @@ class TopKSAE(nn.Module):
     def encode(self, h: Tensor) -> SparseCodes:
         """Eq. 2: TopK(ReLU((h - b_dec) W_enc + b_enc), k), on the parameters as they are.
 
-        Entries stand in ascending order of feature. Where features tie for the last place, the lowest indices win, on
+        Entries are in ascending order of feature. Where features tie for the last place, the lowest indices win, on
         any device. Rows are taken in chunks, so no [..., d_sae] result exists for long inputs.
 
         Args:
@@ -119,11 +119,10 @@ class TopKSAE(nn.Module):
         flat = h.reshape(-1, self.d_in).to(self.W_enc.dtype)
         parts = []
         for part in flat.split(max(1, _CHUNK // self.d_sae)) if len(flat) else (flat,):
-            # last bits of a product depend on its size, so it is one for all; the search goes by parts that fit a cache
+            # the last bits of a product depend on its size: one product, but a search by parts that fit a CPU cache
             pre = ((part - self.b_dec) @ self.W_enc).add_(self.b_enc)
             parts += [top_features(rows, self.k) for rows in (pre.split(_ROWS) if len(pre) else (pre,))]
-        values = torch.cat([v for v, _ in parts]) if len(parts) > 1 else parts[0][0]
-        indices = torch.cat([i for _, i in parts]) if len(parts) > 1 else parts[0][1]
+        values, indices = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
         if not bool(torch.isfinite(values).all()):
             bad = int((~torch.isfinite(values)).any(-1).sum())
             raise ActivationError(f"{bad} of {len(flat)} tokens have hidden states that are not finite or overflow")
@@ -182,7 +181,7 @@ class TopKSAE(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
-        """Read a folder of ours or of sae-lens (`sae.format` says what is folded); parameters need no gradient.
+        """Read a folder written here or by sae-lens (see `sae.format`); parameters need no gradient.
 
         Raises:
             FormatError: see `sae.format.read`.
@@ -197,16 +196,16 @@ class TopKSAE(nn.Module):
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, [n, w] to values and indices [n, k], in no order; which of equals is open.
+    """The k largest of each row, [n, w] to values and indices [n, k], in no order; any of equal values.
 
     On a CPU `topk` costs as much per number as a product of some hundred columns. But the k largest lie in the k groups
-    of largest maximum, and maxima come cheaply: the search is done among the maxima, then within the groups found.
+    of largest maximum, and maxima are cheap: the search is done among the maxima, then within their groups.
     """
     width = x.shape[-1]
     group = 16 if width > 16 * k else 4
     if x.device.type != "cpu" or width <= 8 * k or width % group:
-        found = x.topk(k, dim=-1, sorted=False)
-        return found.values, found.indices
+        top = x.topk(k, dim=-1, sorted=False)
+        return top.values, top.indices
     # a group is every (width / group)-th number, so that maxima are taken over whole rows of memory
     grouped = x.view(-1, group, width // group)
     groups = largest(grouped.amax(1), k)[1]
@@ -240,24 +239,24 @@ def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
-    """The coders in the subfolders `layer_<LL>`, by layer number, ascending.
+    """Read the coders in the subfolders `layer_<LL>`, by layer number, ascending.
 
     Raises:
         FormatError: no such subfolder, or one that cannot be read.
     """
     folder = Path(folder)
-    found: dict[int, Path] = {}
-    for path in sorted(folder.glob("layer_*")) if folder.is_dir() else []:
+    paths: dict[int, Path] = {}
+    for path in sorted(folder.glob("layer_*")):
         number = path.name.removeprefix("layer_")
         if path.is_dir() and number.isdecimal():
-            if int(number) in found:
-                raise FormatError(f"layer {int(number)} is there twice, also as {found[int(number)].name}", path)
-            found[int(number)] = path
-    if not found:
+            if int(number) in paths:
+                raise FormatError(f"layer {int(number)} is there twice, also as {paths[int(number)].name}", path)
+            paths[int(number)] = path
+    if not paths:
         raise FormatError("holds no SAE: expected subfolders such as layer_04 (train_sae.py writes them)", folder)
-    return {layer: TopKSAE.load(found[layer], device) for layer in sorted(found)}
+    return {layer: TopKSAE.load(paths[layer], device) for layer in sorted(paths)}
 
 
 def layer_folder(folder: str | Path, layer: int) -> Path:
-    """Where the coder of a layer stands: `layer_<LL>`."""
+    """The subfolder of a layer's coder: `layer_<LL>`."""
     return Path(folder) / f"layer_{layer:02d}"

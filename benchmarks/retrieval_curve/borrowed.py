@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.retrieval_curve.history import History
 from remind.data.dialogue import Dialogue
-from remind.llm.extract import sentences
+from remind.llm.offline import sentences
 from remind.models.encoder import SentenceEncoder
 from remind.perception.segment import turn_text
 from remind.states.pyramid import Segment

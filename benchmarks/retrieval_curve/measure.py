@@ -27,7 +27,7 @@ from remind.models.encoder import SentenceEncoder
 from remind.perception.index import DialogueIndex, content_key
 from remind.perception.retrieve import RetrieveConfig, retrieve
 from remind.perception.segment import SegmentConfig
-from remind.states.blind import blind
+from remind.states.auxiliary import blind
 from remind.states.pyramid import FactualState, render
 
 METHODS = ("cue", "hybrid")

@@ -114,8 +114,8 @@ def load_config(model: str) -> Any:
         raise ModelError(f"{model}: neither one of {', '.join(_BUILT_IN)} nor a folder with a config.json")
     from transformers import AutoConfig
 
-    from remind.models.backbone import kind_of
     from remind.models.kernels import check_kernels
+    from remind.models.load import kind_of
 
     check_kernels(str(Path(model).expanduser()))
     try:
@@ -137,7 +137,7 @@ class Counted:
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-        from remind.models.backbone import kind_of
+        from remind.models.load import kind_of
 
         self._vision = kind_of(config, config.model_type) == "vlm"
         loader = AutoModelForImageTextToText if self._vision else AutoModelForCausalLM

@@ -26,8 +26,8 @@ from remind.grounding.encode import SparseEncoder
 from remind.grounding.load import folder_of_saes, load_saes
 from remind.grounding.windowed import WindowedCodes
 from remind.llm.offline import OfflineLLM
-from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig
 
 BUDGETS = (200, 400, 800, 1600, 3200, 6000)

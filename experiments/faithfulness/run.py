@@ -47,7 +47,7 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
         ModelError: a model that is not causal, or SAEs that do not fit it.
     """
     from remind.evaluation.harness import model_hash, states_hash
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
@@ -145,7 +145,7 @@ def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, A
     """SAEs on the model's device, and the guidance's settings as the states were built with them."""
     from remind.grounding.encode import SparseEncoder
     from remind.grounding.load import load_saes
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
     from sae import SAEError
     from sae.probe.encoder import check_coders
 

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Literal
 from experiments.official.longmemeval import Reference
 from remind.core.errors import ConfigError
 from remind.core.progress import Counter
-from remind.llm.asking import request
-from remind.llm.fence import code_for, fenced
-from remind.llm.judging import VERDICT_SCHEMA, Verdict
-from remind.llm.judging import verdicts as ask
-from remind.llm.request import ChatModel, Request
+from remind.llm.asking import VERDICT_SCHEMA, Verdict, request
+from remind.llm.asking import verdicts as ask
+from remind.llm.request import ChatModel, Request, code_for, fenced
 from remind.states import prompts
 from remind.states.pyramid import one_line
 
 if TYPE_CHECKING:
+    from remind.llm.chat_models import Chats
     from remind.llm.endpoints import LLMConfig
-    from remind.llm.opening import Chats
 
 Role = Literal["default", "temporal", "update", "preference", "abstention"]
 ROLES: tuple[Role, ...] = ("default", "temporal", "update", "preference", "abstention")
@@ -107,7 +105,7 @@ def open_judge(cfg: LLMConfig) -> tuple[ChatModel, Chats]:
         ConfigError: there is none.
         ModelError: it cannot be used.
     """
-    from remind.llm.opening import Chats
+    from remind.llm.chat_models import Chats
 
     chats = Chats(cfg)
     model = chats.stage("judge")

@@ -16,7 +16,7 @@ from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
 
 if TYPE_CHECKING:
-    from remind.llm.judging import Verdict
+    from remind.llm.asking import Verdict
 
 SCORES = "scores.json"
 

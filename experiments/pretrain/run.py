@@ -313,7 +313,7 @@ MEASURED = {
 def measure(folder: str | Path) -> dict[str, Any]:
     """Accuracy of a checkpoint by world, format and level, with 95 % Wilson intervals."""
     from remind.evaluation.intervals import wilson
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
     from remind.testbed.score import answered
 
     backbone = load_backbone(folder)

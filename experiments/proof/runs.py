@@ -32,7 +32,7 @@ class Workshop:
     """Does runs one after the other; keeps the untrained model, and the states of the last training world."""
 
     def __init__(self, shelf: Shelf) -> None:
-        from remind.models.backbone import load_backbone
+        from remind.models.load import load_backbone
 
         self.shelf, self.bench = shelf, shelf.bench
         self.base: Backbone = load_backbone(self.bench.model, device="cpu")

@@ -20,8 +20,9 @@ from remind.alignment.run_folder import BEST
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids
+from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER
 
 #: With a marker, so that its rows are compared as well where it is a token.

@@ -14,7 +14,8 @@ from remind.alignment.config import LoraConfig, TrainConfig
 from remind.alignment.marker import add_marker, marker_id
 from remind.alignment.step import body_of, head_weight
 from remind.core.errors import ModelError
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 
 _FINGERPRINT = "remind_fingerprint"
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Of Linux: paths start where the process is; two names swap what they stand for.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -132,6 +136,18 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
 
 
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """A safetensors file. Raises OSError where there is no room or no right to write."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as temporary:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
+        except SafetensorError as error:  # what the library makes of a full disk
+            raise OSError(errno.EIO, str(error), str(path)) from None
+
+
 class KeyTwice(ValueError):
     """A JSON object that names a key twice, of which `json` would silently keep the last."""
 
@@ -200,6 +216,21 @@ def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
                 names = (name if number == 1 else f"{name} ({number})" for number in count(1))
                 found[next(name for name in names if name not in found)] = sha256_file(file)
     return found
+
+
+def tensors_hash(tensors: Mapping[str, Any]) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes; entries that are no tensors count by their text."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {value}\n".encode())
+    return digest.hexdigest()
 
 
 def sha256_json(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import multiprocessing
 import os
 import sys
@@ -16,6 +15,8 @@ from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from remind.core.errors import ConfigError
 
@@ -74,12 +75,22 @@ def _begin(environment: dict[str, str], start: Callable[..., None] | None, argum
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """One process at a time for what this file stands for; the system frees the lock of one that dies."""
+def locked(file: Path, wait: bool = True) -> Iterator[None]:
+    """One process at a time for what this file stands for; the system frees the lock of a process that dies.
+
+    Raises:
+        ConfigError: another process has it, and this one is not to wait.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise ConfigError(f"another process is at work in {file.parent}; wait for it or choose another") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def give_back_memory() -> None:

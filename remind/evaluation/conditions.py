@@ -11,9 +11,9 @@ from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.names import CONDITIONS
 from remind.evaluation.rebuild import attentional_of, segments_of, strategy_end, strategy_of
-from remind.llm.extract import declines
+from remind.llm.offline import declines
 from remind.reflect import summarise_all
-from remind.states.blind import blind
+from remind.states.auxiliary import blind
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import (
     LETTERS,

@@ -16,7 +16,7 @@ from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.items import Asked, load_asked
 from remind.evaluation.judge import load_judge
 from remind.evaluation.names import CONDITIONS
-from remind.llm.opening import Chats
+from remind.llm.chat_models import Chats
 
 if TYPE_CHECKING:
     from remind.llm.request import ChatModel, Stage
@@ -110,7 +110,7 @@ class Parts:
         if self._answerer is None and cfg.answers == "server":
             self._answerer = ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
         elif self._answerer is None:
-            from remind.models.backbone import load_backbone
+            from remind.models.load import load_backbone
 
             backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
             self._answerer = LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size)

@@ -26,7 +26,8 @@ from remind.grounding.selection import select_blocks
 from remind.grounding.signals import TurnSignals
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, BackboneSize
+from remind.models.backbone import Backbone
+from remind.models.load import BackboneSize
 from remind.states.pyramid import AttentionalState, FactualState
 from sae import SparseCodes
 

@@ -1,60 +1,86 @@
-"""What a chat model is asked for cues, strategies and summaries, and how its replies are read."""
+"""What a chat model is asked for cues, strategies, summaries and verdicts, and how its replies are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.fence import code_for, fenced
-from remind.llm.request import Message, Reply, Request, Stage
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced
+from remind.llm.structured import without_thought
 from remind.states import prompts
-from remind.states.blind import blind, blind_state
+from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
 
+#: The template each stage asks with.
+TEMPLATES: dict[Stage, str] = {
+    "cues": "ask_cue",
+    "strategy": "ask_strategy",
+    "summary": "ask_summary",
+    "judge": "ask_judge",
+}
 #: Room for a reply, in tokens; a bound and not an aim, since models that think first need some of it.
 ROOM: dict[Stage, int] = {"cues": 512, "strategy": 1024, "summary": 2048, "judge": 512}
 #: Length asked of a cue, in words; about what the text encoder still reads whole.
 CUE_WORDS = 60
 #: Anchors of a kind, reasoning steps, and findings on a question without options, at most.
 MOST = 6
-_LONG = 400
+_MAX_CHARACTERS = 400
 
-_THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 _MARKUP = re.compile(r"\[ATTENTION[^\]\n]*\]|</?(?:answer|explanation)>", re.IGNORECASE)
 _SECTIONS = re.compile(r"^\W*(understanding|evidence|conclusion)\b[^:\n]*:\W*", re.IGNORECASE | re.MULTILINE)
 _FINDING = re.compile(r"^\W*([A-Z])\W*[.):-]\s*(.+)$", re.MULTILINE)
+_VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b", re.IGNORECASE)
+_VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that has these properties and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
 
 # lengths are cut here and not by the schema: a reply that is only too long is no reason to pay for another
-_LINES = {"type": "array", "items": {"type": "string"}}
-STRATEGY_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "target_speaker": _LINES,
-        "related_entities": _LINES,
-        "behavioural_focus": _LINES,
-        "temporal_scope": _LINES,
-        "reasoning": {**_LINES, "minItems": 1},
-    },
-    "required": ["target_speaker", "related_entities", "behavioural_focus", "temporal_scope", "reasoning"],
-    "additionalProperties": False,
-}
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT}
+STRATEGY_SCHEMA: Mapping[str, Any] = _object(
+    target_speaker=_TEXTS,
+    related_entities=_TEXTS,
+    behavioural_focus=_TEXTS,
+    temporal_scope=_TEXTS,
+    reasoning={**_TEXTS, "minItems": 1},
+)
+VERDICT_SCHEMA: Mapping[str, Any] = _object(verdict={"type": "boolean"})
 
 
 class Unusable(ValueError):
     """A reply that is not what was asked for; its message says why."""
 
 
-def without_thought(text: str) -> str:
-    """A model's words without what it thought before them; nothing where the thought was cut off."""
-    return _THOUGHT.sub("", text)
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's verdict on one case.
+
+    Attributes:
+        value: whether the prediction means the same as a reference; None: there is no verdict, for or against.
+        failure: why there is none: as in `Reply`, or "neither" where the reply is neither verdict.
+        message: the same in a line.
+    """
+
+    value: bool | None
+    failure: str | None = None
+    message: str = ""
 
 
 def plain(text: str) -> str:
-    """A model's words on one line, without a leading thought, our markers and our answer tags."""
+    """A model's reply on one line, without a leading thought, our markers and our answer tags."""
     return one_line(_MARKUP.sub(" ", without_thought(text)))
 
 
@@ -66,7 +92,7 @@ def request(stage: Stage, template: str, sample: str, schema: Mapping[str, Any] 
 
 
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
-    """One segment as the prompt of a state shows it, to be told in the light of the dimension (Section 4.2).
+    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2).
 
     Raises:
         DataError: an unknown dimension.
@@ -78,7 +104,7 @@ def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> 
     code = code_for([text])
     return request(
         "cues",
-        "ask_cue",
+        TEMPLATES["cues"],
         dialogue.id,
         None,
         code=code,
@@ -102,12 +128,12 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
     question = blind(question)
     speakers = "\n".join(one_line(speaker) for speaker in dialogue.speakers)
-    asked, options = _asked(question)
-    code = code_for([speakers, asked, options])
+    text, options = _shown(question)
+    code = code_for([speakers, text, options])
     ask = guide(kind_of(question))
     return request(
         "strategy",
-        "ask_strategy",
+        TEMPLATES["strategy"],
         question.id,
         STRATEGY_SCHEMA,
         code=code,
@@ -117,7 +143,7 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
         visual=question.visual,
         most=MOST,
         speakers=fenced("speakers", speakers, code),
-        question=fenced("question", asked, code),
+        question=fenced("question", text, code),
         options=fenced("options", options, code) if options else "",
     )
 
@@ -132,58 +158,39 @@ def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]
     if not isinstance(value, Mapping):
         raise Unusable("the strategy is not a JSON object")
     speakers: list[str] = []
-    strangers = []
+    unknown = []
     for name in _lines(value, "target_speaker"):
-        known = [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
-        speakers += known
-        if not known:
-            strangers.append(name)
+        same = [s for s in dialogue.speakers if s.casefold() == name.casefold()] or target_speakers(dialogue, name)
+        speakers += same
+        if not same:
+            unknown.append(name)
     reasoning = _lines(value, "reasoning")
     if not reasoning:
         raise Unusable("the strategy has no reasoning step")
-    strategy = Strategy(
-        tuple(reasoning),
-        tuple(dict.fromkeys(speakers)),
-        tuple(_lines(value, "related_entities")),
-        tuple(_lines(value, "behavioural_focus")),
-        tuple(_lines(value, "temporal_scope")),
-    )
-    return strategy, strangers
+    anchors = (tuple(_lines(value, key)) for key in ("related_entities", "behavioural_focus", "temporal_scope"))
+    return Strategy(tuple(reasoning), tuple(dict.fromkeys(speakers)), *anchors), unknown
 
 
 def summary_schema(question: Question) -> dict[str, Any]:
     """What G_ref consists of: understanding, a finding for each option (or on its own), conclusion (Table 11)."""
-    text = {"type": "string"}
-    finding: dict[str, Any] = {"finding": text}
-    if question.options:
-        finding = {"option": {"type": "string", "enum": list(LETTERS[: len(question.options)])}, **finding}
-    item = {"type": "object", "properties": finding, "required": list(finding), "additionalProperties": False}
-    properties = {
-        "understanding": text,
-        "evidence": {"type": "array", "minItems": 1, "items": item},
-        "conclusion": text,
-    }
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    option = {"option": {"type": "string", "enum": list(LETTERS[: len(question.options)])}} if question.options else {}
+    findings = {"type": "array", "minItems": 1, "items": _object(**option, finding=_TEXT)}
+    return _object(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
 
 
 def summary_request(state: AttentionalState) -> Request:
     """The question with x1: dialogue with marked blocks, and strategy (Section 4.4). No gold."""
     state = blind_state(state)
-    question, strategy = state.factual.question, _guide_lines(state.factual.strategy)
-    asked, options = _asked(question)
+    question, strategy = state.factual.question, _strategy_lines(state.factual.strategy)
+    text, options = _shown(question)
     bare = render(state.factual)
-    code = code_for([bare.text[slice(*bare.dialogue)], strategy, asked, options])
+    code = code_for([bare.text[slice(*bare.dialogue)], strategy, text, options])
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
     shown = render(replace(state, marker=marker))
     return request(
         "summary",
-        "ask_summary",
+        TEMPLATES["summary"],
         question.id,
         summary_schema(question),
         code=code,
@@ -195,7 +202,7 @@ def summary_request(state: AttentionalState) -> Request:
         most=MOST,
         conversation=fenced("conversation", shown.text[slice(*shown.dialogue)], code),
         strategy=fenced("guide", strategy, code) if strategy else "",
-        question=fenced("question", asked, code),
+        question=fenced("question", text, code),
         options=fenced("options", options, code) if options else "",
     )
 
@@ -204,39 +211,84 @@ def read_summary(question: Question, reply: Reply) -> str:
     """G_ref in three parts, in the layout the offline stand-in has: from the JSON, or from sections under their names.
 
     Raises:
-        Unusable: a part is missing, or no option of the question is spoken to.
+        Unusable: a part is missing, or none of the question's options has a finding.
     """
     value = reply.value if isinstance(reply.value, Mapping) else _sections(reply.text)
     understanding, conclusion = (plain(str(value.get(key) or "")) for key in ("understanding", "conclusion"))
     evidence = value.get("evidence")
     items = [item for item in evidence if isinstance(item, Mapping)] if isinstance(evidence, list) else []
-    found: dict[str, str] = {}
+    findings: dict[str, str] = {}
     for number, item in enumerate(items):
         key = str(item.get("option") or "").strip().upper() if question.options else str(number)
         if text := plain(str(item.get("finding") or "")):
-            found.setdefault(key, text)
+            findings.setdefault(key, text)
     letters = LETTERS[: len(question.options)]
-    known = [letter for letter in letters if letter in found] if question.options else list(found)
-    if not (understanding and conclusion and known):
+    usable = any(letter in findings for letter in letters) if question.options else bool(findings)
+    if not (understanding and conclusion and usable):
         missing = "understanding" if not understanding else "conclusion" if not conclusion else "evidence"
         raise Unusable(f"the summary has no {missing}")
     if question.options:
-        shown = zip(letters, question.options, strict=False)
-        lines = [f"{key}. {one_line(option)} - {found.get(key, 'nothing was said to it')}" for key, option in shown]
-        lines.insert(0, "Evidence by option:")
+        lines = ["Evidence by option:"]
+        for letter, option in zip(letters, question.options, strict=False):
+            lines.append(f"{letter}. {one_line(option)} - {findings.get(letter, 'nothing was said to it')}")
     else:
-        lines = ["Evidence:", *(f"- {found[key]}" for key in known[:MOST])]
+        lines = ["Evidence:", *(f"- {text}" for text in list(findings.values())[:MOST])]
     return "\n".join([f"Understanding: {understanding}", *lines, f"Conclusion: {conclusion}"])
 
 
-def _asked(question: Question) -> tuple[str, str]:
+def judge_request(question: str, references: Sequence[str], prediction: str, sample: str = "") -> Request:
+    """Whether the prediction is equivalent to any of the references (Eq. 9, Figure 10). All are fenced as data."""
+    question, prediction = one_line(question), one_line(prediction)
+    gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
+    code = code_for([question, gold, prediction])
+    return request(
+        "judge",
+        TEMPLATES["judge"],
+        sample,
+        VERDICT_SCHEMA,
+        code=code,
+        question=fenced("question", question, code),
+        references=fenced("references", gold, code),
+        prediction=fenced("prediction", prediction, code),
+    )
+
+
+def verdicts(
+    model: ChatModel, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+) -> list[Verdict]:
+    """A verdict per request, in order; what is no verdict is a failure and not a rejection.
+
+    Raises:
+        ModelError: the endpoint as a whole cannot be used.
+    """
+    return [_verdict(reply) for reply in model.complete(requests, on_reply)]
+
+
+def read_verdict(text: str) -> bool | None:
+    """The verdict of a reply: its JSON field, or a bare yes or no. None for neither, or for both."""
+    text = without_thought(text).strip()
+    named = {_VERDICTS[word.lower()] for word in _VERDICT.findall(text)}
+    if named:
+        return named.pop() if len(named) == 1 else None
+    return _VERDICTS.get(text.strip("\"'`*_.! \n").lower())
+
+
+def _verdict(reply: Reply) -> Verdict:
+    if reply.failure not in (None, "invalid"):
+        return Verdict(None, reply.failure, reply.message)
+    value = reply.value.get("verdict") if isinstance(reply.value, Mapping) else None
+    value = value if isinstance(value, bool) else read_verdict(reply.text)
+    return Verdict(None, "neither", "the judge's reply is neither verdict") if value is None else Verdict(value)
+
+
+def _shown(question: Question) -> tuple[str, str]:
     """The question as a state shows it, and its options a line each."""
     when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
     options = [f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, question.options, strict=False)]
     return f"{when}{one_line(question.text)}", "\n".join(options)
 
 
-def _guide_lines(strategy: Strategy) -> str:
+def _strategy_lines(strategy: Strategy) -> str:
     kinds = {
         "Target speaker": strategy.speakers,
         "Related entities": strategy.entities,
@@ -249,19 +301,23 @@ def _guide_lines(strategy: Strategy) -> str:
 
 def _lines(value: Mapping[str, Any], key: str) -> list[str]:
     """The strings under the key, each on one line, once, at most `MOST`."""
-    given = value.get(key)
-    texts = [plain(item)[:_LONG].strip() for item in given if isinstance(item, str)] if isinstance(given, list) else []
+    items = value.get(key) if isinstance(value.get(key), list) else None
+    texts = (
+        [plain(item)[:_MAX_CHARACTERS].strip() for item in items if isinstance(item, str)]
+        if isinstance(items, list)
+        else []
+    )
     return list(dict.fromkeys(text for text in texts if text))[:MOST]
 
 
 def _sections(text: str) -> dict[str, Any]:
-    """A reply in prose under the three names, as models without a gift for JSON write it."""
+    """A reply in prose under the three names, as models that write no JSON give it."""
     pieces = _SECTIONS.split(without_thought(text))
     parts: dict[str, Any] = {}
     for name, body in zip(pieces[1::2], pieces[2::2], strict=True):
         parts.setdefault(name.lower(), body)
     evidence = parts.get("evidence", "")
-    lettered = [{"option": letter, "finding": said} for letter, said in _FINDING.findall(evidence)]
-    loose: Sequence[str] = [line.lstrip("-*• \t") for line in evidence.splitlines()]
-    parts["evidence"] = lettered or [{"finding": line} for line in loose if line.strip()]
+    lettered = [{"option": letter, "finding": finding} for letter, finding in _FINDING.findall(evidence)]
+    bullets: Sequence[str] = [line.lstrip("-*• \t") for line in evidence.splitlines()]
+    parts["evidence"] = lettered or [{"finding": line} for line in bullets if line.strip()]
     return parts

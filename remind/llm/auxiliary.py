@@ -1,62 +1,54 @@
-"""The auxiliary LLM on top of chat models, one for each stage; the offline stand-in steps in where one fails."""
+"""The auxiliary LLM on top of chat models, one for each stage; the offline stand-in replaces what fails."""
 
 from __future__ import annotations
 
-from collections import Counter as Count
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json
-from remind.core.progress import Counter
+from remind.core.progress import Counter as Progress
 from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
-from remind.llm.dry import DryRun
+from remind.llm.asking import ROOM, TEMPLATES, Verdict
+from remind.llm.chat_models import Chats
 from remind.llm.endpoints import LLMConfig
-from remind.llm.judging import PROMPT, Verdict, judge_request, verdicts
 from remind.llm.ledger import Ledger, table
 from remind.llm.offline import OfflineLLM
-from remind.llm.opening import Chats
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.states import prompts
-from remind.states.auxiliary import AuxiliaryLLM, Failure
-from remind.states.blind import blind, blind_state
+from remind.states.auxiliary import AuxiliaryLLM, Failure, blind, blind_state
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 from remind.text.words import data
 
 if TYPE_CHECKING:
+    from remind.llm.dry import DryRun
     from remind.models.encoder import SentenceEncoder
 
 T = TypeVar("T")
 
 VERSION = 1
 #: Requests of a stage before its share of failures can end work that is under way.
-FEW = 100
-#: The template each stage asks with.
-TEMPLATES: Mapping[Stage, str] = {
-    "cues": "ask_cue",
-    "strategy": "ask_strategy",
-    "summary": "ask_summary",
-    "judge": PROMPT,
-}
+_EARLY_CHECK = 100
 
 
 class ChatLLM(AuxiliaryLLM):
     """An `AuxiliaryLLM` that asks chat models.
 
     The requests of a dialogue go out together. Where a reply fails or is not what was asked for, the offline stand-in
-    writes that one cue, strategy or summary, and the failure is kept (`failures`, `report`). Nobody stands in for a
-    judge: its failure is no verdict.
+    writes that one cue, strategy or summary, and the failure is recorded (`failures`, `report`). There is no stand-in
+    for a judge: its failure is no verdict.
 
     Args:
         models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
         stand_in: writes in their place; None: one that compares by shared words.
-        ledger: the models' books, for the report; None: it tells no costs.
+        ledger: the costs of the models, for the report; None: it has no costs.
         dry: the dry run that the models belong to, if they do.
 
     Attributes:
-        asked: how many requests each stage had.
+        asked: number of requests by stage.
     """
 
     def __init__(
@@ -70,20 +62,20 @@ class ChatLLM(AuxiliaryLLM):
         self.stand_in = stand_in or OfflineLLM()
         self.ledger, self.dry = ledger, dry
         self.failures: list[Failure] = []
-        self.asked: Count[Stage] = Count()
-        self._strangers: dict[str, list[str]] = {}
+        self.asked: Counter[Stage] = Counter()
+        self._unknown_speakers: dict[str, list[str]] = {}
 
     @property
     def name(self) -> str:
         """Changes with the models, the templates, the word lists and the stand-in; holds no key."""
-        own = {
-            stage: [model.name, prompts.prompt_id(TEMPLATES[stage]), asking.ROOM[stage]]
+        stages = {
+            stage: [model.name, prompts.prompt_id(TEMPLATES[stage]), ROOM[stage]]
             for stage, model in self.models.items()
         }
         # a judge follows neither guides nor stand-in
-        rest = None if set(own) == {"judge"} else [self.stand_in.name, data("guides")]
+        rest = None if set(stages) == {"judge"} else [self.stand_in.name, data("guides")]
         models = " ".join(f"{stage}={model.name}" for stage, model in self.models.items())
-        return f"chat-{VERSION}-{sha256_json([VERSION, own, rest])[:12]} {models}".rstrip()
+        return f"chat-{VERSION}-{sha256_json([VERSION, stages, rest])[:12]} {models}".rstrip()
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, asked for together; the stand-in's where the model's cannot be had.
@@ -92,10 +84,11 @@ class ChatLLM(AuxiliaryLLM):
             DataError: an unknown dimension.
             ModelError: the endpoint as a whole cannot be used.
         """
+        turns = dialogue.turns
         return self._ask(
             "cues",
             f"cues {dialogue.id}",
-            [_place(dialogue, segment, dimension) for segment in segments],
+            [f"{dialogue.id} {turns[s.start].id}..{turns[s.end].id} {dimension or 'factual'}" for s in segments],
             lambda n: asking.cue_request(dialogue, segments[n], dimension),
             lambda n, reply: asking.read_cue(reply),
             lambda missing: self.stand_in.cues(dialogue, [segments[n] for n in missing], dimension),
@@ -106,7 +99,7 @@ class ChatLLM(AuxiliaryLLM):
         return self.strategies(dialogue, [question])[0]
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
-        """S_str of each question, asked for together. A target speaker who is none of the dialogue's is left out.
+        """S_str of each question, asked for together. A target speaker who is not in the dialogue is left out.
 
         Raises:
             DataError: an unknown dimension.
@@ -114,9 +107,9 @@ class ChatLLM(AuxiliaryLLM):
         """
 
         def read(n: int, reply: Reply) -> Strategy:
-            strategy, strangers = asking.read_strategy(dialogue, reply)
-            if strangers:
-                self._strangers[questions[n].id] = strangers
+            strategy, unknown = asking.read_strategy(dialogue, reply)
+            if unknown:
+                self._unknown_speakers[questions[n].id] = unknown
             return strategy
 
         return self._ask(
@@ -163,40 +156,40 @@ class ChatLLM(AuxiliaryLLM):
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """J(ŷ, y) of each (question, references, prediction), asked for together; nobody stands in for a judge.
+        """J(ŷ, y) of each (question, references, prediction), asked for together; the stand-in replaces no judge.
 
         Args:
-            samples: ids the costs are told by, one for each case.
+            samples: ids the costs are reported by, one for each case.
 
         Raises:
             ModelError: the endpoint as a whole cannot be used.
         """
-        names = list(samples) if samples is not None else [""] * len(cases)
+        samples = samples or [""] * len(cases)
         model = self.models.get("judge")
         if model is None:
             return [Verdict(self.stand_in.judge(*case)) for case in cases]
-        requests = [judge_request(*case, sample) for case, sample in zip(cases, names, strict=True)]
+        requests = [asking.judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
         self.asked["judge"] += len(requests)
-        with Counter("judge", len(requests)) as bar:
-            found = verdicts(model, requests, lambda n, reply: bar.step())
-        for sample, verdict in zip(names, found, strict=True):
+        with Progress("judge", len(requests)) as bar:
+            verdicts = asking.verdicts(model, requests, lambda n, reply: bar.step())
+        for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
                 self.failures.append(Failure("judge", sample, verdict.failure, verdict.message))
-        return found
+        return verdicts
 
     def check(self, most: float, done: bool = True) -> None:
-        """Stop where too little is the models' own.
+        """Stop where too much had to be written by the stand-in.
 
         Args:
             most: share of a stage's requests that may have failed.
-            done: whether there is no more to come; else stages with fewer than `FEW` requests are let pass.
+            done: whether all was asked; otherwise stages with few requests so far are let pass.
 
         Raises:
             ModelError: more of a stage failed.
         """
         for stage, asked in self.asked.items():
             failed = [failure for failure in self.failures if failure.stage == stage]
-            if len(failed) > most * asked and (done or asked >= FEW):
+            if len(failed) > most * asked and (done or asked >= _EARLY_CHECK):
                 raise ModelError(
                     f"{len(failed)} of {asked} requests for {stage} to {self.models[stage].name} failed, more than "
                     f"max_failed {most:g}; the last: {failed[-1].message or failed[-1].failure}. What came is cached "
@@ -204,12 +197,12 @@ class ChatLLM(AuxiliaryLLM):
                 )
 
     def report(self) -> dict[str, Any]:
-        """For a manifest: by stage the model, the prompt, how many were asked for and failed; then every failure.
+        """For a manifest: by stage the model, the prompt, how many requests were made and failed; then every failure.
 
-        Counts and costs are of what this object was asked for. Cues that a dialogue's index holds from an earlier build
-        are not asked for again: that build's manifest tells what they cost.
+        Counts and costs are of what this object asked. Cues that a dialogue's index holds from an earlier build are not
+        asked for again: that build's manifest has their costs.
         """
-        failed = Count(failure.stage for failure in self.failures)
+        failed = Counter(failure.stage for failure in self.failures)
         stages = {
             stage: {
                 "model": model.name,
@@ -223,72 +216,72 @@ class ChatLLM(AuxiliaryLLM):
             "stages": stages,
             "stand_in": self.stand_in.name,
             "failures": [asdict(failure) for failure in self.failures],
-            "unknown_speakers": dict(self._strangers),
+            "unknown_speakers": dict(self._unknown_speakers),
             "costs": None if self.ledger is None else self.ledger.summary(),
         }
 
-    def take(self) -> dict[str, Any]:
-        """What was asked, what failed and what it cost, as JSON for `merge`; all of it starts from nothing then."""
-        found = {
-            "asked": dict(self.asked),
-            "failures": [asdict(failure) for failure in self.failures],
-            "strangers": dict(self._strangers),
-            "books": None if self.ledger is None else self.ledger.take(),
-        }
-        self.asked.clear()
-        self.failures.clear()
-        self._strangers.clear()
-        return found
-
-    def merge(self, taken: Mapping[str, Any]) -> None:
-        """Add what another one was asked, so that check and report tell of both."""
-        self.asked.update(taken["asked"])
-        self.failures += [Failure(**failure) for failure in taken["failures"]]
-        self._strangers.update(taken["strangers"])
-        if self.ledger is not None and taken["books"] is not None:
-            self.ledger.merge(taken["books"])
-
-    def told(self) -> str:
+    def report_text(self) -> str:
         """The report for a person: costs by stage, and how much the stand-in wrote."""
         costs = [table(self.ledger.summary())] if self.ledger is not None else []
-        failed = Count((failure.stage, failure.failure) for failure in self.failures)
+        failed = Counter((failure.stage, failure.failure) for failure in self.failures)
         lines = [
             f"{n} of {self.asked[stage]} {stage}: {why}; the offline stand-in wrote them"
             for (stage, why), n in failed.items()
         ]
         return "\n".join([*costs, *lines])
 
+    def take(self) -> dict[str, Any]:
+        """What was asked, what failed and what it cost, as JSON for `merge`; all counts start again."""
+        taken = {
+            "asked": dict(self.asked),
+            "failures": [asdict(failure) for failure in self.failures],
+            "unknown_speakers": dict(self._unknown_speakers),
+            "costs": [] if self.ledger is None else self.ledger.take(),
+        }
+        for counts in (self.asked, self.failures, self._unknown_speakers):
+            counts.clear()
+        return taken
+
+    def merge(self, taken: Mapping[str, Any]) -> None:
+        """Add what another one was asked, so that check and report cover both."""
+        self.asked.update(taken["asked"])
+        self.failures += [Failure(**failure) for failure in taken["failures"]]
+        self._unknown_speakers.update(taken["unknown_speakers"])
+        if self.ledger is not None:
+            self.ledger.merge(taken["costs"])
+
     def _ask(
         self,
         stage: Stage,
         title: str,
-        places: Sequence[str],
+        samples: Sequence[str],
         make: Callable[[int], Request],
         read: Callable[[int, Reply], T],
         stand_in: Callable[[Sequence[int]], list[T]],
     ) -> list[T]:
         """Ask for all at once and read each reply; the stand-in writes what is missing."""
-        everything = range(len(places))
+        everything = range(len(samples))
         model = self.models.get(stage)
-        if model is None or not places:
+        if model is None or not samples:
             return stand_in(everything)
-        self.asked[stage] += len(places)
-        with Counter(title, len(places)) as bar:
+        self.asked[stage] += len(samples)
+        with Progress(title, len(samples)) as bar:
             replies = model.complete([make(n) for n in everything], lambda n, reply: bar.step())
-        found: dict[int, T] = {}
+        written: dict[int, T] = {}
         for n, reply in enumerate(replies):
+            failure: str | None = reply.failure
+            message = reply.message
             # an invalid reply was no JSON, but may still hold what was asked for
-            if reply.failure not in (None, "invalid"):
-                self.failures.append(Failure(stage, places[n], reply.failure, reply.message))
-                continue
-            try:
-                found[n] = read(n, reply)
-            except asking.Unusable as error:
-                message = reply.message or str(error)
-                self.failures.append(Failure(stage, places[n], reply.failure or "unusable", message))
-        missing = [n for n in everything if n not in found]
-        found.update(zip(missing, stand_in(missing) if missing else [], strict=True))
-        return [found[n] for n in everything]
+            if failure in (None, "invalid"):
+                try:
+                    written[n] = read(n, reply)
+                    continue
+                except asking.Unusable as error:
+                    failure, message = failure or "unusable", message or str(error)
+            self.failures.append(Failure(stage, samples[n], str(failure), message))
+        missing = [n for n in everything if n not in written]
+        written.update(zip(missing, stand_in(missing) if missing else [], strict=True))
+        return [written[n] for n in everything]
 
 
 def open_llm(
@@ -300,15 +293,9 @@ def open_llm(
         encoder: of the stand-in.
 
     Raises:
-        ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.opening.open_chat`).
+        ConfigError, ModelError, DataError: an endpoint that cannot be opened (see `remind.llm.chat_models.Chats`).
     """
     stand_in = OfflineLLM(encoder)
     chats = Chats(cfg)
     models = {stage: model for stage in stages if (model := chats.stage(stage)) is not None}
     return ChatLLM(models, stand_in, chats.ledger, chats.dry) if models else stand_in
-
-
-def _place(dialogue: Dialogue, segment: Segment, dimension: str | None) -> str:
-    """Names a segment's cue for a person who looks for what failed."""
-    first, last = dialogue.turns[segment.start].id, dialogue.turns[segment.end].id
-    return f"{dialogue.id} {first}..{last} {dimension or 'factual'}"

@@ -1,42 +1,49 @@
-"""Chat models behind an OpenAI-compatible server: many requests at once, tried again where that can help."""
+"""Chat models behind an OpenAI-compatible server: many requests at once, retried where that can help."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
+import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remind.core.errors import ConfigError, ModelError
-from remind.llm.batch import Asked, Batch, chat, entry_of, key_of, recorded, recorded_only, settle
-from remind.llm.cache import Entry, ReplyCache, Spent, spent_on
+from remind.llm.cache import ReplyCache
+from remind.llm.chat_models import CachedChat, Put
 from remind.llm.endpoints import OPENAI, EndpointConfig
-from remind.llm.ledger import Ledger, Payment
-from remind.llm.request import Reply, Request
-from remind.llm.retry import PATIENCE, Trouble, clean, of_status, wait
+from remind.llm.ledger import Exchange, Ledger
+from remind.llm.request import Reply, ReplyFailure, Request
 
-#: Tries for a server that was never reached.
-_FIRST_CONTACT = 3
-#: Seconds between looks at a request that another process is asking, at first and at most.
-_LOOK = (0.1, 1.0)
-#: Headers that say how a body is sent, and the one by which the package openai knows how to read the reply.
-_TRANSPORT = ("accept-encoding", "connection", "content-length", "transfer-encoding", "x-stainless-raw-response")
+#: Seconds between looks at a request that another thread or process is asking.
+_POLL = 0.2
+#: Headers that say how a body is sent.
+_TRANSPORT = ("accept-encoding", "connection", "content-length", "transfer-encoding")
+#: Statuses besides 5xx that may pass, and that the package openai retries: time-out, conflict, too many requests.
+_PASSING = frozenset({408, 409, 429})
+#: How servers say that prompt and answer do not fit the model: vLLM, SGLang, llama.cpp, TGI, OpenAI, Gemini, Claude.
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size)|max_model_len|prompt is too long|input is too long|too many input tokens"
+    r"|maximum number of (input )?tokens|max_total_tokens|inputs.{0,20}tokens.{0,40}must be <="
+    r"|exceeds? the maximum allowed (input|prompt)",
+    re.IGNORECASE,
+)
+_TOO_LONG_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+#: A key a server quotes back, masked or not.
+_KEY = re.compile(r"\b(?:sk|pk|key|hf|gsk|xai)[-_][\w*.…-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
 
 
-class OpenAIChat:
-    """A `ChatModel` on the `openai` package.
+class OpenAIChat(CachedChat):
+    """A `ChatModel` on the `openai` package, whose client waits and retries: with jitter, and as Retry-After says.
 
     Threads may share it; `endpoint.concurrency` holds over all of them.
-
-    Args:
-        endpoint: which model, where, and with what limits.
-        cache: replies that were paid for; None: every request is asked.
-        ledger: where costs are counted.
 
     Raises:
         ConfigError: the endpoint is a local one, names no model, or holds a value out of range.
@@ -44,43 +51,21 @@ class OpenAIChat:
     """
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
-        endpoint.check()
-        if endpoint.local or not endpoint.model:
+        super().__init__(endpoint, cache, ledger)
+        if endpoint.local:
             raise ConfigError("a chat server needs base_url and model")
-        self.endpoint, self.cache, self.ledger = endpoint, cache, ledger
         self._key = _key(endpoint)
-        self._client = _client(endpoint, self._key)
         self._places = threading.BoundedSemaphore(endpoint.concurrency)
         self._reached = False
-        self._rng = random.Random()
+        # of the request that a thread has under way: stop, tries, deadline of the last one and reply to it
+        self._call = threading.local()
+        self._client, self._http = self._open()
 
-    @property
-    def name(self) -> str:
-        return self.endpoint.identity
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        """A reply for each request, in order.
-
-        Requests with the same words are asked once, whatever their temperature. What the cache holds comes first. A
-        reply is committed to the cache before it is given out.
-
-        Raises:
-            ModelError: the server cannot be reached at all.
-            DataError: the cache cannot be written.
-        """
-        batch = Batch(requests, self.endpoint, self.cache, self.ledger, on_reply)
-        open_ = batch.serve_known(recorded_only(self.cache, batch.known, self._key_of))
-        if not open_:
-            return batch.done()
+    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
+        """Ask all of them, as many at once as the endpoint allows; one that cannot go on ends the whole call."""
         stop = threading.Event()
-
-        def work(index: int) -> None:
-            batch.put(index, *settle(batch.requests[index], lambda request: self._ask(request, stop)))
-
-        with ThreadPoolExecutor(min(len(open_), self.endpoint.concurrency), "chat") as pool:
-            futures = [pool.submit(work, index) for index in open_]
+        with ThreadPoolExecutor(self.endpoint.concurrency, "chat") as pool:
+            futures = [pool.submit(put, index, partial(self._exchange, stop)) for index in missing]
             try:
                 for future in as_completed(futures):
                     future.result()
@@ -89,84 +74,48 @@ class OpenAIChat:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return batch.done()
 
-    def _key_of(self, request: Request) -> str:
-        return key_of(request, self.endpoint)
-
-    def _ask(self, request: Request, stop: threading.Event) -> Asked:
-        """One exchange: from the cache, or from another process that asks the same, or from the server."""
-        key = self._key_of(request)
+    def _exchange(self, stop: threading.Event, request: Request) -> Exchange:
+        """One exchange: with the server, unless another thread or process has asked the same before or does so now."""
+        key = self.key_of(request)
         if self.cache is None:
             with self._places:
-                reply = self._tries(request, stop)
-            return Asked(reply, Payment(key, spent_on(reply), Spent()), False)
-        before = entry_of(self.cache, key)
-        pause = _LOOK[0]
-        while before.reply is None:
-            # the place is taken first: a lease without one would keep others waiting for nothing
-            with self._places:
-                found = self.cache.claim(key)
-                if found is True:
-                    return self._pay(request, key, before, stop)
-            if found is False and stop.wait(pause):
-                raise _Stopped
-            pause = min(1.5 * pause, _LOOK[1])
-            before = entry_of(self.cache, key)
-        return recorded(key, before)
-
-    def _pay(self, request: Request, key: str, before: Entry, stop: threading.Event) -> Asked:
-        assert self.cache is not None
-        reply = None
-        try:
-            reply = self._tries(request, stop)
-            if reply.failure is None:
-                self.cache.put(key, reply, self.endpoint.title, request.stage)
-        finally:
-            if reply is None or reply.failure is not None:
-                self.cache.release(key, Spent() if reply is None else spent_on(reply))
-        return Asked(reply, Payment(key, spent_on(reply), before.spent), False)
-
-    def _tries(self, request: Request, stop: threading.Event) -> Reply:
-        """Try until there is a reply, or no more tries, or none that could help."""
-        body = self._body(request)
-        started, calls, tries = time.monotonic(), 0, 0
+                return Exchange(key, self._send(request, stop))
         while True:
-            if stop.is_set():
+            # the place is taken first: a claim without one would keep others waiting for nothing
+            with self._places, self.cache.claim(key) as mine:
+                if mine:
+                    reply = self.cache.get(key)
+                    if reply is not None:
+                        return Exchange(key, reply, cached=True)
+                    return self.record(request, self._send(request, stop))
+            if stop.wait(_POLL):
                 raise _Stopped
-            tries += 1
-            try:
-                reply = self._try(body)
-                return replace(reply, calls=calls + 1, seconds=time.monotonic() - started)
-            except Trouble as error:
-                trouble = error
-            calls += trouble.reached
-            self._reached = self._reached or trouble.reached
-            last = tries > self.endpoint.retries
-            if trouble.again and not self._reached and (last or tries >= _FIRST_CONTACT):
-                raise ModelError(f"{self.endpoint.base_url}: {trouble.message}; is the server running?")
-            if last or not trouble.again:
-                break
-            if trouble.after is not None and trouble.after > PATIENCE:
-                trouble.message += f" (it asks to wait {trouble.after:.0f} s)"
-                break
-            if stop.wait(wait(tries, trouble.after, self._rng)):
-                raise _Stopped
-        message = trouble.message + (f" (after {tries} tries)" if tries > 1 else "")
-        return Reply(
-            "",
-            seconds=time.monotonic() - started,
-            calls=calls,
-            failure=trouble.failure,
-            message=message,
-            finished=False,
-        )
+
+    def _send(self, request: Request, stop: threading.Event) -> Reply:
+        """The server's reply after as many tries as it takes and the endpoint allows, or what the last one said."""
+        import openai
+
+        self._call.stop, self._call.tries = stop, 0
+        started = time.monotonic()
+        try:
+            with suppress(openai.APIStatusError):
+                self._client.post("/chat/completions", body=self._body(request), cast_to=self._http.Response)
+            reply = self._call.reply
+        except openai.APIConnectionError as error:
+            reply = self._unanswered(error.__cause__ or error)
+        except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
+            reply = self._failed("refused", f"the request cannot be sent: {error}")
+        tries = self._call.tries
+        if reply.failure is not None and tries > 1:
+            reply = replace(reply, message=f"{reply.message} (after {tries} tries)")
+        return replace(reply, calls=tries, seconds=time.monotonic() - started)
 
     def _body(self, request: Request) -> dict[str, Any]:
         """The JSON that is sent."""
         body: dict[str, Any] = {
             "model": self.endpoint.model,
-            "messages": chat(request.messages),
+            "messages": request.chat,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
         }
@@ -175,67 +124,146 @@ class OpenAIChat:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return {name: value for name, value in {**body, **self.endpoint.extra_body}.items() if value is not None}
 
-    def _try(self, body: Mapping[str, Any]) -> Reply:
-        """One HTTP request. Raises Trouble."""
-        import openai
-
-        further = {name: value for name, value in body.items() if name not in ("model", "messages")}
-        deadline = time.monotonic() + self.endpoint.timeout
+    def _open(self) -> tuple[Any, Any]:
+        """The client, and the HTTP package that it is built on: httpx2, or httpx in older versions."""
         try:
-            # streamed, so that a server which drips its reply cannot hold a try beyond its time
-            with self._client.chat.completions.with_streaming_response.create(
-                model=body["model"], messages=body["messages"], extra_body=further
-            ) as response:
-                self._reached = True
-                content = b""
-                for piece in response.iter_bytes():
-                    content += piece
-                    if time.monotonic() > deadline:
-                        raise self._trouble(f"no whole reply within {self.endpoint.timeout:g} s")
-        except Trouble:
-            raise
-        except openai.APIStatusError as error:
-            raise of_status(error.status_code, error.body, error.response.headers, self._key) from None
-        except openai.APITimeoutError as error:
-            reached = type(error.__cause__).__name__ != "ConnectTimeout"
-            raise self._trouble(f"no reply within {self.endpoint.timeout:g} s", reached) from None
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            reached = type(cause).__name__ != "ConnectError"
-            raise self._trouble(f"connection failed: {cause}", reached) from None
-        except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
-            raise Trouble("refused", clean(f"the request cannot be sent: {error}", self._key), reached=False) from None
-        except Exception as error:  # while the body is read the transport's own errors come through
-            raise self._trouble(f"the reply broke off: {type(error).__name__}: {error}") from None
-        return self._read(content)
+            import openai
+        except ImportError:
+            raise ModelError("chat servers need the package openai: pip install 'remind-toolkit[llm]'") from None
+        endpoint, call = self.endpoint, self._call
+        key = self._key or "none"  # servers without keys still want the header
+        package = sys.modules[openai.DefaultHttpxClient.__bases__[0].__module__]
+        headers = {
+            "accept": "application/json",
+            "authorization": f"Bearer {key}",
+            "content-type": "application/json",
+            "user-agent": f"OpenAI/Python {openai.__version__}",
+        }
 
-    def _read(self, content: bytes) -> Reply:
-        """The reply in a body. Raises Trouble where it is none."""
-        try:
-            data = json.loads(content)
-            choice = data["choices"][0]
-            text = choice["message"].get("content")
-            if isinstance(text, list):
-                text = "".join(part.get("text") or "" for part in text)
-            usage = data.get("usage") or {}
-            counts = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
-            # null: all room was spent on thinking, or a filter struck
-            if text is not None and not isinstance(text, str):
-                raise TypeError
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise self._trouble("the reply is not a chat completion") from None
-        if self._key and len(self._key) >= 6:
-            text = (text or "").replace(self._key, "[key]")
+        class Limited(package.SyncByteStream):  # type: ignore[misc, name-defined]
+            """A body that must be there in time: a server that drips its reply would hold a try for ever."""
+
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
+
+            def __iter__(self) -> Iterator[bytes]:
+                for piece in self.stream:
+                    if time.monotonic() > call.deadline:
+                        raise package.ReadTimeout("the reply took too long")
+                    yield piece
+
+            def close(self) -> None:
+                self.stream.close()
+
+        def on_request(request: Any) -> None:
+            if call.stop.is_set():
+                raise _Stopped
+            call.tries += 1
+            call.deadline = time.monotonic() + endpoint.timeout
+            # the package adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID,
+            # OPENAI_CUSTOM_HEADERS) and describes the machine; these are all that a server gets
+            transport = {name: request.headers[name] for name in _TRANSPORT if name in request.headers}
+            request.headers.clear()
+            request.headers.update({"host": request.url.netloc.decode("ascii"), **transport, **headers})
+
+        def on_response(response: Any) -> None:
+            self._reached = True
+            response.stream = Limited(response.stream)
+            response.read()
+            try:
+                call.reply = self._read(response)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                # an error of the connection, which the client retries
+                raise package.RemoteProtocolError("the reply is not a chat completion") from None
+            if call.reply.failure not in (None, "server"):
+                response.headers["x-should-retry"] = "false"
+
+        http = openai.DefaultHttpxClient(
+            follow_redirects=False,  # the prompt would go to a host that nobody named
+            timeout=endpoint.timeout,
+            event_hooks={"request": [on_request], "response": [on_response]},
+        )
+        client = openai.OpenAI(
+            base_url=endpoint.base_url,
+            api_key=key,
+            timeout=endpoint.timeout,
+            max_retries=endpoint.retries,
+            http_client=http,
+        )
+        return client, package
+
+    def _read(self, response: Any) -> Reply:
+        """The reply in an HTTP response, failures included. Raises where a body is no chat completion."""
+        if not response.is_success:
+            return self._failed(*failure_of(response.status_code, response.text, response.headers))
+        data = json.loads(response.content)
+        choice = data["choices"][0]
+        text = choice["message"].get("content")
+        if isinstance(text, list):
+            text = "".join(part.get("text") or "" for part in text)
+        # null: all room was spent on thinking, or a filter struck
+        if text is not None and not isinstance(text, str):
+            raise TypeError
+        usage = data.get("usage") or {}
+        prompt_tokens, completion_tokens = (int(usage.get(f"{name}_tokens") or 0) for name in ("prompt", "completion"))
         # a lone surrogate, which JSON can spell, could be written to no file
-        text = (text or "").encode("utf-8", "replace").decode("utf-8")
-        return Reply(text, None, counts[0], counts[1], choice.get("finish_reason") != "length")
+        text = self._without_key(text or "").encode("utf-8", "replace").decode("utf-8")
+        return Reply(text, None, prompt_tokens, completion_tokens, choice.get("finish_reason") != "length")
 
-    def _trouble(self, message: str, reached: bool = True) -> Trouble:
-        return Trouble("server", clean(message, self._key), again=True, reached=reached)
+    def _unanswered(self, error: BaseException) -> Reply:
+        """The failure where no try was answered. Raises ModelError where no server was ever reached."""
+        kind = type(error).__name__
+        if not self._reached and kind in ("ConnectError", "ConnectTimeout"):
+            raise ModelError(f"{self.endpoint.base_url}: connection failed: {error}; is the server running?") from None
+        if kind.endswith(("Timeout", "TimeoutError")):
+            return self._failed("server", f"no whole reply within {self.endpoint.timeout:g} s")
+        return self._failed("server", f"no reply: {error or kind}")
+
+    def _failed(self, failure: ReplyFailure, message: str) -> Reply:
+        message = _KEY.sub("[key]", " ".join(self._without_key(message).split()))[:300]
+        return Reply("", finished=False, failure=failure, message=message)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key and len(self._key) >= 6 else text
 
 
-class _Stopped(Exception):
-    """Another request ended the whole call."""
+class _Stopped(BaseException):
+    """Another request ended the whole call. No `Exception`, which the client might retry."""
+
+
+def failure_of(status: int, body: str, headers: Mapping[str, str]) -> tuple[ReplyFailure, str]:
+    """What an HTTP status and its body mean for a request, and the same in words; "server" alone may pass."""
+    # redirects are not followed, and where one leads to is no part of the message: it may hold a query
+    if 300 <= status < 400:
+        return "refused", f"HTTP {status}: the server sends requests elsewhere; name that address as base_url"
+    # servers quote the key, masked, when they refuse it
+    if status == 401:
+        return "refused", "HTTP 401: the server refuses the key"
+    codes, said = _said(body)
+    message = f"HTTP {status}" + (f": {said}" if said else "")
+    too_long = not _TOO_LONG_CODES.isdisjoint(codes)
+    # some servers answer a prompt that does not fit with 500
+    if status == 413 or (status in (400, 422) and (too_long or _TOO_LONG.search(said))) or (status == 500 and too_long):
+        return "too_long", message
+    # the quota is spent: no wait helps
+    if status == 429 and "insufficient_quota" in codes:
+        return "refused", message
+    if status in _PASSING or status >= 500:
+        after = headers.get("retry-after")
+        return "server", message + (f" (Retry-After: {after} s)" if after else "")
+    return "refused", message
+
+
+def _said(body: str) -> tuple[set[str], str]:
+    """Codes and message of an error body in any of the shapes servers use."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return set(), "" if "<html" in body.lower() else body
+    error = data.get("error", data) if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        return set(), str(error or "")
+    return {str(error.get("code")), str(error.get("type"))}, str(error.get("message") or error.get("detail") or "")
 
 
 def _key(endpoint: EndpointConfig) -> str | None:
@@ -248,33 +276,3 @@ def _key(endpoint: EndpointConfig) -> str | None:
     if not key.isascii() or not key.isprintable():
         raise ModelError(f"the key in {endpoint.key_env} holds a character no key has; is it cut or quoted wrongly?")
     return key
-
-
-def _client(endpoint: EndpointConfig, key: str | None) -> Any:
-    try:
-        import openai
-    except ImportError:
-        raise ModelError("chat servers need the package openai: pip install 'remind-toolkit[llm]'") from None
-    # servers without keys still want the header
-    key = key or "none"
-    fixed = {
-        "accept": "application/json",
-        "authorization": f"Bearer {key}",
-        "content-type": "application/json",
-        "user-agent": f"OpenAI/Python {openai.__version__}",
-    }
-
-    def settle_headers(request: Any) -> None:
-        # the package adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID, OPENAI_CUSTOM_HEADERS)
-        # and tells of the machine; whatever it may take up some day, these are all that a server gets
-        kept = {name: request.headers[name] for name in _TRANSPORT if name in request.headers}
-        request.headers.clear()
-        request.headers.update({"host": request.url.netloc.decode("ascii"), **kept, **fixed})
-
-    # a redirect would take the prompt to a host that nobody named
-    http = openai.DefaultHttpxClient(
-        follow_redirects=False, timeout=endpoint.timeout, event_hooks={"request": [settle_headers]}
-    )
-    return openai.OpenAI(
-        base_url=endpoint.base_url, api_key=key, timeout=endpoint.timeout, max_retries=0, http_client=http
-    )

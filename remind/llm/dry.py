@@ -3,107 +3,67 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import DataError
-from remind.llm.batch import Batch, chat, key_of, recorded_only
 from remind.llm.cache import ReplyCache
+from remind.llm.chat_models import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
+from remind.llm.ledger import Exchange, Ledger
 from remind.llm.request import Reply, Request
 from remind.llm.structured import placeholder
 
-#: Characters per token where no tokenizer is given; English prose has about that many.
+#: Characters per token; English prose has about that many.
 CHARACTERS = 4
 #: What a chat template adds to a message, in tokens, about.
-_FRAME = 4
+_TEMPLATE_TOKENS = 4
 #: What a free-text reply reads like in a dry run.
 DRY = "(dry run: nothing was asked)"
 
 
-@dataclass
-class Estimate:
-    """Sums over the requests of a stage: how many, how many of them the cache holds, tokens, and USD at most.
-
-    completion_tokens and cost_usd are upper bounds: every reply is taken to fill the room it has.
-    """
-
-    requests: int = 0
-    cached: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float = 0.0
-
-
 class DryRun:
-    """The file of prompts and the sums of one dry run; its chat models share it.
+    """The file of prompts and the estimated costs of one dry run; its chat models share it.
 
     Args:
         path: JSONL; an older one is replaced. A line per request that would be sent.
-        tokenizer: counts tokens; None: characters / 4.
+
+    Attributes:
+        ledger: every stand-in reply at its highest cost: it is taken to fill the room it has.
+        replies: the stand-in replies by cache key.
 
     Raises:
         DataError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, tokenizer: Any = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        self.tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._seen: set[str] = set()
-        self._stages: dict[str, Estimate] = {}
+        self.ledger = Ledger()
+        self.replies: dict[str, Reply] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_bytes(b"")
         except OSError as error:
             raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
-    def count(self, text: str) -> int:
-        """Tokens of a text, or about how many."""
-        if self.tokenizer is None:
-            return -(-len(text) // CHARACTERS)
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def note(self, key: str, request: Request, endpoint: EndpointConfig, cached: bool) -> int:
-        """Write a request down, unless the cache holds it or the same was noted before; returns its prompt tokens."""
-        tokens = sum(self.count(message.text) + _FRAME for message in request.messages)
-        with self._lock:
-            row = self._stages.setdefault(request.stage, Estimate())
-            row.requests += 1
-            if cached or key in self._seen:
-                row.cached += 1
-                return tokens
-            self._seen.add(key)
-            cost = endpoint.cost(tokens, request.max_tokens)
-            row.prompt_tokens += tokens
-            row.completion_tokens += request.max_tokens
-            row.cost_usd += cost
-            line = {
-                "stage": request.stage,
-                "sample": request.sample,
-                "prompt_id": request.prompt_id,
-                "endpoint": endpoint.title,
-                "messages": chat(request.messages),
-                "max_tokens": request.max_tokens,
-                "temperature": request.temperature,
-                "schema": request.schema,
-                "prompt_tokens": tokens,
-                "cost_usd_at_most": cost,
-            }
-            with self.path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        return tokens
-
     def summary(self) -> dict[str, Any]:
-        """`stages` and `total` as plain numbers, and `counted_by`: what the tokens were counted with."""
-        with self._lock:
-            stages = {name: vars(row).copy() for name, row in sorted(self._stages.items())}
-        total = {name: sum(row[name] for row in stages.values()) for name in vars(Estimate())}
-        counted = f"characters / {CHARACTERS}" if self.tokenizer is None else "tokenizer"
-        return {"stages": stages, "total": total, "counted_by": counted, "prompts": str(self.path)}
+        """`stages` and `total` as plain numbers, and `counted_by`: what the tokens were counted with.
+
+        completion_tokens and cost_usd are upper bounds. Replies that the cache holds cost nothing.
+        """
+
+        def estimate(costs: dict[str, Any]) -> dict[str, Any]:
+            sums = {name: costs["now"][name] for name in ("prompt_tokens", "completion_tokens", "cost_usd")}
+            return {"requests": costs["requests"], "cached": costs["cached"], **sums}
+
+        costs = self.ledger.summary()
+        return {
+            "stages": {name: estimate(stage) for name, stage in costs["stages"].items()},
+            "total": estimate(costs["total"]),
+            "counted_by": f"characters / {CHARACTERS}",
+            "prompts": str(self.path),
+        }
 
     def report(self) -> str:
         """The summary as text."""
@@ -116,7 +76,7 @@ class DryRun:
         return "\n".join(lines)
 
 
-class DryChat:
+class DryChat(CachedChat):
     """A `ChatModel` that asks nothing.
 
     Replies the cache holds are given out, so that what comes after them is estimated truly. All others are stand-ins:
@@ -124,28 +84,42 @@ class DryChat:
     """
 
     def __init__(self, endpoint: EndpointConfig, run: DryRun, cache: ReplyCache | None = None) -> None:
-        endpoint.check()
-        self.endpoint, self.run, self.cache = endpoint, run, cache
+        super().__init__(endpoint, cache, run.ledger)
+        self.run = run
 
     @property
     def name(self) -> str:
         return f"dry run of {self.endpoint.identity}"
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        """A stand-in for each request that is not cached; nothing is sent."""
-        batch = Batch(requests, self.endpoint, self.cache, None, on_reply)
-        known = recorded_only(self.cache, batch.known, lambda request: key_of(request, self.endpoint))
-        open_ = set(batch.serve_known(known))
-        asked = {batch.keys[index] for index in open_}
-        counts = [
-            self.run.note(key, request, self.endpoint, key not in asked)
-            for key, request in zip(batch.keys, batch.requests, strict=True)
-        ]
-        for index in sorted(open_):
-            schema = batch.requests[index].schema
-            value = None if schema is None else placeholder(schema)
-            text = DRY if schema is None else json.dumps(value)
-            batch.put(index, Reply(text, value, prompt_tokens=counts[index]), [])
-        return batch.done()
+    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
+        """Put a stand-in for each."""
+        for index in missing:
+            put(index, self._stand_in)
+
+    def recorded(self, request: Request) -> Exchange:
+        """The exchange that the dry run or the cache holds. Raises NotRecorded."""
+        key = self.key_of(request)
+        if key in self.run.replies:
+            return Exchange(key, self.run.replies[key], cached=True)
+        return super().recorded(request)
+
+    def _stand_in(self, request: Request) -> Exchange:
+        text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
+        tokens = sum(-(-len(message.text) // CHARACTERS) + _TEMPLATE_TOKENS for message in request.messages)
+        line = {
+            "stage": request.stage,
+            "sample": request.sample,
+            "prompt_id": request.prompt_id,
+            "endpoint": self.endpoint.title,
+            "messages": request.chat,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "schema": request.schema,
+            "prompt_tokens": tokens,
+            "cost_usd_at_most": self.endpoint.cost(tokens, request.max_tokens),
+        }
+        with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        key = self.key_of(request)
+        self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens)
+        return Exchange(key, self.run.replies[key])

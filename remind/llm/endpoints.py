@@ -9,13 +9,28 @@ from urllib.parse import urlsplit
 
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
-from remind.llm.key_names import key_name
 from remind.llm.request import Stage
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
 #: As base_url: the model runs in this process.
 LOCAL = "local"
+
+#: Field names, in lower case with "_" between words, that could hold a key, a password or a header.
+_SECRET = re.compile(
+    r"(?:api|access|private)_?key|secret|pass_?w(?:or)?d|pass_?phrase|credential|cookie|authori[sz]|authenticat|bearer"
+    r"|(?:^|_)(?:o?auth|oauth2|pwd|jwt)(?:_|$)|^pass$|(?:^|_)headers$"
+    r"|(?:^|_)(?:access|api|auth|refresh|session|security|id)_tokens$|token_(?:value|string)$"
+)
+#: The same, unless they end as the next says: places in the caches of servers, and special tokens of models.
+_KEY_OR_TOKEN = re.compile(r"(?:keys?|token)$")
+_HARMLESS = re.compile(
+    r"^(?:prompt_)?cache_?key$|^extra_?key$|(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|image|video|audio|vision|boi|eoi|start"
+    r"|begin|end|stop|special|first|next|last|no|per|each|single|think|thinking|reasoning|newline|fim|prefix|suffix"
+    r"|middle)_?token$"
+)
+#: Parts of a JSON schema whose names are those of properties, which the schema describes without a value.
+_PROPERTIES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 @dataclass
@@ -33,7 +48,8 @@ class EndpointConfig:
     timeout: float = 120.0
     """Seconds a try may take."""
     retries: int = 6
-    """Further tries after 429, 5xx, time-outs, broken connections and broken replies; waits grow up to 30 s."""
+    """Further tries after 429, 5xx, time-outs, broken connections and broken replies. Waits grow up to 8 s, or are what
+    Retry-After says, up to 120 s."""
     concurrency: int = 8
     """Requests under way at once; for a local model: prompts per forward."""
     max_tokens: int | None = None
@@ -64,8 +80,8 @@ class EndpointConfig:
         if self.timeout <= 0:
             raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
         # a key there would end up in manifests and reports
-        if (found := key_name(self.extra_body)) is not None:
-            raise ConfigError(f"extra_body must hold no {found[:40]}; keys come from the environment (key_env)")
+        if (secret := _key_name(self.extra_body)) is not None:
+            raise ConfigError(f"extra_body must hold no {secret[:40]}; keys come from the environment (key_env)")
         if self.key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):
             raise ConfigError("key_env must be the name of an environment variable, not the key (it is not shown here)")
         if not self.local:
@@ -84,8 +100,8 @@ class EndpointConfig:
     @property
     def identity(self) -> str:
         """`title`, and a hash of the settings that shape replies where any is not the usual one."""
-        own = [self.max_tokens, self.temperature, self.structured, self.extra_body]
-        return self.title if own == [None, None, False, {}] else f"{self.title} {sha256_json(own)[:8]}"
+        settings = [self.max_tokens, self.temperature, self.structured, self.extra_body]
+        return self.title if settings == [None, None, False, {}] else f"{self.title} {sha256_json(settings)[:8]}"
 
     @property
     def needs_key(self) -> bool:
@@ -155,3 +171,26 @@ def _check_url(url: str) -> None:
             f"base_url must be {LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither "
             "(and not shown, as it may hold a key)"
         )
+
+
+def holds_key(name: str) -> bool:
+    """Whether a field of that name could hold a key, however it is written: `x-api-key`, `apiKey`, `API_KEY`."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    name = "_".join(re.findall(r"[a-z0-9]+", spaced.lower()))
+    return bool(_SECRET.search(name) or (_KEY_OR_TOKEN.search(name) and not _HARMLESS.search(name)))
+
+
+def _key_name(fields: Any) -> str | None:
+    """The first name in fields, at any depth, that could hold a key; None: there is none."""
+    stack = [(fields, False)]
+    while stack:
+        value, properties = stack.pop()
+        if isinstance(value, list | tuple):
+            stack += [(one, False) for one in reversed(value)]
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                described = properties and isinstance(inner, dict | bool)
+                if not described and holds_key(str(name)):
+                    return str(name)
+            stack += [(inner, not properties and name in _PROPERTIES) for name, inner in reversed(value.items())]
+    return None

@@ -3,141 +3,94 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from remind.llm.batch import Asked, Batch, entry_of, key_of, recorded, recorded_only, settle
-from remind.llm.cache import ReplyCache, Spent, spent_on
-from remind.llm.endpoints import LOCAL, EndpointConfig
-from remind.llm.ledger import Ledger, Payment
-from remind.llm.request import Message, Reply, ReplyFailure, Request
+from remind.llm.cache import ReplyCache
+from remind.llm.chat_models import CachedChat, NotRecorded, Put
+from remind.llm.endpoints import EndpointConfig
+from remind.llm.ledger import Exchange, Ledger
+from remind.llm.request import Message, Reply, Request
 
 if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
     from remind.models.generate import Generation
 
 
-class LocalChat:
-    """A `ChatModel` on a loaded backbone; greedy, in batches of similar length.
+class LocalChat(CachedChat):
+    """A `ChatModel` on a backbone of its own; greedy, in batches of similar length.
 
     Replies of one user message are those of `remind.models.generate.generate` on its text. Other roles are written
     into that message, since not every chat template has them.
 
     Args:
-        backbone: a model that generates.
-        batch_size: prompts per forward.
-        identity: what tells these weights from others of the same name in the cache; None: a hash of the files of the
-            folder they came from, which knows nothing of changes made in memory.
-        cache, ledger: as for a server; the price is nothing.
+        endpoint: model, device and dtype; `concurrency` is the number of prompts per forward.
 
     Raises:
-        ModelError: the model does not generate.
+        ModelError: the model cannot be loaded or does not generate.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        batch_size: int = 8,
-        cache: ReplyCache | None = None,
-        ledger: Ledger | None = None,
-        identity: str | None = None,
-        endpoint: EndpointConfig | None = None,
-    ) -> None:
+    def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
+        super().__init__(endpoint, cache, ledger)
         from remind.models.generate import check_generates
+        from remind.models.load import load_backbone
 
-        check_generates(backbone)
-        self.backbone, self.batch_size, self.cache, self.ledger = backbone, batch_size, cache, ledger
-        self.endpoint = endpoint or EndpointConfig(backbone.name, LOCAL)
-        self._weights = fingerprint(backbone.name) if identity is None else identity
-        self._model = f"{self._weights} {backbone.dtype} transformers {version('transformers')}"
+        self.backbone = load_backbone(endpoint.model, endpoint.dtype, endpoint.device)
+        check_generates(self.backbone)
+        self._files = _files_hash(self.backbone.name)
+        self.weights = f"{self._files} {self.backbone.dtype} transformers {version('transformers')}"
 
     @property
     def name(self) -> str:
-        weights = self._weights
-        return self.endpoint.identity + ("" if weights == self.backbone.name else f" {weights}")
+        return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
 
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        """A reply for each request, in order; one with a temperature is refused.
+    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
+        """Generate what is missing; a request with a temperature is refused.
 
-        A cached reply takes its place in the batches, so that a resumed run computes in the same batches as an
+        A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
-
-        Raises:
-            DataError: the cache cannot be written.
         """
-        batch = Batch(requests, self.endpoint, self.cache, self.ledger, on_reply, self._model)
-        open_ = set(batch.serve_known(recorded_only(self.cache, batch.known, self._key_of)))
-        if not open_:
-            return batch.done()
-        for room in sorted({request.max_tokens for request in batch.requests}):
-            group = [i for i, request in enumerate(batch.requests) if request.max_tokens == room]
-            self._generate(batch, group, [i in open_ for i in group], room)
-        return batch.done()
+        greedy = [index for index in missing if requests[index].temperature == 0]
+        refused = Reply("", finished=False, failure="refused", message="a local model answers greedily: temperature 0")
+        for index in set(missing) - set(greedy):
+            put(index, lambda request: Exchange(self.key_of(request), refused))
+        for room in sorted({requests[index].max_tokens for index in greedy}):
+            group = [index for index, request in enumerate(requests) if request.max_tokens == room]
+            self._generate(requests, group, [index not in greedy for index in group], put)
 
-    def _generate(self, batch: Batch, group: Sequence[int], wanted: Sequence[bool], room: int) -> None:
+    def _generate(self, requests: Sequence[Request], group: Sequence[int], done: Sequence[bool], put: Put) -> None:
+        from remind.models.generate import generate
+
         started = monotonic()
 
         def on_output(place: int, output: Generation) -> None:
             nonlocal started
-            index = group[place]
-            request = batch.requests[index]
-            reply = _reply(output, monotonic() - started)
+            request, reply = requests[group[place]], _reply(output, monotonic() - started)
             started = monotonic()
-            first = self._record(request, reply)
-            batch.put(index, *settle(request, lambda asked: first if asked is request else self._one(asked)))
+            exchange = self.record(request, reply)
+            put(group[place], lambda asked: exchange if asked is request else self._repair(asked))
 
-        greedy = [batch.requests[index].temperature == 0 for index in group]
-        for index, want, fine in zip(group, wanted, greedy, strict=True):
-            if want and not fine:
-                message = "a local model answers greedily; ask with temperature 0"
-                batch.put(index, Reply("", finished=False, failure="refused", message=message), [])
-        done = [not (want and fine) for want, fine in zip(wanted, greedy, strict=True)]
-        self._run([batch.requests[index] for index in group], room, done, on_output)
+        prompts = [as_prompt(requests[index].messages) for index in group]
+        room = requests[group[0]].max_tokens
+        generate(self.backbone, prompts, room, self.endpoint.concurrency, done, on_output)
 
-    def _run(
-        self,
-        requests: Sequence[Request],
-        room: int,
-        done: Sequence[bool],
-        on_output: Callable[[int, Generation], None],
-    ) -> None:
+    def _repair(self, request: Request) -> Exchange:
+        """Generated on its own, unless it is recorded."""
         from remind.models.generate import generate
 
-        if not all(done):
-            prompts = [as_prompt(request.messages) for request in requests]
-            generate(self.backbone, prompts, room, self.batch_size, done, on_output)
-
-    def _one(self, request: Request) -> Asked:
-        """A repair: asked on its own."""
-        key = self._key_of(request)
-        entry = entry_of(self.cache, key)
-        if entry.reply is not None:
-            return recorded(key, entry)
-        started = monotonic()
-        outputs: list[Generation] = []
-        self._run([request], request.max_tokens, [False], lambda _, output: outputs.append(output))
-        return self._record(request, _reply(outputs[0], monotonic() - started))
-
-    def _record(self, request: Request, reply: Reply) -> Asked:
-        key = self._key_of(request)
-        if self.cache is not None and reply.failure is None:
-            self.cache.put(key, reply, self.endpoint.title, request.stage)
-        return Asked(reply, Payment(key, spent_on(reply), Spent()), False)
-
-    def _key_of(self, request: Request) -> str:
-        return key_of(request, self.endpoint, self._model)
+        try:
+            return self.recorded(request)
+        except NotRecorded:
+            started = monotonic()
+            (output,) = generate(self.backbone, [as_prompt(request.messages)], request.max_tokens)
+            assert output is not None
+            return self.record(request, _reply(output, monotonic() - started))
 
 
 def as_prompt(messages: Sequence[Message]) -> str:
     """A chat as the text of one user message: instructions first; earlier turns of the chat under their roles."""
-    if len(messages) == 1:
-        return messages[0].text
     front = [message.text for message in messages if message.role == "system"]
     talk = [message for message in messages if message.role != "system"]
     if len(talk) == 1:
@@ -146,15 +99,12 @@ def as_prompt(messages: Sequence[Message]) -> str:
     return "\n\n".join([*front, *(f"{heads[message.role]}:\n{message.text}" for message in talk)])
 
 
-def fingerprint(name: str) -> str:
-    """Names, sizes and times of the files of a model folder, hashed; the name itself for a hub id."""
-    if name == "nano":
-        from remind.models.nano import nano_folder
+def _files_hash(name: str) -> str:
+    """Names, sizes and times of the files of a model's folder, hashed; the name itself where there is no folder."""
+    from remind.models.load import model_folder
 
-        folder = nano_folder()
-    else:
-        folder = Path(name).expanduser()
-    if not folder.is_dir():
+    folder = model_folder(name)
+    if folder is None:
         return name
     lines = [
         f"{file.relative_to(folder)} {file.stat().st_size} {file.stat().st_mtime_ns}"
@@ -166,8 +116,9 @@ def fingerprint(name: str) -> str:
 
 def _reply(output: Generation, seconds: float) -> Reply:
     """A generation as a reply. A model that could not be run is as good as a server that gives no reply."""
-    kinds: dict[str, ReplyFailure] = {"too_long": "too_long", "error": "server"}
-    failure = None if output.failure is None else kinds.get(output.failure, "server")
-    ran = output.failure != "too_long"
-    reply = Reply(output.text, None, output.prompt_tokens, output.new_tokens, output.finished, seconds, int(ran))
-    return reply if failure is None else replace(reply, failure=failure, message=output.message, prompt_tokens=0)
+    reply = Reply(output.text, None, output.prompt_tokens, output.new_tokens, output.finished, seconds, calls=1)
+    if output.failure is None:
+        return reply
+    if output.failure == "too_long":
+        return replace(reply, failure="too_long", message=output.message, prompt_tokens=0, calls=0)
+    return replace(reply, failure="server", message=output.message, prompt_tokens=0)

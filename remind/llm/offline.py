@@ -1,24 +1,26 @@
 """The offline stand-in for the auxiliary LLM: deterministic, extractive, no network.
 
-It never writes a thought of its own. Cues are key sentences, strategies come from the question's words, summaries quote
-marked turns, and verdicts follow a rule.
+Cues are key sentences, strategies come from the question's words, summaries quote marked turns, and verdicts follow a
+rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
-from remind.llm.extract import key_sentences, overlap, same_answer, sentences, telling, turn_rarity
 from remind.perception.segment import turn_text
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line
 from remind.text.strategy import check_dimension, guide, kind_of, plan
-from remind.text.words import data, stem, stems, words
+from remind.text.words import data, fillers, rarity, stem, stems, words
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -35,6 +37,16 @@ CAPTION_WEIGHT = 3.0
 #: Lines quoted for each option, and for a question without options.
 QUOTED_PER_OPTION = 2
 QUOTED = 3
+
+_SENTENCE = re.compile(r"(?<=[.!?…])\s+|\n+")
+_ARTICLES = frozenset({"a", "an", "the"})
+_NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    )
+}
+_UNKNOWN = ("no information", "not mentioned", "not enough information", "cannot be determined", "does not tell")
 
 
 class OfflineLLM(AuxiliaryLLM):
@@ -67,17 +79,17 @@ class OfflineLLM(AuxiliaryLLM):
         weights = self._rarity(dialogue)
         lexicon = guide(dimension).lexicon if dimension else frozenset()
         visual = bool(dimension) and guide(str(dimension)).visual
-        written = []
+        cues = []
         for segment in segments:
-            found = sentences(dialogue, segment)
+            said = sentences(dialogue, segment)
             scores = []
-            for sentence in found:
+            for sentence in said:
                 hits = len(lexicon & {stem(word) for word in words(sentence.text)})
-                score = telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
+                score = _telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
                 scores.append(score * (CAPTION_WEIGHT if visual and sentence.caption else 1.0))
             speakers = dict.fromkeys(one_line(t.speaker) for t in dialogue.turns[segment.start : segment.end + 1])
-            written.append(key_sentences(found, scores, CUE_WORDS) or ", ".join(speakers))
-        return written
+            cues.append(_key_sentences(said, scores) or ", ".join(speakers))
+        return cues
 
     def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
         """S_str from the words of question and dialogue."""
@@ -95,16 +107,16 @@ class OfflineLLM(AuxiliaryLLM):
         if question.options:
             parts += self._weigh_options(question, marked, weights)
         else:
-            parts += self._quote(question, marked, weights)
+            parts += self._quote_marked(question, marked, weights)
         return "\n".join(parts)
 
     def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`same_answer`)."""
-        return any(same_answer(reference, prediction, JUDGE_F1) for reference in references)
+        """A rule, not a reading: containment of a reference or bag-of-words F1 >= `JUDGE_F1` (`_same_answer`)."""
+        return any(_same_answer(reference, prediction) for reference in references)
 
     def _rarity(self, dialogue: Dialogue) -> dict[str, float]:
         if self._weights is None or self._weights[0] is not dialogue:
-            self._weights = (dialogue, turn_rarity(dialogue))
+            self._weights = (dialogue, rarity([stems(turn_text(turn)) for turn in dialogue.turns]))
         return self._weights[1]
 
     def _closeness(self, wanted: Sequence[str], turns: Sequence[Turn], weights: dict[str, float]) -> np.ndarray:
@@ -115,7 +127,7 @@ class OfflineLLM(AuxiliaryLLM):
         terms = [set(stems(text)) for text in wanted]
         shared = set.intersection(*terms) if len(terms) > 1 else set()
         texts = [turn_text(turn) for turn in turns]
-        near = np.array([[overlap(own - shared, text, weights) for text in texts] for own in terms])
+        near = np.array([[_overlap(own - shared, text, weights) for text in texts] for own in terms])
         if self.encoder is not None:
             near = near + (self.encoder.encode(wanted) @ self.encoder.encode(texts).T).numpy()
         # vectors differ in the last bits with the batch they were made in; ranks must not
@@ -137,7 +149,7 @@ class OfflineLLM(AuxiliaryLLM):
         then = f", then on {order[1]}" if len(order) > 1 else ""
         return [*parts, f"Conclusion: the marked turns bear most on {order[0]}{then}."]
 
-    def _quote(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
+    def _quote_marked(self, question: Question, marked: Sequence[Turn], weights: dict[str, float]) -> list[str]:
         row = self._closeness([question.text], marked, weights)[0]
         best = np.argsort(-row, kind="stable")[:QUOTED].tolist()
         quotes = [f"- {_quote(marked[i])}" for i in sorted(best)]
@@ -149,3 +161,85 @@ def _quote(turn: Turn) -> str:
     captions = [f"[Image #{image.index}] {one_line(image.caption)}" for image in turn.images if image.caption]
     parts = " ".join([line_of(turn), *captions]).split()
     return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a turn, or the caption of one of its images."""
+
+    speaker: str
+    text: str
+    caption: bool
+
+
+def sentences(dialogue: Dialogue, segment: Segment) -> list[Sentence]:
+    """What is said and shown in the segment, in order."""
+    parts = []
+    for turn in dialogue.turns[segment.start : segment.end + 1]:
+        speaker = one_line(turn.speaker)
+        said = (one_line(part) for part in _SENTENCE.split(turn.text))
+        parts += [Sentence(speaker, part, False) for part in said if part]
+        parts += [Sentence(speaker, one_line(image.caption), True) for image in turn.images if image.caption]
+    return parts
+
+
+def _telling(text: str, weights: Mapping[str, float]) -> float:
+    """Summed rarity of the content stems, damped by length so that a long sentence does not win by length alone."""
+    content = {stem(word) for word in words(text) if word not in fillers()}
+    return sum(weights.get(term, 0.0) for term in content) / (len(text.split()) + 3) ** 0.5
+
+
+def _key_sentences(said: Sequence[Sentence], scores: Sequence[float]) -> str:
+    """The best-scored sentences within `CUE_WORDS`, in order, each a line with its speaker; the best one at any length.
+
+    Sentences that score nothing are left out, unless there are no others.
+    """
+    chosen: list[int] = []
+    used = 0
+    for number in sorted(range(len(said)), key=lambda n: -scores[n]):
+        length = len(said[number].text.split())
+        if chosen and (scores[number] <= 0 or used + length > CUE_WORDS):
+            continue
+        chosen.append(number)
+        used += length
+    return "\n".join(f"{said[number].speaker}: {said[number].text}" for number in sorted(chosen))
+
+
+def _overlap(wanted: Iterable[str], text: str, weights: Mapping[str, float]) -> float:
+    """Share, by rarity, of the wanted stems that the text holds; 0 if nothing is wanted. Unknown stems weigh most."""
+    terms, there = set(wanted), set(stems(text))
+    top = max(weights.values(), default=1.0) or 1.0
+    total = sum(weights.get(term, top) for term in terms)
+    return sum(weights.get(term, top) for term in terms & there) / total if total > 0 else 0.0
+
+
+def _answer_tokens(text: str) -> list[str]:
+    """Lower-case words without articles; thousands commas dropped, numbers to twelve as digits."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    return [_NUMBERS.get(word, word) for word in words(text) if word not in _ARTICLES]
+
+
+def declines(text: str) -> bool:
+    """Whether an answer says that the dialogue does not tell."""
+    plain = " ".join(words(text))
+    return any(phrase in plain for phrase in _UNKNOWN)
+
+
+def _same_answer(reference: str, prediction: str) -> bool:
+    """The rule of the offline judge.
+
+    Equal if both decline; else if every number of the reference is in the prediction and either the reference's words
+    stand in a row in it, or the bag-of-words F1 reaches `JUDGE_F1`.
+    """
+    if declines(reference) or declines(prediction):
+        return declines(reference) and declines(prediction)
+    gold, said = _answer_tokens(reference), _answer_tokens(prediction)
+    if not gold or not said:
+        return gold == said
+    numbers = {token for token in gold if token.isdigit()}
+    if not numbers <= set(said):
+        return False
+    if any(said[start : start + len(gold)] == gold for start in range(len(said) - len(gold) + 1)):
+        return True
+    common = sum((Counter(map(stem, gold)) & Counter(map(stem, said))).values())
+    return 2 * common / (len(gold) + len(said)) >= JUDGE_F1

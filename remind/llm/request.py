@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -29,7 +31,7 @@ class Request:
     Attributes:
         messages: the chat so far; the last is the user's.
         stage: what it is for.
-        sample: whose costs it adds to: a question or dialogue id. Not part of the cache key.
+        sample: question or dialogue id that its costs are added to. Not part of the cache key.
         prompt_id: name and hash of the template the text was made from. Not part of the cache key.
         max_tokens: room for the reply.
         temperature: 0: greedy.
@@ -44,6 +46,11 @@ class Request:
     temperature: float = 0.0
     schema: Mapping[str, Any] | None = None
 
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The messages as servers take them."""
+        return [{"role": message.role, "content": message.text} for message in self.messages]
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -52,10 +59,10 @@ class Reply:
     Attributes:
         text: the model's words; "" on failure, but for an invalid reply, whose words are kept.
         value: the parsed JSON where a schema was given and met.
-        prompt_tokens, completion_tokens: as the server counts them; of all tries that were answered.
+        prompt_tokens, completion_tokens: as the server counts them, of the reply and of its repair.
         finished: whether the model ended by itself.
         seconds: from the first try to the end, waiting for a free place not counted.
-        calls: tries that reached the server; 0 where the reply was cached.
+        calls: HTTP requests sent, tries included; 0 where the reply was cached.
         cached: whether it was paid for before.
         failure, message: why there is no usable reply, in a word and in a line without keys.
     """
@@ -92,3 +99,20 @@ class ChatModel(Protocol):
             ModelError: the endpoint as a whole cannot be used: no key in the environment, no such host.
         """
         ...
+
+
+def code_for(texts: Iterable[str]) -> str:
+    """Eight hex digits that occur in none of the texts; the same for the same texts, so that a prompt repeats."""
+    texts = list(texts)
+    attempt = 0
+    while True:
+        # as ASCII: a lone surrogate, which JSON input may hold, has no UTF-8
+        code = hashlib.sha256(json.dumps([attempt, texts]).encode()).hexdigest()[:8]
+        if not any(code in text for text in texts):
+            return code
+        attempt += 1
+
+
+def fenced(name: str, text: str, code: str) -> str:
+    """The text as data, between an opening and a closing line that carry the code, so that no text can close them."""
+    return f"<<<{name} {code}\n{text.strip()}\n{name} {code}>>>"

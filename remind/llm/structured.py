@@ -1,4 +1,4 @@
-"""JSON out of what a model wrote: found, checked against a schema, and asked for once more where it does not fit."""
+"""JSON in a model's reply: found, checked against a schema, and asked for once more where it does not fit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 from remind.core.errors import ModelError
 from remind.llm.request import Message
 
-_FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
-#: What reasoning models write before they answer, where the server leaves it in.
-_THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+#: What reasoning models write before they answer, where the server leaves it in; to the end where it was cut off.
+_THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
+_CODE_BLOCK = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _START = re.compile(r"[{\[]")
-#: Places of a text at which a value is looked for; a text full of brackets would else take for ever.
-_TRIES = 200
+#: Positions of a text at which a value is looked for; a text full of brackets would otherwise take quadratic time.
+_MAX_STARTS = 200
 
 
 class NotValid(Exception):
     """The text is not the JSON asked for; the message says why, in words for the model that wrote it."""
 
 
+def without_thought(text: str) -> str:
+    """A model's reply without the thought before it; empty where the thought was cut off."""
+    return _THOUGHT.sub("", text)
+
+
 def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> Any:
-    """The JSON value in a model's words.
+    """The JSON value in a model's reply.
 
     The whole text, else a fenced block, else the outermost value that starts somewhere in it; of several the first
     that matches the schema. A reply that was cut off is never taken, since what is missing cannot be known.
@@ -34,9 +39,8 @@ def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> A
     """
     if not finished:
         raise NotValid("the reply was cut off before its end; be shorter")
-    text = _THOUGHT.sub("", text)
     reason = ""
-    for value in _values(text):
+    for value in _values(without_thought(text)):
         problem = _problem(value, schema)
         if problem is None:
             return value
@@ -55,45 +59,36 @@ def repair(text: str, reason: str) -> tuple[Message, Message]:
 
 def placeholder(schema: Mapping[str, Any]) -> Any:
     """A small value of the schema's shape, for a run in which nothing is asked. Follows type, enum and properties."""
-    if "const" in schema:
-        return schema["const"]
     if schema.get("enum"):
         return schema["enum"][0]
-    for joined in ("anyOf", "oneOf", "allOf"):
-        if schema.get(joined):
-            return placeholder(schema[joined][0])
     kind = schema.get("type", "object")
-    kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
         return {name: placeholder(part) for name, part in schema.get("properties", {}).items()}
     if kind == "array":
         return [placeholder(schema.get("items", {"type": "string"}))] * max(1, int(schema.get("minItems", 1)))
-    if kind == "string":
-        return "-" * max(1, int(schema.get("minLength", 1)))
-    plain = {"integer": schema.get("minimum", 0), "number": schema.get("minimum", 0.0), "boolean": False}
-    return plain.get(kind)
+    return {"string": "-", "integer": schema.get("minimum", 0), "number": schema.get("minimum", 0.0)}.get(kind, False)
 
 
 def _values(text: str) -> list[Any]:
     """JSON values in the text, the likeliest first."""
-    found = []
-    for part in (text, *_FENCE.findall(text)):
+    values = []
+    for part in (text, *_CODE_BLOCK.findall(text)):
         try:
-            found.append(json.loads(part, parse_constant=_refuse))
+            values.append(json.loads(part, parse_constant=_refuse))
         except (ValueError, RecursionError):
             continue
     decoder = json.JSONDecoder(parse_constant=_refuse)
     cursor = 0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_STARTS):
         match = _START.search(text, cursor)
         if match is None:
             break
         try:
             value, cursor = decoder.raw_decode(text, match.start())
-            found.append(value)
+            values.append(value)
         except (ValueError, RecursionError):
             cursor = match.start() + 1
-    return found
+    return values
 
 
 def _refuse(name: str) -> Any:

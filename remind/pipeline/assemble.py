@@ -1,7 +1,9 @@
-"""The folder of states out of its dialogues' parts: written by whoever finds them all there."""
+"""The states of dialogues in the cache, and the states folder they are copied to."""
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,16 +11,71 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.errors import DataError, FormatError
-from remind.core.files import missing_folders, put_folder, remove_empty, sha256_file, sha256_json
+from remind.core.files import (
+    atomic_path,
+    missing_folders,
+    put_folder,
+    read_json,
+    remove_empty,
+    sha256_file,
+    sha256_json,
+    write_text,
+)
 from remind.core.processes import locked
 from remind.llm.auxiliary import ChatLLM
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.identity import told, versions
+from remind.pipeline.identity import settings_of, versions
 from remind.pipeline.outline import Outline
 from remind.pipeline.record import Tally
-from remind.pipeline.shelf import Parts
 from remind.states import prompts
-from remind.states.parquet import part_name, read_manifest, write_manifest
+from remind.states.parquet import StateRecord, part_name, read_manifest, write_manifest, write_records
+
+_log = logging.getLogger(__name__)
+
+
+class Parts:
+    """States of dialogues in the cache: `<key>.parquet` and, written after it, `<key>.json` with hash and account."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, key: str, records: Sequence[StateRecord], account: dict[str, Any]) -> None:
+        """Keep a dialogue's states.
+
+        Args:
+            account: JSON that belongs to them.
+        """
+        path = self._path(key, ".parquet")
+        write_records(path, records)
+        found = {"sha256": sha256_file(path), "account": account}
+        write_text(self._path(key, ".json"), json.dumps(found) + "\n")
+
+    def account(self, key: str) -> dict[str, Any] | None:
+        """The account of states that are here and whole, else None."""
+        note = self._path(key, ".json")
+        if not note.is_file():
+            return None
+        try:
+            found = read_json(note)
+            if not isinstance(found, dict) or sha256_file(self._path(key, ".parquet")) != found.get("sha256"):
+                raise DataError("its content has changed since it was written", note)
+            account: dict[str, Any] = found["account"]
+        except (DataError, OSError, KeyError) as error:
+            _log.warning("%s; it is built again", " ".join(str(error).split()))
+            return None
+        return account
+
+    def copy(self, key: str, target: Path) -> None:
+        """The states as a file. Raises DataError where they are not what was put here."""
+        path = self._path(key, ".parquet")
+        wanted = read_json(self._path(key, ".json"))["sha256"]
+        with atomic_path(target) as temporary:
+            shutil.copyfile(path, temporary)
+            if sha256_file(temporary) != wanted:
+                raise DataError("has changed since it was built; start again", path)
+
+    def _path(self, key: str, suffix: str) -> Path:
+        return self.folder / key[:2] / f"{key}{suffix}"
 
 
 def is_built(out: Path, stamp: str) -> bool:
@@ -69,10 +126,10 @@ def manifest_of(
     llm: ChatLLM | str,
     saes: Path,
 ) -> dict[str, Any]:
-    """All that is told of the states beside them; equal for equal builds, however the work was shared out."""
-    config = told(cfg)
+    """The manifest of a build; equal for equal builds, however the work was distributed."""
+    config = settings_of(cfg)
     name, report = (llm, None) if isinstance(llm, str) else (llm.name, llm.report())
-    # who wrote is told by the name, however it was reached
+    # the LLM is identified by its name, however it was reached
     settled = {k: v for k, v in config.items() if k not in ("llm", "max_failed")}
     return {
         "build": stamp,
@@ -97,8 +154,8 @@ def manifest_of(
     }
 
 
-def told_of(tally: Tally, known: Outline) -> str:
-    """What a person wants to know of the states."""
+def summary_of(tally: Tally, known: Outline) -> str:
+    """The counts and the evidence recall of a build as text."""
     splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
     lines = [
         f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",

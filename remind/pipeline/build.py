@@ -14,18 +14,16 @@ from remind.core.progress import Counter
 from remind.grounding.ground import check_saes
 from remind.grounding.load import folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
-from remind.models.backbone import load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone, model_folder, size_of
 from remind.perception import Perception
-from remind.pipeline.assemble import assemble, is_built, manifest_of, told_of
+from remind.pipeline.assemble import Parts, assemble, is_built, manifest_of, summary_of
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.dialogue import Workshop
-from remind.pipeline.effort import STAGES
+from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.identity import build_identity
-from remind.pipeline.outline import Outline, Task, outline, tasks
+from remind.pipeline.outline import STAGES, Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
-from remind.pipeline.shelf import Parts
-from remind.pipeline.work import build_all
+from remind.pipeline.workers import build_all
 from remind.states.parquet import read_manifest
 from remind.states.pyramid import AttentionalState
 
@@ -62,7 +60,7 @@ class _Build:
         cfg = self.cfg
         if cfg.llm.dry_run is not None:
             return self._dry_run()
-        self._look_at_out()
+        self._check_out()
         known: Outline | None = None
         if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
             # an input that is refused is refused before SAEs are trained for it
@@ -91,7 +89,7 @@ class _Build:
         self._assemble(known, keys, inputs, stamp)
         return self.out
 
-    def _look_at_out(self) -> None:
+    def _check_out(self) -> None:
         """Refuse at once what is in the way, before hours of work."""
         # in the innermost folder there is: nothing is made before there is something to put into it
         with TemporaryFile(dir=next(folder for folder in self.out.parents if folder.exists())):
@@ -122,7 +120,7 @@ class _Build:
         finished = 0
         seconds = dict.fromkeys(STAGES, 0.0)
         # for the keys alone; its models are loaded by the first dialogue that it builds, which is never
-        namer = Workshop(self.cfg, self.identity, self.saes, self.cfg.device)
+        namer = DialogueBuilder(self.cfg, self.identity, self.saes, self.cfg.device)
 
         def missing() -> Iterator[Task]:
             nonlocal finished
@@ -171,9 +169,9 @@ class _Build:
             raise DataError("the input has changed while the states were built; start again", self.cfg.inputs[0])
         manifest = manifest_of(self.cfg, stamp, inputs, known, tally, self.chat or self.llm.name, self.saes)
         assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)
-        print(told_of(tally, known))
+        print(summary_of(tally, known))
         if self.chat is not None:
-            print(self.chat.told())
+            print(self.chat.report_text())
         print(f"states: {self.out}")
 
     def _account(self, key: str) -> dict[str, Any]:

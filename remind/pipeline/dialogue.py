@@ -1,42 +1,42 @@
-"""All stages of one dialogue, each kept by the hash of what it is made from."""
+"""All stages of one dialogue, each cached by the hash of its input."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from remind.core.cache import Cache
 from remind.core.files import sha256_json
 from remind.core.processes import give_back_memory
 from remind.core.progress import listening, part, shares
+from remind.data.dialogue import Dialogue, Question
 from remind.grounding import Grounder
 from remind.grounding.load import load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
-from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
 from remind.perception import Perception
+from remind.pipeline.assemble import Parts
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.effort import STAGES, effort
 from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key
-from remind.pipeline.kept_llm import KeptLLM
-from remind.pipeline.outline import Task
+from remind.pipeline.outline import STAGES, Task, effort
 from remind.pipeline.record import Tally, record_of
-from remind.pipeline.shelf import Kept, Parts
 from remind.reflect import summarise_all
-from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.pyramid import AttentionalState, FactualState, render
+from remind.states.auxiliary import AuxiliaryLLM, blind
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 
-class Workshop:
+class DialogueBuilder:
     """Builds dialogues one after the other. Models are loaded by the first dialogue that needs them.
 
     Args:
         identity: `build_identity` of the build. saes: folder of the SAEs.
         device: of this process.
-        step: told how many units of `effort` are done since it was told last, and of what stage.
+        step: called with the units of `effort` done since the last call, and the stage.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Workshop:
         self.identity = sha256_json(identity)
         self._grounding = sha256_json([identity[key] for key in ("grounding", "backbone", "saes", "dtype", "device")])
         self.parts = Parts(cache / "states")
-        self._kept = Kept(cache / "stages" / code_hash()[:16])
+        self._stages = Cache(cache / "stages" / code_hash()[:16])
         self._cache = cache
         self._opened: tuple[Perception, AuxiliaryLLM, ChatLLM | None] | None = None
         self._grounder: Grounder | None = None
@@ -62,25 +62,25 @@ class Workshop:
         self._stage = STAGES[0]
 
     def build(self, task: Task) -> None:
-        """Build a dialogue's states and put them on the shelf.
+        """Build a dialogue's states and put them into the cache.
 
         Raises:
-            DataError, ModelError: as the stages do; nothing is put on the shelf then.
+            DataError, ModelError: as the stages do; nothing is cached then.
         """
         self._seconds = dict.fromkeys(STAGES, 0.0)
-        whole = effort(task.dialogue, task.questions)
-        ends = shares(list(whole.values()))
-        self._places = dict(zip(whole, zip([0.0, *ends], ends, strict=False), strict=True))
-        told = 0.0
+        costs = effort(task.dialogue, task.questions)
+        ends = shares(list(costs.values()))
+        self._places = dict(zip(costs, zip([0.0, *ends], ends, strict=False), strict=True))
+        reported = 0.0
 
-        def hear(share: float) -> None:
-            nonlocal told
-            done = share * sum(whole.values())
-            # what a stage does twice is told once
-            self.step(max(0.0, done - told), self._stage)
-            told = max(told, done)
+        def report(share: float) -> None:
+            nonlocal reported
+            done = share * sum(costs.values())
+            # work that a stage does twice counts once
+            self.step(max(0.0, done - reported), self._stage)
+            reported = max(reported, done)
 
-        with listening(hear):
+        with listening(report):
             self._build(task)
 
     def _build(self, task: Task) -> None:
@@ -90,9 +90,9 @@ class Workshop:
         states = self._perceive(perception, task)
         grounded = self._ground(states)
         with self._timed("summaries"):
-            made = summarise_all(llm, grounded)
+            reflective = summarise_all(llm, grounded)
         with self._timed("states"):
-            records = [record_of(state, task.splits[state.attentional.factual.question.id]) for state in made]
+            records = [record_of(state, task.splits[state.attentional.factual.question.id]) for state in reflective]
             tally = Tally()
             tally.dialogues = 1
             for record in records:
@@ -110,7 +110,7 @@ class Workshop:
             encoder = SentenceEncoder(device=self.device)
             llm = open_llm(self.cfg.llm, encoder)
             chat = llm if isinstance(llm, ChatLLM) else None
-            kept = llm if chat is not None else KeptLLM(llm, self._kept)
+            kept = llm if chat is not None else CachedLLM(llm, self._stages)
             self._opened = Perception(self.cfg.perception, encoder, kept, self._cache / "index"), kept, chat
         return self._opened
 
@@ -126,24 +126,24 @@ class Workshop:
             return perception.perceive_all(task.dialogue, task.questions)
 
     def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
-        asked = [[state.question.text, render(state).text] for state in states]
-        key = sha256_json([self._grounding, dialogue_hash(states[0].dialogue), asked])
-        found = self._kept.get("grounding", key)
-        if found is None:
+        prompts = [[state.question.text, render(state).text] for state in states]
+        key = [self._grounding, dialogue_hash(states[0].dialogue), prompts]
+        rows = self._stages.read_json("grounding", key)
+        if rows is None:
             with self._timed("codes"):
                 grounder = self._open_grounder()
                 if not grounder.joint:
                     grounder.windowed.dialogue_codes(states[0].dialogue)
-            made = []
+            grounded = []
             with self._timed("grounding"):
                 for number, state in enumerate(states):
                     with part(number / len(states), (number + 1) / len(states)):
-                        made.append(grounder.ground(state))
-            self._kept.put("grounding", key, [[list(map(list, s.blocks)), list(s.salience)] for s in made])
-            return made
+                        grounded.append(grounder.ground(state))
+            self._stages.write_json("grounding", key, [[list(map(list, s.blocks)), list(s.salience)] for s in grounded])
+            return grounded
         return [
             AttentionalState(state, tuple((start, end) for start, end in blocks), tuple(salience))
-            for state, (blocks, salience) in zip(states, found, strict=True)
+            for state, (blocks, salience) in zip(states, rows, strict=True)
         ]
 
     def _open_grounder(self) -> Grounder:
@@ -165,3 +165,52 @@ class Workshop:
         with part(*self._places[stage]):
             yield
         self._seconds[stage] += perf_counter() - began
+
+
+class CachedLLM(AuxiliaryLLM):
+    """Caches strategies and summaries of the offline stand-in; chat models have a cache of replies of their own.
+
+    Cues are passed through: the index of a dialogue holds them.
+    """
+
+    def __init__(self, llm: AuxiliaryLLM, cache: Cache) -> None:
+        self.llm, self.cache = llm, cache
+
+    @property
+    def name(self) -> str:
+        return self.llm.name
+
+    def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+        return self.llm.cues(dialogue, segments, dimension)
+
+    def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
+        return self.strategies(dialogue, [question])[0]
+
+    def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
+        key = [self.name, dialogue_hash(dialogue), [asdict(blind(question)) for question in questions]]
+        rows = self.cache.read_json("strategies", key)
+        if rows is None:
+            strategies = self.llm.strategies(dialogue, questions)
+            self.cache.write_json("strategies", key, [asdict(strategy) for strategy in strategies])
+            return strategies
+        return [Strategy(**{name: tuple(items) for name, items in one.items()}) for one in rows]
+
+    def summary(self, state: AttentionalState) -> str:
+        return self.summaries([state])[0]
+
+    def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
+        """G_ref of each state; the stand-in reads the whole dialogue for the rarity of its words."""
+        dialogues = {id(state.factual.dialogue): dialogue_hash(state.factual.dialogue) for state in states}
+        inputs = [
+            [render(state).text, state.salience, asdict(blind(state.factual.question)), list(dialogues.values())]
+            for state in states
+        ]
+        key = [self.name, inputs]
+        rows = self.cache.read_json("summaries", key)
+        if rows is None:
+            rows = self.llm.summaries(states)
+            self.cache.write_json("summaries", key, rows)
+        return [str(text) for text in rows]
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
+        return self.llm.judge(question, references, prediction)

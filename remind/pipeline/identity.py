@@ -15,9 +15,9 @@ from remind.data.dialogue import Dialogue, Question
 from remind.pipeline.config import BuildStatesConfig
 from remind.states import prompts
 
-#: Fields that say where things lie and how the work is shared out, not what comes of it.
+#: Fields that say where files are and how the work is distributed; they do not change the result.
 _ELSEWHERE = ("input", "out", "cache", "overwrite", "workers", "shard", "keep_codes")
-#: What of this toolkit has a part in states; a change of their code makes new ones.
+#: Packages whose code has a part in states: a change of it makes new ones.
 _CODE = (
     "remind/data/dialogue.py",
     "remind/grounding",
@@ -37,8 +37,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def told(cfg: BuildStatesConfig) -> dict[str, Any]:
-    """The settings a manifest tells: all that have a part in the states."""
+def settings_of(cfg: BuildStatesConfig) -> dict[str, Any]:
+    """The settings that have a part in the states; the manifest lists them."""
     return {key: value for key, value in asdict(cfg).items() if key not in _ELSEWHERE}
 
 
@@ -48,8 +48,8 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
     Args:
         llm: name of the auxiliary LLM. saes: folder of the SAEs.
     """
-    # who wrote is told by the name, however it was reached; a limit by the questions that come
-    settings = {k: v for k, v in told(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "format")}
+    # the LLM is identified by its name, however it was reached; a limit by the questions that are left
+    settings = {k: v for k, v in settings_of(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "format")}
     del settings["sae"], settings["sae_data"]
     grounding = {k: v for k, v in settings["grounding"].items() if k not in ("codes_folder", "cached_dialogues")}
     return {
@@ -81,8 +81,8 @@ def dialogue_key(identity: str, dialogue: Dialogue, questions: Sequence[Question
     Args:
         identity: hash of `build_identity`.
     """
-    asked = [[asdict(question), splits[question.id]] for question in questions]
-    return sha256_json([identity, dialogue_hash(dialogue), asked])
+    rows = [[asdict(question), splits[question.id]] for question in questions]
+    return sha256_json([identity, dialogue_hash(dialogue), rows])
 
 
 def dialogue_hash(dialogue: Dialogue) -> str:
@@ -118,7 +118,7 @@ def model_hash(name: str, cache: Path) -> str:
     Raises:
         ModelError: no such model.
     """
-    from remind.models.backbone import model_folder
+    from remind.models.load import model_folder
 
     folder = model_folder(name)
     if folder is None:

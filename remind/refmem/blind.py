@@ -10,8 +10,7 @@ from typing import Any
 
 from remind.core.progress import Counter as Bar
 from remind.evaluation.metrics import token_f1
-from remind.llm.fence import code_for, fenced
-from remind.llm.request import ChatModel, Message, Reply, Request
+from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
 from remind.refmem.items import Item
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line

@@ -14,8 +14,8 @@ from remind.core.files import read_json, sha256_file, sha256_json, write_json, w
 from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue
 from remind.data.readers import read, write_refmem
 from remind.data.split import check_overlap
+from remind.llm.chat_models import Chats
 from remind.llm.ledger import table
-from remind.llm.opening import Chats
 from remind.refmem import blind, generate, offline
 from remind.refmem.cluster import Cluster, image_clusters, read_clusters, text_clusters, write_clusters
 from remind.refmem.config import RefMemConfig, StageName

@@ -9,8 +9,7 @@ from typing import Any
 
 from remind.core.progress import Counter as Bar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
-from remind.llm.fence import code_for, fenced
-from remind.llm.request import ChatModel, Message, Reply, Request
+from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
 from remind.llm.structured import NotValid, read_value, repair
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig

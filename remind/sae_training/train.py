@@ -59,7 +59,7 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
         ConfigError, DataError, FormatError: settings or data that cannot be used.
         ModelError: the backbone, its layers or its activations; a disk that is full.
     """
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
@@ -125,10 +125,19 @@ class _Run:
         checkpoints = Checkpoints(self.folder / _CHECKPOINTS, cfg.checkpoint_every) if cfg.checkpoint_every else None
         with Counter("train", cfg.trainer.total_steps) as bar:
 
+            def filling(written: int, wanted: int) -> None:
+                bar.step(0, f"filling the activation buffer: {written:,} of {wanted:,} tokens")
+
             def progress(done: int, _: int, figures: Any) -> None:
+                if not figures:
+                    # the first step comes next: what was done before, and its time, say nothing of the ETA
+                    bar.skip(done)
+                    bar.step(0)
+                    return
                 note = "  ".join(f"layer {layer} FVU {one['fvu']:.3f}" for layer, one in figures.items())
                 bar.advance_to(done, note)
 
+            buffer.progress = filling
             self.trained = train(
                 buffer,
                 cfg.trainer,

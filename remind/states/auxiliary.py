@@ -1,9 +1,9 @@
-"""What the pipeline asks of an auxiliary LLM: cues and strategies (4.2), summaries (4.4), verdicts (Figure 10)."""
+"""The protocol of an auxiliary LLM: cues and strategies (4.2), summaries (4.4), verdicts (Figure 10)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from remind.data.dialogue import Dialogue, Question
@@ -68,3 +68,13 @@ class AuxiliaryLLM(Protocol):
     def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
         """J(ŷ, y) of Eq. 9: is the prediction equivalent to any of the references?"""
         ...
+
+
+def blind(question: Question) -> Question:
+    """The question without answers, evidence, gold images, split and category (a category tells the unanswerable)."""
+    return replace(question, answers=(), evidence=(), images=(), category=None, split=None)
+
+
+def blind_state(state: AttentionalState) -> AttentionalState:
+    """x1 of the blind question."""
+    return replace(state, factual=replace(state.factual, question=blind(state.factual.question)))

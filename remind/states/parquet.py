@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,13 +14,35 @@ from remind.core.errors import DataError, FormatError, named, shown
 from remind.core.files import atomic_path, read_json, sha256_file, write_json
 from remind.data.readers.place import Place
 from remind.data.split import check_overlap
-from remind.states.check import check_table
 from remind.states.pyramid import LEVELS, Rendered, TurnSpan
+from remind.states.records import Picture, StateRecord, evidence_share, problems
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "SCHEMA",
+    "Picture",
+    "StateRecord",
+    "check_split",
+    "evidence_share",
+    "iterate_states",
+    "manifest_hashes",
+    "part_name",
+    "read_manifest",
+    "read_part",
+    "read_states",
+    "state_parts",
+    "write_manifest",
+    "write_part",
+    "write_records",
+]
 
 FORMAT_VERSION = 2
 #: Version 1 knew nothing of image files.
 _READABLE = (1, 2)
 MANIFEST = "manifest.json"
+#: Columns that may be null.
+_NULLABLE = ("dimension", "category", "target", "pictures")
 
 _SPAN = pa.list_(pa.int32())
 _TURN = pa.struct(
@@ -70,78 +92,34 @@ SCHEMA = pa.schema(
 )
 
 
-class Picture(NamedTuple):
-    """The file of an image in x0: the turn, which of the turn's captions stands for it (from 0), and the path."""
-
-    turn_id: str
-    place: int
-    path: str
-
-
-@dataclass(frozen=True)
-class StateRecord:
-    """The three states of one question, rendered.
-
-    Attributes:
-        target: y* without the end token; None where no gold answer is known.
-        evidence, evidence_lines: gold evidence turn ids and the same turns as lines `Speaker: text`.
-        evidence_found: those of `evidence` that x0 holds. `images`, `images_found`: the same for gold image indices.
-        category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
-        salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
-        pictures: images of x0 whose file is known, in the order of the text; absolute paths, as the reader found them.
-    """
-
-    question_id: str
-    dialogue_id: str
-    split: str
-    format: str
-    question: str
-    options: tuple[str, ...]
-    answers: tuple[str, ...]
-    dimension: str | None
-    category: str | None
-    visual: bool
-    evidence: tuple[str, ...]
-    evidence_lines: tuple[str, ...]
-    evidence_found: tuple[str, ...]
-    images: tuple[int, ...]
-    images_found: tuple[int, ...]
-    target: str | None
-    x0: Rendered
-    x1: Rendered
-    x2: Rendered
-    salience: tuple[float, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-
-    def level(self, name: str) -> Rendered:
-        """x0, x1 or x2 by name."""
-        if name not in LEVELS:
-            raise DataError(f"no level {name!r}; there are {', '.join(LEVELS)}", record=self.question_id)
-        rendered: Rendered = getattr(self, name)
-        return rendered
-
-
-def evidence_share(record: StateRecord) -> float | None:
-    """Share of the gold evidence that x0 holds (turns, or images for visual questions); None if there is no gold."""
-    gold, found = (record.images, record.images_found) if record.visual else (record.evidence, record.evidence_found)
-    return len(set(found)) / len(set(gold)) if gold else None
-
-
 def _rendered(value: dict[str, Any]) -> Rendered:
+    """Raises TypeError or ValueError where a number or a text is missing."""
+
+    def text(item: object) -> str:
+        if not isinstance(item, str):
+            raise TypeError
+        return item
+
     def span(pair: Sequence[int]) -> tuple[int, int]:
-        return (int(pair[0]), int(pair[1]))
+        start, end = pair
+        return (int(start), int(end))
 
     def spans(pairs: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
         return tuple(span(pair) for pair in pairs)
 
-    turns = tuple(
-        TurnSpan(t["turn_id"], t["start"], t["end"], span(t["speaker"]), span(t["text"]), spans(t["captions"]))
-        for t in value["turns"]
-    )
     return Rendered(
-        value["text"],
+        text(value["text"]),
         span(value["dialogue"]),
-        turns,
+        tuple(
+            TurnSpan(
+                text(turn["turn_id"]),
+                *span((turn["start"], turn["end"])),
+                span(turn["speaker"]),
+                span(turn["text"]),
+                spans(turn["captions"]),
+            )
+            for turn in value["turns"]
+        ),
         spans(value["reasoning"]),
         spans(value["anchors"]),
         spans(value["markers"]),
@@ -269,19 +247,40 @@ def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) ->
         spans: whether to read where turns, strategy and markers stand in them, too.
 
     Raises:
-        DataError: it cannot be read, or holds what no state can: see `check_table`. FormatError: it is not of states.
+        DataError: it cannot be read, or holds what no state can: see `problems`. FormatError: it is not of states.
     """
-    table = _table(path, levels, spans)
-    check_table(table, levels, spans, path)
     records = []
-    for row in table.to_pylist():
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        for name in LEVELS:
-            empty = Rendered(row[name]["text"] if name in levels else "", (0, 0), (), (), ())
-            values[name] = _rendered(row[name]) if spans and name in levels else empty
-        values["pictures"] = tuple(Picture(**one) for one in row.get("pictures") or ())
-        records.append(StateRecord(**values))
+    for number, row in enumerate(_table(path, levels, spans).to_pylist()):
+        place = Place(path).at(row["question_id"] or f"row {number}")
+        record = _record(row, levels, spans, place)
+        if (problem := next(problems(record, levels if spans else ()), None)) is not None:
+            raise place.error(f"{problem}; build the states again")
+        records.append(record)
     return records
+
+
+def _record(row: dict[str, Any], levels: Sequence[str], spans: bool, place: Place) -> StateRecord:
+    """The record of a row. Raises DataError for missing values."""
+    if missing := [name for name, value in row.items() if value is None and name not in _NULLABLE]:
+        raise place.error(f"{missing[0]} is missing; build the states again")
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, list) and None in value:
+            raise place.error(f"an entry of {name} is missing; build the states again")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    for name in LEVELS:
+        values[name] = Rendered("", (0, 0), (), (), ())
+        if name in levels:
+            try:
+                values[name] = _rendered(row[name]) if spans else replace(values[name], text=row[name]["text"])
+            except (TypeError, ValueError):
+                raise place.error(
+                    f"{name}: a text or a span is missing or incomplete; build the states again"
+                ) from None
+    values["pictures"] = tuple(Picture(**picture) for picture in row.get("pictures") or ())
+    if any(None in picture for picture in values["pictures"]):
+        raise place.error("a picture is incomplete; build the states again")
+    return StateRecord(**values)
 
 
 def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from remind.alignment.trainer import TrainConfig, Trainer
 from remind.core.errors import ConfigError
-from remind.models.backbone import load_backbone
+from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
 from remind.testbed.score import MAX_NEW_TOKENS, answered

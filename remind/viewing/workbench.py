@@ -196,7 +196,7 @@ def open_workbench(
         ModelError: a backbone or SAEs that cannot be used.
     """
     from remind.grounding.load import load_saes
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     name, folder = str(backbone), Path(out)
     corpus = _world(folder / "world", 0) if dialogues is None else _corpus(dialogues)

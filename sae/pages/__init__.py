@@ -1,7 +1,9 @@
-"""Pages that open from disk: one HTML file with style, script and data inside, and nothing fetched.
+"""Self-contained HTML pages: one file with style, script and data inside that loads nothing else.
 
-Text is safe in three ways: templates escape it, data stands in a block that is no script, and a content security policy
-lets only the page's own script run, by its hash.
+Feature pages (`sae.dashboard`) and the pages of other packages are assembled by `page` from a Jinja template that
+extends `base.html.j2`, with `base.css` and `common.js` of this package first. Text from data is safe in three ways:
+templates escape it, data is JSON in an element that is not run (`script_json`), and a content security policy allows
+only the page's own script, by its hash.
 """
 
 from __future__ import annotations
@@ -13,26 +15,27 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-#: Shades of `--v1` to `--v8` in base.css, faint to strong.
-SHADES = 8
+if TYPE_CHECKING:
+    from sae.probe import Example, TopExamples
+
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that may stand inside `<script type="application/json">`, whatever strings it holds.
+    """JSON that is safe inside `<script type="application/json">`, for any strings.
 
     Raises:
         ValueError: a number that is not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(_UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
+    return Markup(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def packed(values: Any, dtype: str) -> str:
@@ -40,13 +43,12 @@ def packed(values: Any, dtype: str) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()).decode("ascii")
 
 
-def asset(package: str, name: str) -> str:
-    """A file of a package, as text."""
+def _asset(package: str, name: str) -> str:
     return (files(package) / name).read_text(encoding="utf-8")
 
 
 def utf16(text: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where each character of `text` starts in a browser, which counts UTF-16 units; [len(text) + 1]."""
+    """Offset of each character of `text`, and of its end, in UTF-16 units as browsers count; [len(text) + 1]."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     return np.concatenate([[0], np.cumsum(1 + (codes > 0xFFFF))]).astype(np.int64)
 
@@ -61,18 +63,18 @@ def page(
     pictures: bool = False,
     **values: Any,
 ) -> str:
-    """The HTML of a page.
+    """Assemble the HTML of a page.
 
     Args:
         package, template: the Jinja template, which extends "base.html.j2" of this package.
-        scripts, styles: pairs of package and file that go in after common.js and base.css.
+        scripts, styles: pairs of package and file that are added after common.js and base.css.
         data: JSON for the script, in the element `data`.
-        pictures: whether images that stand in the page itself, as data: URLs, may be shown.
-        values: what the template reads; every text is escaped.
+        pictures: whether images inside the page, as data: URLs, may be shown.
+        values: variables of the template; every text is escaped.
     """
     script = _joined((("sae.pages", "common.js"), *scripts))
     if "</script" in script.lower():
-        raise ValueError("a page's script must not spell the end of a script element")
+        raise ValueError("a page's script must not contain </script")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     text = (
         _environment(package)
@@ -90,13 +92,13 @@ def page(
 
 
 def _joined(parts: Sequence[tuple[str, str]]) -> str:
-    return "\n" + "\n".join(asset(*part).strip() for part in parts) + "\n"
+    return "\n" + "\n".join(_asset(*part).strip() for part in parts) + "\n"
 
 
 @cache
 def _environment(package: str) -> Environment:
     def load(name: str) -> str:
-        return asset("sae.pages" if name == "base.html.j2" else package, name)
+        return _asset("sae.pages" if name == "base.html.j2" else package, name)
 
     environment = Environment(
         loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -106,8 +108,42 @@ def _environment(package: str) -> Environment:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with so many significant digits; a dash where there is none."""
+    """Format a number with this many significant digits; None is a dash."""
     if value is None:
         return "–"
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text else text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def digits(values: Any, largest: float) -> str:
+    """Activations as digits 0 (inactive) to 9 (`largest` or more); anything active is at least 1."""
+    array = np.asarray(values, dtype=np.float64)
+    scaled = np.clip(np.ceil(9 * array / largest), 0, 9) if largest > 0 else np.zeros_like(array)
+    return "".join(str(int(digit)) for digit in scaled)
+
+
+class Snippets:
+    """Texts around peaks, each stored once for all features that peak there.
+
+    Attributes:
+        rows: [text, ends of its tokens in UTF-16 units, label].
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[list[Any]] = []
+        self._numbers: dict[tuple[int, int, str], int] = {}
+
+    def put(self, example: Example, largest: float) -> list[Any]:
+        """Add an example: [number of the snippet, its peak token, digits of activation, activation at the peak]."""
+        key = (example.source, example.position - example.peak, example.text)
+        number = self._numbers.setdefault(key, len(self.rows))
+        if number == len(self.rows):
+            units = utf16(example.text)
+            ends = [int(units[end]) for _, end in example.offsets]
+            self.rows.append([example.text, ends, example.label or str(example.source)])
+        return [number, example.peak, digits(example.values, largest), round(example.value, 4)]
+
+    def of_feature(self, examples: TopExamples, feature: int, most: int) -> list[list[Any]]:
+        """Add the feature's first `most` examples, each as `put` gives it."""
+        top = examples.examples(feature, most)
+        return [self.put(example, top[0].value) for example in top]

@@ -1,29 +1,162 @@
-"""Probe a model with its coders: sparse codes of texts and of prepared inputs, token by token."""
+"""Sparse codes of texts and of prepared inputs, token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from sae import hooks
-from sae.errors import ActivationError, ConfigError, ShapeError
-from sae.harvest import TokenChoice
-from sae.probe.encoded import Encoded, FeatureActivation, top_features
+from sae.errors import ActivationError, ConfigError, LayerError, ShapeError
+from sae.harvest import TokenChoice, on_device
 from sae.probe.pieces import Pieces
 from sae.topk import SparseCodes, TopKSAE
 
-__all__ = ["Encoded", "FeatureActivation", "Probe", "check_coders", "top_features"]
-
-#: Texts tokenised at a time, in batches: they are sorted by length, so that little is padded.
+#: Batches of texts tokenised at a time and sorted by length, so that there is little padding.
 _LOOK_AHEAD = 8
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Encoded:
+    """One text and its codes, on the CPU. T tokens, none of them padding.
+
+    A token that does not count (special or sink) has values 0, so that no feature is active on it.
+
+    Attributes:
+        text: the text; of prepared inputs their decoded ids.
+        ids: [T] int64.
+        tokens: T strings, as in the text; special tokens that the tokenizer added by their name.
+        offsets: [T, 2] int64, start and end in characters of `text`; (0, 0) for special tokens that were added.
+        codes: layer to codes [T, k].
+        special, sink, visual: [T] bool. A sink has a norm many times the median of the text, at any layer; visual
+            tokens stand for pixels.
+    """
+
+    text: str
+    ids: Tensor
+    tokens: tuple[str, ...]
+    offsets: Tensor
+    codes: dict[int, SparseCodes]
+    special: Tensor
+    sink: Tensor
+    visual: Tensor
+
+    @property
+    def counted(self) -> Tensor:
+        """[T] bool: tokens whose codes count, neither special nor sinks."""
+        return ~(self.special | self.sink)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def layer(self, layer: int) -> SparseCodes:
+        """Codes [T, k] of that layer. Raises LayerError if it was not encoded."""
+        if layer not in self.codes:
+            raise LayerError(f"layer {layer} was not encoded, only {sorted(self.codes)}")
+        return self.codes[layer]
+
+    def tokens_in(self, start: int, end: int) -> Tensor:
+        """[T] bool: tokens that share at least one character with text[start:end]."""
+        if not 0 <= start < end <= len(self.text):
+            raise ConfigError(f"characters {start} to {end} are not a span of a text of {len(self.text)} characters")
+        first, last = self.offsets.unbind(1)
+        return (first < end) & (last > start) & (last > first)
+
+    def to_text(self, n: int = 5) -> str:
+        """The text, and for each layer the n features with the largest activation, one per line."""
+        lines = [repr(self)]
+        for layer in self.codes:
+            lines.append(f"layer {layer}")
+            lines += [f"  {feature}" for feature in top_features(self, layer, n=n)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Encoded({len(self)} tokens, layers {', '.join(map(str, self.codes))}: {text!r})"
+
+    __str__ = to_text
+
+
+class FeatureActivation(NamedTuple):
+    """A feature over some tokens: `score` = `value` x idf; it fires on `fires` tokens and peaks at token `peak`."""
+
+    feature: int
+    score: float
+    value: float
+    fires: int
+    peak: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{self.feature:>6}  {self.value:9.4g}  on {self.fires:>3} tokens, peak at {self.peak} {self.token!r}"
+
+
+def top_features(
+    encoded: Encoded,
+    layer: int,
+    span: tuple[int, int] | None = None,
+    tokens: slice | None = None,
+    n: int = 10,
+    by: Literal["max", "mean", "sum"] = "max",
+    idf: Tensor | None = None,
+) -> list[FeatureActivation]:
+    """The strongest features of a text, or of a part of it.
+
+    Args:
+        encoded: from a `Probe`.
+        layer: one of its layers.
+        span: characters [start, end) of the text; tokens that share a character with it are taken.
+        tokens: or tokens by number.
+        n: features at most; only active ones.
+        by: value of a feature over the tokens: largest activation, mean over the tokens that count (0 where inactive),
+            or sum. In units of the coder.
+        idf: [d_sae], weights of the ranking (`sae.load_idf`); None: 1.
+
+    Returns:
+        By falling score, among equals the lower feature first. The peak is the first token with the largest activation.
+
+    Raises:
+        ConfigError: span and tokens at once, a span outside the text, or another `by`.
+        LayerError: a layer that was not encoded.
+        ShapeError: idf of another length.
+    """
+    if by not in ("max", "mean", "sum"):
+        raise ConfigError(f"by = {by!r}: must be 'max', 'mean' or 'sum'")
+    if span is not None and tokens is not None:
+        raise ConfigError("give a span of characters or a slice of tokens, not both")
+    codes = encoded.layer(layer)
+    chosen = torch.ones(len(encoded), dtype=torch.bool) if span is None else encoded.tokens_in(*span)
+    if tokens is not None:
+        chosen = torch.zeros_like(chosen)
+        chosen[tokens] = True
+    chosen &= encoded.counted
+    where = chosen.nonzero().squeeze(-1)
+    active = codes.active()[where]
+    if not bool(active.any()):
+        return []
+    value, token = codes.values[where][active], where[:, None].expand_as(active)[active]
+    feature, group = codes.indices[where][active].unique(return_inverse=True)
+    if idf is not None and (idf.ndim != 1 or int(feature[-1]) >= len(idf)):
+        raise ShapeError(f"idf {list(idf.shape)} must be [d_sae], and feature {int(feature[-1])} is active")
+    largest = value.new_zeros(len(feature)).scatter_reduce(0, group, value, "amax")
+    peak = torch.full_like(feature, len(encoded)).scatter_reduce(
+        0, group, torch.where(value == largest[group], token, len(encoded)), "amin"
+    )
+    fires = torch.bincount(group)
+    total = value.new_zeros(len(feature)).index_add(0, group, value)
+    worth = {"max": largest, "sum": total, "mean": total / len(where)}[by].double()
+    score = worth if idf is None else worth * idf.detach().cpu().double()[feature]
+    best = score.sort(descending=True, stable=True).indices[: max(n, 0)]
+    rows = zip(*(x[best].tolist() for x in (feature, score, worth, fires, peak)), strict=True)
+    return [FeatureActivation(f, s, w, c, at, encoded.tokens[at]) for f, s, w, c, at in rows]
+
+
 def check_coders(model: nn.Module, coders: Mapping[int, TopKSAE]) -> None:
-    """Raises LayerError for a layer the model has not (or none), ShapeError for a coder of another width."""
+    """Raise LayerError for a layer the model does not have (or none), ShapeError for a coder of another width."""
     hooks.check_layers(model, hooks.find_blocks(model), list(coders))
     width = getattr(hooks.text_config(model), "hidden_size", None)
     for layer, coder in coders.items():
@@ -39,12 +172,13 @@ class Probe:
         tokenizer: its fast tokenizer, or a processor that has one.
         coders: layer to coder; `sae.load_layers` gives such a mapping.
         special_ids: tokens that do not count; None: tokenizer.all_special_ids. Visual tokens count in any case.
-        visual_ids: tokens that stand for pixels; None: what the configuration names.
         sink_factor: as in `sae.harvest`, but each text has a median of its own; None: sinks count.
         add_special_tokens: whether the tokenizer frames each text ([CLS], a BOS).
         batch_size: texts per forward, at most.
-        batch_tokens: tokens per forward with padding, at most; a single longer text still has its forward.
-        max_length: longest text, in tokens; None: what configuration and tokenizer say.
+        batch_tokens: tokens per forward with padding, at most; a longer text is encoded alone.
+
+    Attributes:
+        max_length: the longest text in tokens that configuration and tokenizer allow; None: no limit.
 
     Raises:
         ConfigError: a tokenizer without character offsets, or sizes below 1.
@@ -58,25 +192,23 @@ class Probe:
         coders: Mapping[int, TopKSAE],
         *,
         special_ids: Collection[int] | None = None,
-        visual_ids: Collection[int] | None = None,
         sink_factor: float | None = 10.0,
         add_special_tokens: bool = True,
         batch_size: int = 16,
         batch_tokens: int = 16384,
-        max_length: int | None = None,
     ) -> None:
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(f"{type(tokenizer).__name__} knows no character offsets; load the fast tokenizer")
-        if min(batch_size, batch_tokens, 1 if max_length is None else max_length) < 1:
-            raise ConfigError(f"batch_size {batch_size}, batch_tokens {batch_tokens}, max_length {max_length}: below 1")
+        if min(batch_size, batch_tokens) < 1:
+            raise ConfigError(f"batch_size {batch_size}, batch_tokens {batch_tokens}: must be at least 1")
         check_coders(model, coders)
         self.model, self.tokenizer, self.coders = model, tokenizer, dict(coders)
         self.batch_size, self.batch_tokens = batch_size, batch_tokens
-        self.max_length = _longest(model, tokenizer) if max_length is None else max_length
+        self.max_length = _longest(model, tokenizer)
         self.add_special_tokens = add_special_tokens
         specials = tokenizer.all_special_ids if special_ids is None else special_ids
-        self._choice = TokenChoice(model, special_ids=specials, visual_ids=visual_ids, sink_factor=sink_factor)
+        self._choice = TokenChoice(model, special_ids=specials, sink_factor=sink_factor)
         self._pieces = Pieces(tokenizer)
 
     @overload
@@ -89,12 +221,12 @@ class Probe:
         Raises:
             ShapeError: a text of more tokens than the model takes.
             ActivationError: hidden states that are not finite.
-            ConfigError: a model in training mode, or something that is no string.
+            ConfigError: a model in training mode, or a text that is not a string.
         """
         return next(self.stream([text])) if isinstance(text, str) else list(self.stream(text))
 
     def stream(self, texts: Iterable[str]) -> Iterator[Encoded]:
-        """As `encode`, one by one; reads no further ahead than 8 batches."""
+        """As `encode`, one by one; reads at most 8 batches ahead."""
         texts, first = iter(texts), 0
         while chunk := list(islice(texts, _LOOK_AHEAD * self.batch_size)):
             yield from self._encode(chunk, first)
@@ -108,26 +240,22 @@ class Probe:
                 (pixel_values, image_grid_thw, position_ids, ...).
 
         Returns:
-            The text of each is what its ids decode to, with special tokens; `visual` flags image and video tokens.
+            The text of each is its decoded ids, with special tokens; `visual` flags image and video tokens.
 
         Raises:
             ShapeError: an attention mask that is not [B, T]. Other errors as `encode`.
         """
-        device = hooks.device_of(self.model)
-        inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        inputs = on_device(self.model, inputs, "inputs")
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        if ids.ndim != 2 or (mask is not None and mask.shape != ids.shape):
-            what = "none" if mask is None else list(mask.shape)
-            raise ShapeError(f"input_ids {list(ids.shape)} must be [B, T], and the attention_mask ({what}) as well")
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.bool().sum(1).tolist()
         for row, length in enumerate(lengths):
             self._check_length(f"row {row}", length)
-        found = []
-        for got in self._forward(inputs, "row", list(range(len(ids)))):
-            text, spans = self._pieces.join(got.ids.tolist())
+        rows = []
+        for encoded in self._forward(inputs, "row", list(range(len(ids)))):
+            text, spans = self._pieces.join(encoded.ids.tolist())
             tokens = tuple(text[start:end] for start, end in spans)
-            found.append(Encoded(text, got.ids, tokens, _offsets(spans), got.codes, got.special, got.sink, got.visual))
-        return found
+            rows.append(replace(encoded, text=text, tokens=tokens, offsets=_offsets(spans)))
+        return rows
 
     def _encode(self, texts: list[str], first: int) -> list[Encoded]:
         for number, text in enumerate(texts):
@@ -144,7 +272,7 @@ class Probe:
         ids: list[list[int]] = framed["input_ids"]
         for number, length in enumerate(map(len, ids)):
             self._check_length(f"text {first + number}", length)
-        rows: dict[int, _Row] = {}
+        rows: dict[int, Encoded] = {}
         for batch in self._batches([len(row) for row in ids]):
             width = len(ids[batch[0]])
             # on the right, where padding moves no position, whatever side the tokenizer prefers
@@ -156,15 +284,15 @@ class Probe:
             device = hooks.device_of(self.model)
             inputs = {"input_ids": padded.to(device), "attention_mask": mask.to(device)}
             rows.update(zip(batch, self._forward(inputs, "text", [first + number for number in batch]), strict=True))
-        return [self._with_text(text, framed["offset_mapping"][i], rows[i]) for i, text in enumerate(texts)]
+        return [self._with_text(rows[i], text, framed["offset_mapping"][i]) for i, text in enumerate(texts)]
 
-    def _with_text(self, text: str, spans: list[tuple[int, int]], row: _Row) -> Encoded:
+    def _with_text(self, row: Encoded, text: str, spans: list[tuple[int, int]]) -> Encoded:
         names = self.tokenizer.convert_ids_to_tokens(row.ids.tolist())
         tokens = tuple(text[a:b] if b > a else name for (a, b), name in zip(spans, names, strict=True))
-        return Encoded(text, row.ids, tokens, _offsets(spans), row.codes, row.special, row.sink, row.visual)
+        return replace(row, text=text, tokens=tokens, offsets=_offsets(spans))
 
     def _batches(self, lengths: list[int]) -> list[list[int]]:
-        """Numbers of the texts of each forward, longest text first in each."""
+        """Indices of the texts of each forward, the longest text first."""
         batches: list[list[int]] = []
         for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             last = batches[-1] if batches else None
@@ -176,32 +304,36 @@ class Probe:
         return batches
 
     @torch.no_grad()
-    def _forward(self, inputs: Mapping[str, Any], kind: str, numbers: list[int]) -> list[_Row]:
+    def _forward(self, inputs: Mapping[str, Any], kind: str, numbers: list[int]) -> list[Encoded]:
+        """The rows without padding, still without text, tokens and offsets. kind, numbers: of the rows, for errors."""
         if self.model.training:
             raise ConfigError(f"{type(self.model).__name__} is in training mode (dropout); call model.eval() first")
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         states: dict[int, Tensor] = {}
+        keep, wanted, visual = torch.zeros_like(real), torch.zeros_like(real), torch.zeros_like(real)
         # a forward over no token at all fails in most models
         if ids.numel():
             states = hooks.hidden_states(self.model, list(self.coders), **inputs)
-        keep, wanted, visual = torch.zeros_like(real), torch.zeros_like(real), torch.zeros_like(real)
-        for row in range(len(ids) if ids.numel() else 0):
-            # each text alone, so that its company does not decide what is a sink
-            one = slice(row, row + 1)
-            chosen = self._choice(ids[one], real[one], {layer: state[one] for layer, state in states.items()})
-            keep[one], wanted[one], visual[one] = chosen
+            for row in range(len(ids)):
+                # each text alone, so that its sinks do not depend on other texts
+                one = slice(row, row + 1)
+                chosen = self._choice(ids[one], real[one], {layer: state[one] for layer, state in states.items()})
+                keep[one], wanted[one], visual[one] = chosen
         codes = {layer: self._codes(layer, states.get(layer), keep, kind, numbers) for layer in self.coders}
         ids, keep, wanted, visual, real = (x.cpu() for x in (ids, keep, wanted, visual, real))
         return [
-            _Row(
-                ids[row][one],
-                {layer: found[row][one] for layer, found in codes.items()},
-                special=~wanted[row][one],
-                sink=(wanted & ~keep)[row][one],
-                visual=visual[row][one],
+            Encoded(
+                text="",
+                ids=ids[row][tokens],
+                tokens=(),
+                offsets=_offsets([]),
+                codes={layer: part[row][tokens] for layer, part in codes.items()},
+                special=~wanted[row][tokens],
+                sink=(wanted & ~keep)[row][tokens],
+                visual=visual[row][tokens],
             )
-            for row, one in enumerate(real)
+            for row, tokens in enumerate(real)
         ]
 
     def _codes(self, layer: int, state: Tensor | None, keep: Tensor, kind: str, numbers: list[int]) -> SparseCodes:
@@ -218,8 +350,8 @@ class Probe:
                     f"{kind} {numbers[row]}: hidden states of layer {layer} are not finite; load the model in bfloat16 "
                     "or float32"
                 )
-            found, where = coder.encode(used), keep.cpu()
-            values[where], indices[where] = found.values.cpu(), found.indices.cpu()
+            codes, where = coder.encode(used), keep.cpu()
+            values[where], indices[where] = codes.values.cpu(), codes.indices.cpu()
         return SparseCodes(values, indices)
 
     def _check_length(self, what: str, length: int) -> None:
@@ -227,20 +359,11 @@ class Probe:
             raise ShapeError(f"{what} has {length} tokens, the model takes {self.max_length}; split it")
 
 
-class _Row(NamedTuple):
-    ids: Tensor
-    codes: dict[int, SparseCodes]
-    special: Tensor
-    sink: Tensor
-    visual: Tensor
-
-
 def _offsets(spans: Sequence[tuple[int, int]]) -> Tensor:
     return torch.tensor(spans, dtype=torch.int64).reshape(-1, 2)
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
-    # a tokenizer that knows no limit says 1e30
     limits = (getattr(hooks.text_config(model), "max_position_embeddings", None), tokenizer.model_max_length)
-    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1e9]
-    return min(known, default=None)
+    # a tokenizer without a limit has 1e30
+    return min((int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1e9), default=None)

@@ -1,28 +1,29 @@
-"""Top-activating examples of every feature, kept while any amount of text streams by."""
+"""Top-activating examples of every feature, collected from a stream of texts of any length, and search in them."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sae import files
 from sae.errors import ConfigError, FormatError, LayerError, ShapeError
-from sae.probe.encoded import Encoded
-from sae.probe.encoder import Probe
+from sae.probe.encoder import Encoded, Probe
 from sae.probe.pieces import Pieces
 from sae.probe.ranking import Ranking, Tokens
 from sae.topk import SparseCodes
 
 CONFIG, TENSORS = "examples.json", "examples.safetensors"
 _FORMAT, _VERSION = "sae-top-examples", 1
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Example:
     Attributes:
         feature: its number.
         value: activation at the peak token, in units of the coder.
-        source: number of the text, from 0 in the order they came; `label`: what it was called, if anything.
+        source: number of the text, from 0 in order of arrival; `label`: its name, if it has one.
         position: of the peak token in its text, in tokens.
         ids: C context tokens, the peak among them; fewer at the ends of the text.
         values: C activations of the feature.
@@ -53,7 +54,7 @@ class Example:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Characters of the peak token in `text`, without the white space round it unless it is nothing else."""
+        """Characters of the peak token in `text`, without white space around it unless it is nothing else."""
         start, end = self.offsets[self.peak]
         token = self.text[start:end]
         if not token.strip():
@@ -73,19 +74,19 @@ class Example:
 class TopExamples:
     """The `per_feature` examples with the largest activations of each feature of one coder.
 
-    Exact: after any number of texts the same as sorting every active token of all of them; among equal values the
-    earliest wins. Memory is O(d_sae x per_feature x context), whatever passes by.
+    Exact: after any number of texts the same as sorting every active token of all of them, with at most one example,
+    the largest, per feature and text; among equal values the earliest wins. Memory is O(d_sae x per_feature x context),
+    however many texts are added.
 
     Args:
         d_sae: features of the coder.
         per_feature: examples kept of each.
         context: tokens to the left and to the right of the peak.
-        distinct_texts: at most one example per feature and text, its largest.
-        tokenizer: writes the contexts as text; None: as numbers.
+        tokenizer: decodes the contexts; None: ids are written as numbers.
         metadata: JSON values kept with the examples, e.g. the layer.
 
     Attributes:
-        n_texts, n_tokens: what has passed by; only tokens that count.
+        n_texts, n_tokens: texts added, and their tokens that count.
         fired: [d_sae] int64, tokens each feature was active on; fired / n_tokens is its density.
 
     Raises:
@@ -98,21 +99,19 @@ class TopExamples:
         per_feature: int = 20,
         context: tuple[int, int] = (10, 10),
         *,
-        distinct_texts: bool = True,
         tokenizer: Any = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._ranking = Ranking(d_sae, per_feature, (context[0], context[1]), distinct_texts)
-        self.d_sae, self.per_feature, self.context = d_sae, per_feature, (context[0], context[1])
-        self.distinct_texts, self.metadata = distinct_texts, dict(metadata or {})
+        self._ranking = Ranking(d_sae, per_feature, (context[0], context[1]))
+        self.d_sae, self.per_feature, self.context = d_sae, per_feature, self._ranking.context
+        self.metadata = dict(metadata or {})
         self.n_texts = self.n_tokens = 0
         self.fired = torch.zeros(d_sae, dtype=torch.int64)
         self._labels: dict[int, str] = {}
-        self._prune_at = 1024
         self._pieces = Pieces(tokenizer)
 
     def add(self, encoded: Encoded | Sequence[Encoded], layer: int, labels: Sequence[str | None] | None = None) -> None:
-        """Look at whole texts; many at a time is faster. They are numbered on from those of earlier calls.
+        """Add whole texts; many at a time is faster. Their numbers continue those of earlier calls.
 
         Args:
             encoded: of a `Probe`.
@@ -124,16 +123,16 @@ class TopExamples:
             LayerError: a layer that was not encoded.
         """
         texts = [encoded] if isinstance(encoded, Encoded) else list(encoded)
-        found = [text.layer(layer) for text in texts]
+        parts = [text.layer(layer) for text in texts]
         if labels is not None and len(labels) != len(texts):
             raise ShapeError(f"{len(labels)} labels for {len(texts)} texts")
-        if len({codes.k for codes in found}) > 1:
-            raise ShapeError(f"texts of different coders: k is {sorted({codes.k for codes in found})}")
+        if len({codes.k for codes in parts}) > 1:
+            raise ShapeError(f"texts of different coders: k is {sorted({codes.k for codes in parts})}")
         if not texts:
             return
         counted = torch.cat([text.counted for text in texts])
-        values = torch.cat([codes.values for codes in found]).detach().masked_fill(~counted[:, None], 0)
-        codes = SparseCodes(values, torch.cat([codes.indices for codes in found]))
+        values = torch.cat([codes.values for codes in parts]).detach().masked_fill(~counted[:, None], 0)
+        codes = SparseCodes(values, torch.cat([codes.indices for codes in parts]))
         ids = torch.cat([text.ids for text in texts])
         self._ranking.add(Tokens(ids, [len(text) for text in texts], codes, self.d_sae), self.n_texts)
         self.fired += torch.bincount(codes.indices[codes.active()], minlength=self.d_sae)
@@ -142,28 +141,27 @@ class TopExamples:
                 self._labels[self.n_texts + number] = label
         self.n_texts += len(texts)
         self.n_tokens += int(counted.sum())
-        if len(self._labels) > self._prune_at:
+        if len(self._labels) > 2 * self.d_sae * self.per_feature:
             self._labels = self._used_labels()
-            self._prune_at = max(1024, 2 * len(self._labels))
 
     def features(self) -> Tensor:
         """[F] int64: features that have an example, ascending."""
-        return (self._ranking.value[:, 0] > 0).nonzero().squeeze(-1)
+        return (self._ranking.tensors["value"][:, 0] > 0).nonzero().squeeze(-1)
 
     def examples(self, feature: int, n: int | None = None) -> list[Example]:
-        """By falling value, at most n. Raises ConfigError for a feature that is not there."""
+        """Examples by falling value, at most n. Raises ConfigError for a feature that does not exist."""
         if not 0 <= feature < self.d_sae:
-            raise ConfigError(f"feature {feature} is not there; the coder has 0 to {self.d_sae - 1}")
-        found = []
+            raise ConfigError(f"feature {feature} does not exist; the coder has 0 to {self.d_sae - 1}")
+        examples = []
         for value, source, position, ids, around in self._ranking.entries(feature, n):
-            there = [i for i, token in enumerate(ids) if token >= 0]
-            tokens, values = tuple(ids[i] for i in there), tuple(around[i] for i in there)
+            inside = [i for i, token in enumerate(ids) if token >= 0]
+            tokens, values = tuple(ids[i] for i in inside), tuple(around[i] for i in inside)
             text, spans = self._pieces.join(tokens)
-            label, peak = self._labels.get(source), there.index(self.context[0])
-            found.append(
+            label, peak = self._labels.get(source), inside.index(self.context[0])
+            examples.append(
                 Example(int(feature), value, source, label, position, tokens, values, text, tuple(spans), peak)
             )
-        return found
+        return examples
 
     def to_text(self, feature: int, n: int = 5) -> str:
         """The feature's first n examples, one per line, under its density."""
@@ -176,7 +174,7 @@ class TopExamples:
         return f"TopExamples({len(self.features())} of {self.d_sae} features, {self.n_texts:,} texts)"
 
     def save(self, folder: str | Path) -> None:
-        """Write `examples.safetensors` and `examples.json`, which also says how the tokens read.
+        """Write `examples.safetensors` and `examples.json`, which also holds the texts of the tokens.
 
         Raises:
             FormatError: metadata that is not JSON.
@@ -184,8 +182,8 @@ class TopExamples:
         """
         folder = Path(folder)
         for feature in self.features().tolist():
-            self.examples(feature)  # decodes what has not been looked at yet
-        files.write_tensors(folder / TENSORS, {**self._ranking.tensors(), "fired": self.fired})
+            self.examples(feature)  # so that all their tokens are decoded
+        files.write_tensors(folder / TENSORS, {**self._ranking.tensors, "fired": self.fired})
         config = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -193,7 +191,7 @@ class TopExamples:
             "d_sae": self.d_sae,
             "per_feature": self.per_feature,
             "context": list(self.context),
-            "distinct_texts": self.distinct_texts,
+            "distinct_texts": True,
             "n_texts": self.n_texts,
             "n_tokens": self.n_tokens,
             "metadata": self.metadata,
@@ -204,32 +202,31 @@ class TopExamples:
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Any = None) -> TopExamples:
-        """Read a folder written by `save`; more texts may be added, and need the tokenizer for tokens not seen yet.
+        """Read a folder written by `save`; to add more texts, give the tokenizer.
 
         Raises:
-            FormatError: files that are missing, damaged, of another kind, or of two different savings.
+            FormatError: files that are missing, damaged, of another kind, or not saved together.
         """
         folder = Path(folder)
         config, tensors = files.read_json(folder / CONFIG), files.read_tensors(folder / TENSORS)
         if config.get("format") != _FORMAT or config.get("version") != _VERSION:
-            raise FormatError(f"is no {_FORMAT} of version {_VERSION}; collect the examples again", folder / CONFIG)
+            raise FormatError(f"is not {_FORMAT} of version {_VERSION}; collect the examples again", folder / CONFIG)
         if config.get("sha256") != _digest(folder / TENSORS):
-            raise FormatError(f"is not what {CONFIG} was written with; collect the examples again", folder / TENSORS)
+            raise FormatError(f"does not belong to this {CONFIG}; collect the examples again", folder / TENSORS)
         try:
             left, right = config["context"]
-            sizes = config["d_sae"], config["per_feature"], (left, right)
-            found = cls(*sizes, distinct_texts=config["distinct_texts"], metadata=config["metadata"])
-            found.n_texts, found.n_tokens = int(config["n_texts"]), int(config["n_tokens"])
-            found._labels = {int(source): str(label) for source, label in config["labels"].items()}
-            found._pieces = Pieces.from_vocabulary(config, tokenizer)
-            found._ranking.restore(tensors)
-            found.fired = tensors["fired"]
+            examples = cls(config["d_sae"], config["per_feature"], (left, right), metadata=config["metadata"])
+            examples.n_texts, examples.n_tokens = int(config["n_texts"]), int(config["n_tokens"])
+            examples._labels = {int(source): str(label) for source, label in config["labels"].items()}
+            examples._pieces = Pieces.from_vocabulary(config, tokenizer)
+            examples._ranking.restore(tensors)
+            examples.fired = tensors["fired"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"is damaged ({type(error).__name__}: {error})", folder / CONFIG) from None
-        return found
+        return examples
 
     def _used_labels(self) -> dict[int, str]:
-        used = set(self._ranking.source.unique().tolist())
+        used = set(self._ranking.tensors["source"].unique().tolist())
         return {source: label for source, label in self._labels.items() if source in used}
 
 
@@ -240,37 +237,33 @@ def collect(
     *,
     per_feature: int = 20,
     context: tuple[int, int] = (10, 10),
-    distinct_texts: bool = True,
     into: Mapping[int, TopExamples] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, TopExamples]:
-    """Encode texts as they come and keep the examples of every feature; the texts are never held together.
+    """Encode texts from a stream and keep the top examples of every feature; the texts are not kept in memory.
 
     Args:
         probe: with coders of the layers.
         texts: texts, or pairs of a label and a text.
         layers: a layer or several; None: all of the probe's.
-        per_feature, context, distinct_texts: as in `TopExamples`.
-        into: layer to examples that are to be gone on with; per_feature and so on are then theirs.
+        per_feature, context: as in `TopExamples`.
+        into: layer to examples that the texts are added to; per_feature and context are then theirs.
         progress: called with the number of texts done so far.
 
     Returns:
         Layer to its examples.
 
     Raises:
-        LayerError: a layer the probe, or `into`, has not.
+        LayerError: a layer the probe, or `into`, does not have.
         ShapeError, ActivationError, ConfigError: as `Probe.encode`.
     """
-    found: dict[int, TopExamples] = {}
+    result: dict[int, TopExamples] = {}
     for layer in [layers] if isinstance(layers, int) else (probe.coders if layers is None else layers):
         if layer not in probe.coders or (into is not None and layer not in into):
-            raise LayerError(f"layer {layer} is not there; the probe has {sorted(probe.coders)}")
+            raise LayerError(f"layer {layer} does not exist; the probe has {sorted(probe.coders)}")
         options: dict[str, Any] = {"tokenizer": probe.tokenizer, "metadata": {"layer": layer}}
-        found[layer] = (
-            TopExamples(probe.coders[layer].d_sae, per_feature, context, distinct_texts=distinct_texts, **options)
-            if into is None
-            else into[layer]
-        )
+        d_sae = probe.coders[layer].d_sae
+        result[layer] = TopExamples(d_sae, per_feature, context, **options) if into is None else into[layer]
     labels: deque[str | None] = deque()
 
     def unlabelled() -> Iterator[str]:
@@ -282,14 +275,79 @@ def collect(
     stream, done = probe.stream(unlabelled()), 0
     while batch := list(islice(stream, probe.batch_size * 4)):
         names = [labels.popleft() for _ in batch]
-        for layer, examples in found.items():
+        for layer, examples in result.items():
             examples.add(batch, layer, names)
         done += len(batch)
         if progress is not None:
             progress(done)
-    return found
+    return result
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class FeatureMatch(NamedTuple):
+    """A feature, its score, and the example that matched best (the strongest of equals)."""
+
+    feature: int
+    score: float
+    example: Example
+
+    def __str__(self) -> str:
+        return f"{self.feature:>6}  {self.score:6.3f}  {self.example}"
+
+
+def search(examples: TopExamples, query: str, n: int = 10, *, peak_weight: float = 0.5) -> list[FeatureMatch]:
+    """Find the features whose top examples match a query best.
+
+    With v_e > 0 the activation of example e of a feature and m_e in [0, 1] its match, the feature's score is the mean
+    of m weighted by activation, Σ_e v_e m_e / Σ_e v_e. The match is lexical: of the query's distinct words,
+
+        m_e = peak_weight · (share found at the peak) + (1 - peak_weight) · (share found anywhere in the context),
+
+    where words are \\w+ casefolded, and those at the peak are the whole words that share a character with the peak
+    token. A score of 1: the peak token of every example is (part of) the query's one word.
+
+    Args:
+        examples: of one layer.
+        query: words; order does not count.
+        n: features at most.
+        peak_weight: see above, in [0, 1].
+
+    Returns:
+        By falling score, which is above 0; among equals the feature with more examples, then the lower one.
+
+    Raises:
+        ConfigError: a query without words, or a weight out of range.
+    """
+    words = {word.casefold() for word in _WORD.findall(query)}
+    if not words:
+        raise ConfigError(f"the query {query!r} has no words")
+    if not 0 <= peak_weight <= 1:
+        raise ConfigError(f"peak_weight {peak_weight} must lie between 0 and 1")
+    matches: list[tuple[float, int, FeatureMatch]] = []
+    for feature in examples.features().tolist():
+        group = examples.examples(feature)
+        scores = [_match(example, words, peak_weight) for example in group]
+        total = sum(example.value for example in group)
+        score = sum(example.value * m for example, m in zip(group, scores, strict=True)) / total
+        if score > 0:
+            best = group[scores.index(max(scores))]
+            matches.append((-score, -len(group), FeatureMatch(feature, score, best)))
+    matches.sort(key=lambda match: (*match[:2], match[2].feature))
+    return [match for *_, match in matches[: max(n, 0)]]
+
+
+def _match(example: Example, words: set[str], peak_weight: float) -> float:
+    start, end = example.span
+    context: set[str] = set()
+    peak: set[str] = set()
+    for match in _WORD.finditer(example.text):
+        word = match[0].casefold()
+        if word in words:
+            context.add(word)
+            if match.start() < end and match.end() > start:
+                peak.add(word)
+    return (peak_weight * len(peak) + (1 - peak_weight) * len(context)) / len(words)

@@ -1,33 +1,33 @@
-"""Text of token ids, piece by piece: which characters of the decoded text belong to which token."""
+"""Decoding of token ids to text with the span of each token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-#: What decoders write for bytes that are no whole character.
+#: Decoders write this for bytes that are not a whole character.
 _BROKEN = "\ufffd"
 #: Tokens one character (or a few that share tokens) may be spread over.
 _MOST = 8
 
 
 class Pieces:
-    """Decodes ids into a text and the span of each token in it; remembers every piece it has decoded.
+    """Decodes ids into a text and the span of each token in it; keeps the text of every id it has decoded.
 
     Args:
-        tokenizer: a Hugging Face tokenizer; None: ids that are not known yet are written as numbers.
+        tokenizer: a Hugging Face tokenizer; None: ids that were not decoded before are written as numbers.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
-        # how an id reads at the start of a text and after another token (spaces differ)
-        self._known: dict[int, tuple[str, str]] = {}
-        # characters spread over several tokens
+        # text of an id at the start of a text and after another token (spaces differ)
+        self._texts: dict[int, tuple[str, str]] = {}
+        # text of runs of tokens that share a character
         self._spread: dict[tuple[int, ...], str] = {}
         self._before: tuple[list[int], str] | None = None
 
     def join(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of `ids`, and start and end of each token in it. Tokens of one character share its span."""
+        """The text of `ids`, and start and end of each token in it. Tokens that share a character share its span."""
         parts: list[str] = []
         spans: list[tuple[int, int]] = []
         at, length = 0, 0
@@ -42,25 +42,24 @@ class Pieces:
         return "".join(parts), spans
 
     def vocabulary(self) -> dict[str, Any]:
-        """What is known so far, as JSON; `from_vocabulary` reads it back."""
+        """The texts decoded so far, as JSON for `from_vocabulary`."""
         return {
-            "pieces": {str(token): list(pair) for token, pair in sorted(self._known.items())},
+            "pieces": {str(token): list(pair) for token, pair in sorted(self._texts.items())},
             "spread": [[*ids, text] for ids, text in sorted(self._spread.items())],
         }
 
     @classmethod
     def from_vocabulary(cls, value: dict[str, Any], tokenizer: Any = None) -> Pieces:
-        """Raises KeyError, TypeError or ValueError for JSON of another form."""
+        """Restore a `vocabulary`. Raises KeyError, TypeError or ValueError for JSON of another form."""
         pieces = cls(tokenizer)
         for token, (first, later) in value["pieces"].items():
-            pieces._known[int(token)] = (str(first), str(later))
+            pieces._texts[int(token)] = (str(first), str(later))
         for *ids, text in value["spread"]:
             pieces._spread[tuple(int(token) for token in ids)] = str(text)
         return pieces
 
     def _piece(self, token: int) -> tuple[str, str]:
-        found = self._known.get(token)
-        if found is None:
+        if token not in self._texts:
             if self.tokenizer is None:
                 return str(token), f" {token}"
             if self._before is None:
@@ -68,12 +67,11 @@ class Pieces:
                 self._before = before, self._decode(before)
             before, head = self._before
             first, both = self._decode([token]), self._decode([*before, token])
-            found = (first, both[len(head) :] if both.startswith(head) else first)
-            self._known[token] = found
-        return found
+            self._texts[token] = (first, both[len(head) :] if both.startswith(head) else first)
+        return self._texts[token]
 
     def _character(self, ids: Sequence[int], at: int, alone: str) -> tuple[int, str]:
-        """Where the whole characters that start in token `at` end, and what they are; itself if they never do."""
+        """End and text of the shortest run of tokens from `at` that decodes to whole characters, else of `at` alone."""
         for stop in range(at + 2, min(at + _MOST, len(ids)) + 1):
             run = tuple(ids[at:stop])
             text = self._spread.get(run)

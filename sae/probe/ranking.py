@@ -1,4 +1,4 @@
-"""The tokens with the largest activations of every feature, and what stands round them, in tensors of fixed size."""
+"""The tokens with the largest activations of every feature, and their contexts, in tensors of fixed size."""
 
 from __future__ import annotations
 
@@ -56,53 +56,52 @@ class Tokens:
         inside = (window >= self.starts[text]) & (window < self.ends[text])
         window = window.clamp(0, len(self.ids) - 1)
         wanted = window * self.d_sae + feature[:, None]
-        found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-        hit = inside & (keys[found] == wanted)
-        return torch.where(inside, self.ids[window], -1), torch.where(hit, values[found], 0)
+        place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        active = inside & (keys[place] == wanted)
+        return torch.where(inside, self.ids[window], -1), torch.where(active, values[place], 0)
 
 
 class Ranking:
-    """For each feature the `most` tokens with the largest activations, by falling value; the earliest of equals first.
+    """For each feature the `most` texts with the largest activations, by falling value; the earliest of equals first.
 
     Attributes:
-        value: [d_sae, most] float64; 0 where there is none yet.
-        source: [d_sae, most] int64, number of the text; -1 where there is none yet.
-        position: [d_sae, most] int64, of the token in its text.
+        tensors: `value` [d_sae, most] float64, 0 where there is none yet; `source` [d_sae, most] int64, number of the
+            text, -1 where there is none yet; `position` [d_sae, most] int64, of the token in its text; `ids` int32 and
+            `around` float32 [d_sae, most, W], ids and activations of the context (-1 and 0 beyond the text).
     """
 
-    def __init__(self, d_sae: int, most: int, context: tuple[int, int], distinct_texts: bool) -> None:
+    def __init__(self, d_sae: int, most: int, context: tuple[int, int]) -> None:
         if d_sae < 1 or most < 1 or min(context) < 0:
             raise ConfigError(f"d_sae {d_sae}, per_feature {most}: must be at least 1; context {context}: at least 0")
-        self.d_sae, self.most, self.context, self.distinct_texts = d_sae, most, context, distinct_texts
+        self.d_sae, self.most, self.context = d_sae, most, context
         width = sum(context) + 1
-        self.value = torch.zeros(d_sae, most, dtype=torch.float64)
-        self.source = torch.full((d_sae, most), -1)
-        self.position = torch.zeros(d_sae, most, dtype=torch.int64)
-        # contexts stay where they were written, and _slot says where, so that little moves when ranks change
-        self._slot = torch.arange(most).repeat(d_sae, 1)
-        self._ids = torch.full((d_sae, most, width), -1, dtype=torch.int32)
-        self._around = torch.zeros(d_sae, most, width)
+        self.tensors = {
+            "value": torch.zeros(d_sae, most, dtype=torch.float64),
+            "source": torch.full((d_sae, most), -1),
+            "position": torch.zeros(d_sae, most, dtype=torch.int64),
+            "ids": torch.full((d_sae, most, width), -1, dtype=torch.int32),
+            "around": torch.zeros(d_sae, most, width),
+        }
 
     def add(self, tokens: Tokens, first: int) -> None:
-        """Tokens of texts that are numbered from `first`."""
-        active = tokens.codes.active()
-        # what is no larger than the last of a full list cannot enter it: equal values came earlier
-        take = active & (tokens.codes.values.double() > self.value[:, -1][tokens.codes.indices])
+        """Rank tokens of texts that are numbered from `first`."""
+        # only values larger than the last of a full list can enter it: equal values came earlier
+        indices, values = tokens.codes.indices, tokens.codes.values.double()
+        take = tokens.codes.active() & (values > self.tensors["value"][:, -1][indices])
         if not bool(take.any()):
             return
-        feature, value = tokens.codes.indices[take], tokens.codes.values[take].double()
+        feature, value = indices[take], values[take]
         token = torch.arange(len(tokens.ids))[:, None].expand_as(take)[take]
-        # every sort is stable, so that by falling value, and among equals by order of coming, holds within any group
+        # every sort is stable: within any group, by falling value, and among equals by order of arrival
         value, order = value.sort(descending=True, stable=True)
         feature, token = feature[order], token[order]
-        if self.distinct_texts:
-            pair, order = (feature * len(tokens.starts) + tokens.text[token]).sort(stable=True)
-            new = torch.ones_like(pair, dtype=torch.bool)
-            new[1:] = pair[1:] != pair[:-1]
-            kept = order[new].sort().values
-            feature, value, token = feature[kept], value[kept], token[kept]
-        feature, order = feature.sort(stable=True)
-        value, token = value[order], token[order]
+        # the largest of each feature and text
+        pair, order = (feature * len(tokens.starts) + tokens.text[token]).sort(stable=True)
+        new = torch.ones_like(pair, dtype=torch.bool)
+        new[1:] = pair[1:] != pair[:-1]
+        largest = order[new].sort().values
+        feature, order = feature[largest].sort(stable=True)
+        value, token = value[largest][order], token[largest][order]
         rows, group, count = feature.unique_consecutive(return_inverse=True, return_counts=True)
         rank = torch.arange(len(feature)) - (count.cumsum(0) - count)[group]
         near = rank < self.most
@@ -112,54 +111,43 @@ class Ranking:
         owners[group[near], rank[near]] = token[near]
         self._merge(rows, candidates, owners, tokens, first)
 
-    def _merge(self, rows: Tensor, candidates: Tensor, token: Tensor, tokens: Tokens, first: int) -> None:
-        """rows: features; candidates, token: [rows, most], by falling value, 0 where there is none."""
-        # what is there stands before what comes, so that it wins among equals
-        value, order = torch.cat([self.value[rows], candidates], 1).sort(dim=1, descending=True, stable=True)
-        value, order = value[:, : self.most], order[:, : self.most]
-        fresh = order >= self.most
-        row = torch.arange(len(rows))[:, None].expand_as(order)
-        came, owner = token[row[fresh], order[fresh] - self.most], rows[row[fresh]]
-        gone = torch.ones_like(fresh)
-        gone[row[~fresh], order[~fresh]] = False
-        # as many are gone from a row as came into it, and both are listed row by row
-        free = self._slot[rows][gone]
-        old = order.clamp(max=self.most - 1)
-        slot, source, position = (x[rows].gather(1, old) for x in (self._slot, self.source, self.position))
-        slot[fresh] = free
-        source[fresh] = tokens.text[came] + first
-        position[fresh] = came - tokens.starts[tokens.text[came]]
-        self.value[rows], self._slot[rows], self.source[rows], self.position[rows] = value, slot, source, position
-        for part in torch.arange(len(came)).split(_CHUNK):
-            ids, around = tokens.around(came[part], owner[part], self.context)
-            self._ids[owner[part], free[part]] = ids.int()
-            self._around[owner[part], free[part]] = around.float()
+    def _merge(self, rows: Tensor, candidates: Tensor, owners: Tensor, tokens: Tokens, first: int) -> None:
+        """rows: features; candidates, owners (their tokens): [rows, most], by falling value, 0 where there is none."""
+        # present entries stand before candidates, so that they win among equals
+        both = torch.cat([self.tensors["value"][rows], candidates], 1)
+        value, order = (x[:, : self.most] for x in both.sort(dim=1, descending=True, stable=True))
+        new = order >= self.most
+        row = torch.arange(len(rows))[:, None].expand_as(order)[new]
+        token = owners[row, order[new] - self.most]
+        text = tokens.text[token]
+        contexts = [tokens.around(*part, self.context) for part in _chunks(token, rows[row])]
+        ids, around = (torch.cat(parts) for parts in zip(*contexts, strict=True))
+        update = {
+            "value": value[new],
+            "source": text + first,
+            "position": token - tokens.starts[text],
+            "ids": ids.int(),
+            "around": around.float(),
+        }
+        kept = order.clamp(max=self.most - 1)
+        for name, tensor in self.tensors.items():
+            merged = tensor[rows[:, None], kept]
+            merged[new] = update[name]
+            tensor[rows] = merged
 
     def entries(self, feature: int, n: int | None = None) -> list[tuple[float, int, int, list[int], list[float]]]:
         """value, source, position, context ids and activations (-1 and 0 beyond the ends of the text)."""
-        count = int((self.value[feature] > 0).sum())
+        count = int((self.tensors["value"][feature] > 0).sum())
         count = count if n is None else min(count, max(n, 0))
-        slots = self._slot[feature, :count]
-        columns = [x[feature, :count].tolist() for x in (self.value, self.source, self.position)]
-        columns += [x[feature, slots].tolist() for x in (self._ids, self._around)]
-        return list(zip(*columns, strict=True))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything, with the contexts ids and around [d_sae, most, W] in the order of value."""
-        where = self._slot[..., None].expand_as(self._ids)
-        return {
-            "value": self.value,
-            "source": self.source,
-            "position": self.position,
-            "ids": self._ids.gather(1, where),
-            "around": self._around.gather(1, where),
-        }
+        return list(zip(*(tensor[feature, :count].tolist() for tensor in self.tensors.values()), strict=True))
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave. Raises KeyError or ValueError for tensors of another form."""
-        for name, mine in self.tensors().items():
+        """Take over saved `tensors`. Raises KeyError or ValueError for tensors of another form."""
+        for name, mine in self.tensors.items():
             if tensors[name].shape != mine.shape or tensors[name].dtype != mine.dtype:
                 raise ValueError(f"{name} is {list(tensors[name].shape)}, expected {list(mine.shape)}")
-        self.value, self.source, self.position = (tensors[name] for name in ("value", "source", "position"))
-        self._ids, self._around = tensors["ids"], tensors["around"]
-        self._slot = torch.arange(self.most).repeat(self.d_sae, 1)
+        self.tensors = {name: tensors[name] for name in self.tensors}
+
+
+def _chunks(token: Tensor, feature: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(token.split(_CHUNK), feature.split(_CHUNK), strict=True))

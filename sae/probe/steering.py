@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from sae.probe.encoder import check_coders
 from sae.topk import TopKSAE
 
 Mode = Literal["add", "set", "ablate"]
-#: A callable gets the positions of the forward, [T] int64, and gives bool [T] or [B, T].
-Positions = Literal["all", "prompt", "generated"] | Callable[[Tensor], Tensor]
+#: From the positions of a forward, [T] int64, to which of them are edited, bool [T] or [B, T].
+Positions = Callable[[Tensor], Tensor]
 
 
 @contextmanager
@@ -28,10 +29,9 @@ def steer(
     mode: Mode = "add",
     *,
     relative: bool = False,
-    positions: Positions = "all",
-    prompt_length: int | None = None,
+    positions: Positions | None = None,
 ) -> Iterator[None]:
-    """Within the block every forward of the model, `generate` included, runs on an edited residual stream.
+    """Within the block every forward of the model, including `generate`, runs on an edited residual stream.
 
     With h the stream at a token of layer L, z = coder.encode(h) (z_j = 0 where j is inactive) and the rows of W_dec in
     units of h per unit of code:
@@ -43,25 +43,22 @@ def steer(
       what it cannot reconstruct (h - ĥ) stays. Encoding the result again need not give s_j back. s_j may be negative.
     - "ablate": "set" with s_j = 0. A token where none of the features is active keeps its h bit for bit.
 
-    Edits of several layers see what the edits below them led to; nested blocks at one layer act from the outside in.
+    Edits of several layers see the effect of the edits below them; nested blocks at one layer act from the outside in.
 
     Args:
         model: a Hugging Face model, with or without its head.
         coders: layer to coder; those of the layers edited are used.
         features: layer to {feature: strength s_j}; for "ablate" a collection of features is enough, and strengths are
-            not looked at.
+            ignored.
         mode: see above.
         relative: strengths of "add" in shares of ‖h‖.
-        positions: which tokens are edited. "prompt" and "generated" tell them apart by `prompt_length` where given.
-            Else by the KV cache: a forward over one token with something in the cache is generated, any other is
-            prompt. A callable decides by itself; positions count from 0, with padding on the left and cached tokens.
-        prompt_length: columns of input_ids that are prompt. Needed without a cache (plain forwards and
-            use_cache=False, where each forward runs over everything) and for speculative decoding.
+        positions: which tokens are edited, from their positions; None: all. Positions count from 0, with padding on the
+            left and cached tokens: `lambda at: at >= n` edits what `generate` adds to a prompt of n tokens.
 
     Raises:
-        LayerError: a layer the model or `coders` has not, or none.
-        ConfigError: a feature the coder has not, a strength that is no finite number, options that do not go together;
-            in the forward: a forward without cache where the prompt's length is needed.
+        LayerError: a layer the model or `coders` does not have, or none.
+        ConfigError: a feature the coder does not have, a strength that is not a finite number, or options that do not
+            go together.
         ShapeError: a coder of another width; in the forward: a callable whose result is not bool [T] or [B, T].
     """
     for layer in features:
@@ -71,14 +68,14 @@ def steer(
     if mode not in ("add", "set", "ablate"):
         raise ConfigError(f"mode {mode!r}: must be 'add', 'set' or 'ablate'")
     if relative and mode != "add":
-        raise ConfigError(f"relative strengths go with mode 'add', not {mode!r}: a code has no norm to be a share of")
-    where = _Where(positions, prompt_length)
+        raise ConfigError(f"relative strengths go with mode 'add', not {mode!r}")
+    where = _Where(positions)
     edits: dict[int, Callable[[Tensor], Tensor]] = {
-        layer: _Edit(coders[layer], _strengths(layer, coders[layer], wanted, mode), mode, relative, where)
-        for layer, wanted in features.items()
+        layer: _Edit(coders[layer], _strengths(layer, coders[layer], strengths, mode), mode, relative, where)
+        for layer, strengths in features.items()
     }
     # before the edits, so that a forward's positions are known when the first of them runs
-    handle = hooks.find_blocks(model)[0].register_forward_pre_hook(where.look, with_kwargs=True)
+    handle = hooks.find_blocks(model)[0].register_forward_pre_hook(where.read_cache, with_kwargs=True)
     try:
         with hooks.edited(model, edits):
             yield
@@ -92,50 +89,34 @@ def ablate(
     coders: Mapping[int, TopKSAE],
     features: Mapping[int, Collection[int]],
     *,
-    positions: Positions = "all",
-    prompt_length: int | None = None,
+    positions: Positions | None = None,
 ) -> Iterator[None]:
     """`steer` with mode "ablate": h - Σ_j z_j W_dec[j] over the features of each layer, only where they are active."""
-    with steer(model, coders, features, "ablate", positions=positions, prompt_length=prompt_length):
+    with steer(model, coders, features, "ablate", positions=positions):
         yield
 
 
 class _Where:
-    """Which tokens of the forward at hand are edited."""
+    """Which tokens of the current forward are edited."""
 
-    def __init__(self, positions: Positions, prompt_length: int | None) -> None:
-        if not callable(positions) and positions not in ("all", "prompt", "generated"):
-            raise ConfigError(f"positions {positions!r}: must be 'all', 'prompt', 'generated' or a callable")
-        if prompt_length is not None and (prompt_length < 0 or positions not in ("prompt", "generated")):
-            raise ConfigError(f"prompt_length {prompt_length} goes with positions 'prompt' or 'generated', from 0 up")
-        self._positions, self._prompt_length = positions, prompt_length
+    def __init__(self, positions: Positions | None) -> None:
+        self._positions = positions
         self._past = 0
-        self._cached = False
 
-    def look(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hook of the first block: how many tokens lie in the cache."""
+    def read_cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hook of the first block: count the tokens in the cache."""
         caches = [value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length")]
-        self._cached = bool(caches)
         self._past = int(caches[0].get_seq_length()) if caches else 0
 
     def __call__(self, h: Tensor) -> Tensor:
         """[B, T] bool for h [B, T, d]."""
         shape = h.shape[:2]
-        if self._positions == "all":
+        if self._positions is None:
             return torch.ones(shape, dtype=torch.bool, device=h.device)
-        at = torch.arange(self._past, self._past + shape[1], device=h.device)
-        if callable(self._positions):
-            mask = self._positions(at)
-            if mask.dtype != torch.bool or mask.shape not in (shape, shape[1:]):
-                raise ShapeError(f"positions gave {mask.dtype} {list(mask.shape)}: must be bool [T] or {list(shape)}")
-            return mask.to(h.device).expand(shape)
-        if self._prompt_length is not None:
-            prompt = at < self._prompt_length
-        elif self._cached:
-            prompt = torch.full_like(at, shape[1] > 1 or self._past == 0, dtype=torch.bool)
-        else:
-            raise ConfigError(f"positions {self._positions!r} without a KV cache: give prompt_length, in tokens")
-        return (prompt if self._positions == "prompt" else ~prompt).expand(shape)
+        mask = self._positions(torch.arange(self._past, self._past + shape[1], device=h.device))
+        if mask.dtype != torch.bool or mask.shape not in (shape, shape[1:]):
+            raise ShapeError(f"positions gave {mask.dtype} {list(mask.shape)}: must be bool [T] or {list(shape)}")
+        return mask.to(h.device).expand(shape)
 
 
 class _Edit:
@@ -174,27 +155,29 @@ class _Edit:
     def _current(self, h: Tensor) -> Tensor:
         """z of the features, [N, F]."""
         codes = self._coder.encode(h)
-        # one column more for all the features that are not asked about
-        found = codes.values.new_zeros(len(h), len(self._features) + 1)
-        return found.scatter_add(1, self._slots[codes.indices], codes.values)[:, :-1]
+        # one more column for all other features
+        current = codes.values.new_zeros(len(h), len(self._features) + 1)
+        return current.scatter_add(1, self._slots[codes.indices], codes.values)[:, :-1]
 
 
 def _strengths(
-    layer: int, coder: TopKSAE, wanted: Mapping[int, float] | Collection[int], mode: Mode
+    layer: int, coder: TopKSAE, features: Mapping[int, float] | Collection[int], mode: Mode
 ) -> dict[int, float]:
     if mode == "ablate":
-        wanted = dict.fromkeys(wanted, 0.0)
-    if not isinstance(wanted, Mapping):
+        features = dict.fromkeys(features, 0.0)
+    if not isinstance(features, Mapping):
         raise ConfigError(f"layer {layer}: mode {mode!r} needs a strength for each feature: {{feature: strength}}")
-    found: dict[int, float] = {}
-    for feature, strength in wanted.items():
-        number = feature if isinstance(feature, bool) or not hasattr(feature, "__index__") else feature.__index__()
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < coder.d_sae:
-            raise ConfigError(f"layer {layer}: feature {feature!r} is not there; the coder has 0 to {coder.d_sae - 1}")
+    strengths: dict[int, float] = {}
+    for feature, strength in features.items():
+        number = -1 if isinstance(feature, bool) or not hasattr(feature, "__index__") else feature.__index__()
+        if not 0 <= number < coder.d_sae:
+            raise ConfigError(
+                f"layer {layer}: feature {feature!r} does not exist; the coder has 0 to {coder.d_sae - 1}"
+            )
         try:
-            found[number] = float(strength)
+            strengths[number] = float(strength)
         except (TypeError, ValueError):
-            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is no number") from None
-        if not abs(found[number]) < float("inf"):
+            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not a number") from None
+        if not math.isfinite(strengths[number]):
             raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not finite")
-    return found
+    return strengths

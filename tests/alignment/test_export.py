@@ -21,7 +21,8 @@ from remind.alignment.marker import marker_id
 from remind.alignment.model import load, prepare
 from remind.alignment.trainer import LoraConfig, TrainConfig, TrainerConfig, train
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import load_backbone, prompt_ids
+from remind.models.backbone import prompt_ids
+from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import MARKER, Rendered
 

@@ -28,7 +28,8 @@ from remind.alignment.step import AlignmentModel, plan, run
 from remind.alignment.trainer import train
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.data.readers import read
-from remind.models.backbone import Backbone, load_backbone, prompt_ids
+from remind.models.backbone import Backbone, prompt_ids
+from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy

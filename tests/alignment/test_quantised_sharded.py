@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from remind.models.backbone import load_backbone
+from remind.models.load import load_backbone
 
 SCRIPT = """
 import os

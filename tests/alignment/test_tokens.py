@@ -29,8 +29,9 @@ from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
 from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids
+from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord, state_parts
 from remind.states.pyramid import (

@@ -15,7 +15,8 @@ from benchmarks import grounding_input as bench_input
 from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding
 from benchmarks.grounding_input import bench_backbone, bench_state
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import render
 
 SMALL = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2}

@@ -145,6 +145,13 @@ def test_a_folder_of_one_format(tmp_path, caplog):
         ]
 
 
+def test_a_folder_whose_files_lie_one_level_down_names_it(tmp_path):
+    (tmp_path / "csv").mkdir()
+    make(tmp_path / "csv", "chat.jsonl", GOOD)
+    with pytest.raises(FormatError, match=r"subfolders are not read, and data files lie in csv/: name that"):
+        read(tmp_path)
+
+
 def test_a_folder_of_several_formats(tmp_path):
     make(tmp_path, "a.jsonl", GOOD)
     make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))

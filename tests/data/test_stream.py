@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from remind import Corpus, read
 from remind.core.errors import DataError
 from remind.data.readers import FORMATS, stream, window, write_refmem
-from remind.data.readers.order import cuts
+from remind.data.readers.refmem import cuts
 from remind.data.readers.source import Source
 from remind.data.readers.window import Window
 

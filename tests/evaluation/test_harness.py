@@ -122,7 +122,7 @@ def test_nano_answers_every_question_of_the_split(cfg: EvaluateConfig, judge: Au
 
 
 def harness_backbone() -> Any:
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     return load_backbone("nano-untrained")
 

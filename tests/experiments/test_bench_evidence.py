@@ -22,7 +22,8 @@ from remind.grounding import GroundingConfig
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import Strategy
 from sae import TopKSAE
 

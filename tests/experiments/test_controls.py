@@ -25,7 +25,8 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.codes import joint_codes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import SparseCodes, TopKSAE
 

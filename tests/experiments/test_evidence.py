@@ -25,7 +25,8 @@ from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, select_blocks
 from remind.grounding.fusion import FACTS, SCORES, WEIGHTS
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import TopKSAE
 

@@ -16,8 +16,8 @@ from experiments.pretrain.course import Lesson, lessons_of, step_at
 from experiments.pretrain.hints import Hints
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
-from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
+from remind.models.load import load_backbone
 from remind.models.nano import nano_model, nano_tokenizer
 from remind.testbed.world import lexicon
 

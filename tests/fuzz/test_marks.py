@@ -14,8 +14,8 @@ from remind.alignment.shorten import shortened
 from remind.alignment.tokens import answer_ids, row_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
-from remind.models.backbone import load_backbone
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
+from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.pipeline import record_of
 from remind.pipeline.record import Tally

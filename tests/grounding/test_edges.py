@@ -17,7 +17,8 @@ from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import (
     MARKER,
     AttentionalState,

@@ -29,8 +29,9 @@ from remind.grounding.fusion import (
 from remind.grounding.matching import best_partners, match_each
 from remind.grounding.places import Part
 from remind.grounding.signals import TurnIndex, TurnSignals, name_words, without_names
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
 from sae import SparseCodes, TopKSAE
 

@@ -18,7 +18,8 @@ from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import SparseCodes, TopKSAE
 

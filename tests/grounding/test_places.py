@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding.places import Part, first_character, token_places
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render
 
 

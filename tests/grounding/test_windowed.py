@@ -20,7 +20,8 @@ from remind.grounding import encode, store
 from remind.grounding.codes import StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone, load_backbone
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import SparseCodes, TopKSAE
 

@@ -71,9 +71,8 @@ def server(tiny_models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between tries a tenth as long."""
-    monkeypatch.setattr("remind.llm.retry.FIRST_WAIT", 0.05)
-    monkeypatch.setattr("remind.llm.retry.LONGEST_WAIT", 0.3)
+    """Short waits between tries."""
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
 
 
 @pytest.fixture

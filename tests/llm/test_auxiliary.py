@@ -11,8 +11,8 @@ import pytest
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.llm.asking import read_verdict
 from remind.llm.auxiliary import ChatLLM
-from remind.llm.judging import read_verdict
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
@@ -137,23 +137,6 @@ def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:
     assert llm.report()["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        Reply("[1]", [1]),
-        Reply("{}", {**STRATEGY, "reasoning": ["  "]}),
-        Reply("{}", {**STRATEGY, "reasoning": "Look."}),
-        Reply("no JSON", failure="invalid", message="no JSON value"),
-    ],
-)
-def test_a_strategy_that_cannot_be_used(value: Reply) -> None:
-    llm, _ = chat("strategy", value)
-    assert llm.strategy(TALK, SINGLE) == OfflineLLM().strategy(TALK, SINGLE)
-    (failure,) = llm.failures
-    assert (failure.sample, failure.failure) == ("q1", value.failure or "unusable")
-    assert failure.message
-
-
 def test_a_summary_is_laid_out_by_option() -> None:
     llm, model = chat("summary", SUMMARY)
     expected = [
@@ -191,19 +174,29 @@ def test_a_summary_in_prose_is_read_by_its_sections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("stage", "value", "word"),
     [
-        ({"understanding": ""}, "understanding"),
-        ({"conclusion": "<answer></answer>"}, "conclusion"),
-        ({"evidence": []}, "evidence"),
-        ({"evidence": "a"}, "evidence"),
-        ({"evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
+        ("strategy", Reply("[1]", [1]), "JSON object"),
+        ("strategy", {**STRATEGY, "reasoning": ["  "]}, "reasoning"),
+        ("strategy", {**STRATEGY, "reasoning": "Look."}, "reasoning"),
+        ("strategy", Reply("no JSON", failure="invalid", message="no JSON value"), "no JSON value"),
+        ("summary", {**SUMMARY, "understanding": ""}, "understanding"),
+        ("summary", {**SUMMARY, "conclusion": "<answer></answer>"}, "conclusion"),
+        ("summary", {**SUMMARY, "evidence": []}, "evidence"),
+        ("summary", {**SUMMARY, "evidence": "a"}, "evidence"),
+        ("summary", {**SUMMARY, "evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
     ],
 )
-def test_a_summary_that_lacks_a_part(change: dict[str, Any], word: str) -> None:
-    llm, _ = chat("summary", {**SUMMARY, **change})
-    assert llm.summary(state()) == OfflineLLM().summary(state())
+def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
+    llm, _ = chat(stage, value)
+    plain = OfflineLLM()
+    if stage == "strategy":
+        assert llm.strategy(TALK, SINGLE) == plain.strategy(TALK, SINGLE)
+    else:
+        assert llm.summary(state()) == plain.summary(state())
     (failure,) = llm.failures
+    expected = value.failure if isinstance(value, Reply) else None
+    assert (failure.sample, failure.failure) == ("q1", expected or "unusable")
     assert word in failure.message
 
 

@@ -40,36 +40,21 @@ STRATEGY = {
 @pytest.fixture
 def cfg(tmp_path: Path) -> BuildStatesConfig:
     """One dialogue of two sessions, a direct question and one with options, an untrained SAE."""
-    sessions = [
-        {
-            "id": name,
-            "time": None,
-            "turns": [
-                {"id": f"{name}:{n}", "speaker": ("Ana", "Ben")[n % 2], "text": text, "images": []}
-                for n, text in enumerate(texts)
-            ],
-        }
-        for name, texts in SAID.items()
-    ]
+    sessions = []
+    for name, texts in SAID.items():
+        turns = [
+            {"id": f"{name}:{n}", "speaker": ("Ana", "Ben")[n % 2], "text": text, "images": []}
+            for n, text in enumerate(texts)
+        ]
+        sessions.append({"id": name, "time": None, "turns": turns})
     common = {"type": "question", "context_id": "c", "images": [], "evidence": ["s1:0"], "split": "test"}
+    direct = {"question": "What did Ana stop?", "format": "direct", "options": [], "answers": ["x-gold"]}
+    options = ["running", "violin"]
+    single = {"question": "What is Ana's habit?", "format": "single", "options": options, "answers": ["A"]}
     rows = [
         {"type": "context", "id": "c", "sessions": sessions},
-        {
-            **common,
-            "id": "q1",
-            "question": "What did Ana stop?",
-            "format": "direct",
-            "options": [],
-            "answers": ["x-gold"],
-        },
-        {
-            **common,
-            "id": "q2",
-            "question": "What is Ana's habit?",
-            "format": "single",
-            "options": ["running", "violin"],
-            "answers": ["A"],
-        },
+        {**common, "id": "q1", **direct},
+        {**common, "id": "q2", **single},
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 5))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -23,9 +23,9 @@ from fault_proxy import Proxy, completion, error
 from forked import Forked
 
 from remind.core.errors import DataError
-from remind.llm.batch import key_of
-from remind.llm.cache import ReplyCache, Spent
+from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
+from remind.llm.dry import DryChat, DryRun
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
@@ -77,7 +77,7 @@ def test_a_killed_run_pays_for_no_answer_twice(tmp_path: Path) -> None:
 
 
 def test_two_processes_at_once_pay_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, count = tmp_path / "c.sqlite", 30
+    cache, count = tmp_path / "c.sqlite", 12
     monkeypatch.setenv("GATE", str(tmp_path / "gate"))
     # slow enough that the second is there long before the first is through
     with Proxy(delay=1.0) as proxy:
@@ -92,9 +92,7 @@ def test_two_processes_at_once_pay_once(tmp_path: Path, monkeypatch: pytest.Monk
             (n, f"you said: question {n}") for n in range(count)
         )
         assert total["calls"] == count
-    own = [rows(tmp_path / name)[-1]["now"]["calls"] for name in "ab"]
-    assert sum(own) == count
-    assert min(own) > 0
+    assert sum(rows(tmp_path / name)[-1]["now"]["calls"] for name in "ab") == count
 
 
 def test_a_process_waits_for_one_that_asks_and_takes_over_when_it_is_killed(tmp_path: Path) -> None:
@@ -114,47 +112,83 @@ def test_a_process_waits_for_one_that_asks_and_takes_over_when_it_is_killed(tmp_
         assert proxy.hits == 1
         first.kill()
         first.wait()
-        # long before the lease would have ended by itself
         until(lambda: proxy.hits == 2, 20)
         slow.set()
         assert second.wait(300) == 0
     assert rows(tmp_path / "b")[0] == [0, False, "well", None]
 
 
-def test_leases_end_where_the_owner_cannot_be_seen(tmp_path: Path) -> None:
-    one, two = (ReplyCache(tmp_path / "c.sqlite", lease=0.6) for _ in range(2))
-    two._machine = "elsewhere"
-    assert one.claim("k") is True
-    assert two.claim("k") is False
-    time.sleep(1.0)
-    assert two.claim("k") is False  # renewed, since its owner lives
-    one.close()
-    time.sleep(0.8)
-    assert two.claim("k") is True
-    two.release("k")
-    assert one.claim("k") is True
-    one.put("k", Reply("yes"), "e", "judge")
-    held = two.claim("k")
-    assert isinstance(held, Reply)
-    assert held.text == "yes"
+def test_one_claim_at_a_time(tmp_path: Path) -> None:
+    one, other = (ReplyCache(tmp_path / "c.sqlite") for _ in range(2))
+    for _ in range(2):
+        with one.claim("k") as mine:
+            assert mine
+            with other.claim("k") as theirs, one.claim("k") as again, other.claim("another") as different:
+                assert (theirs, again, different) == (False, False, True)
+    assert list(one.path.with_name("c.sqlite.locks").iterdir()) == []
+
+
+def test_claims_exclude_each_other_under_contention(tmp_path: Path) -> None:
+    """Each holder removes the lock file, which others have open by then."""
+    cache, inside, rounds = ReplyCache(tmp_path / "c.sqlite"), [0, 0], 300
+
+    def work() -> None:
+        left = rounds
+        while left:
+            with cache.claim("k") as mine:
+                if mine:
+                    inside[0] += 1
+                    inside[1] = max(inside)
+                    time.sleep(0)
+                    inside[0] -= 1
+                    left -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == [0, 1]
 
 
 def test_what_comes_back_is_what_was_put(tmp_path: Path) -> None:
     cache = ReplyCache(tmp_path / "c.sqlite")
     reply = Reply("naïve \U0001f600\n", None, 7, 5, False, 1.25, 3)
-    cache.release("k", Spent(2, 1, 0, 0.5))
     cache.put("k", reply, "e", "cues")
     cache.put("k", Reply("another", None, 7, 5), "e", "cues")
-    cache.close()
-    entry = ReplyCache(cache.path).lookup(["k", "absent"])
-    assert list(entry) == ["k"]
-    assert entry["k"].reply == reply
-    assert entry["k"].spent == Spent(5, 15, 10, 1.75)
+    cache = ReplyCache(cache.path)
+    assert cache.get("k") == reply
+    assert cache.get("absent") is None
 
 
-def test_keys_differ_with_all_that_shapes_a_reply(ask: Ask, endpoint: Endpoint) -> None:
+def test_a_cache_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """With WAL, and tables for leases and expenses besides."""
+    path = tmp_path / "c.sqlite"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA journal_mode = WAL")
+        counts = ", ".join(f"{name} INTEGER NOT NULL" for name in ("calls", "prompt_tokens", "completion_tokens"))
+        texts = "key TEXT PRIMARY KEY, endpoint TEXT NOT NULL, stage TEXT NOT NULL, text TEXT NOT NULL"
+        rest = f"finished INTEGER NOT NULL, {counts}, seconds REAL NOT NULL, made REAL NOT NULL"
+        db.execute(f"CREATE TABLE replies ({texts}, {rest}) WITHOUT ROWID")
+        db.execute("CREATE TABLE spent (key TEXT PRIMARY KEY)")
+        db.execute("CREATE TABLE leases (key TEXT PRIMARY KEY)")
+        db.execute(f"PRAGMA application_id = {0x524D4C43}")
+        db.execute("INSERT INTO replies VALUES ('k', 'm@h', 'cues', 'paid', 1, 2, 7, 5, 0.5, 1.7e9)")
+    cache = ReplyCache(path)
+    assert cache.get("k") == Reply("paid", None, 7, 5, True, 0.5, 2)
+    cache.put("l", Reply("more"), "e", "cues")
+    assert cache.get("l") == Reply("more")
+
+
+def test_keys_differ_with_all_that_shapes_a_reply(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+    def key_of(request: Request, place: EndpointConfig) -> str:
+        return DryChat(place, run).key_of(request)
+
+    run = DryRun(tmp_path / "asked.jsonl")
     request, place = ask("hello"), endpoint("http://host/v1")
     key = key_of(request, place)
+    # as it has been from the first on: a change would make all that was paid for unknown
+    assert key == "cb2455123f4d02004e41d6e3a4932ab22cc748b97832282c64b3d164f7337dca"
     same = [
         (ask("hello", stage="cues", sample="x", prompt_id="y"), place),
         (request, replace(place, retries=1, timeout=3, concurrency=2, price_prompt=1, key_env="OTHER")),
@@ -196,7 +230,6 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(
             cache = ReplyCache(tmp_path / "c.sqlite")
             replies = OpenAIChat(endpoint(proxy.url, retries=1, price_prompt=1e6), cache, ledger).complete(requests)
             seen.append((proxy.hits, [reply.failure for reply in replies], replies[3], ledger.summary()["total"]))
-            cache.close()
     kinds = ["server", "refused", "too_long", "invalid"]
     assert [row[1] for row in seen] == [kinds, kinds]
     assert [row[0] for row in seen] == [2 + 1 + 1 + 2, 2 * (2 + 1 + 1) + 2]
@@ -204,8 +237,9 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(
     assert (first.calls, second.calls, second.cached, second.text) == (2, 0, True, first.text)
     assert second.message == first.message
     assert seen[1][3]["failures"] == {"invalid": 1, "refused": 1, "server": 1, "too_long": 1}
-    # the tries of the first run are in the second's books
-    assert (seen[0][3]["calls"], seen[1][3]["calls"], seen[1][3]["now"]["calls"]) == (6, 10, 4)
+    # the replies of the first run are in the second's costs
+    assert (seen[0][3]["calls"], seen[1][3]["calls"], seen[1][3]["now"]["calls"]) == (6, 6, 4)
+    assert seen[0][3]["cost_usd"] == seen[1][3]["cost_usd"] == 20
 
 
 def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
@@ -227,35 +261,22 @@ def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path, ask: Ask,
     assert [len(body["messages"]) for body in proxy.bodies] == [1, 3, 3]
 
 
-def test_a_thousand_requests_from_the_cache(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
-    requests = [ask(f"{n} " + "words " * 500, sample=str(n)) for n in range(1000)]
+def test_many_requests_from_the_cache(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+    requests = [ask(f"{n} " + "words " * 500, sample=str(n)) for n in range(200)]
     place = endpoint("http://127.0.0.1:9/v1")
     cache = ReplyCache(tmp_path / "c.sqlite")
-    for request in requests:
-        cache.put(key_of(request, place), Reply(f"reply {request.sample}", None, 500, 3, True, 0.4, 1), "e", "judge")
     ledger, seen = Ledger(), []
     chat = OpenAIChat(place, ReplyCache(cache.path), ledger)
+    for request in requests:
+        cache.put(chat.key_of(request), Reply(f"reply {request.sample}", None, 500, 3, True, 0.4, 1), "e", "judge")
     started = time.process_time()
     replies = chat.complete(requests, lambda index, reply: seen.append(index))
-    assert time.process_time() - started < 5
-    assert seen == list(range(1000))
-    assert [reply.text for reply in replies] == [f"reply {n}" for n in range(1000)]
+    assert time.process_time() - started < 2
+    assert seen == list(range(200))
+    assert [reply.text for reply in replies] == [f"reply {n}" for n in range(200)]
     assert all(reply.cached and reply.calls == 0 for reply in replies)
     total = ledger.summary()["total"]
-    assert (total["calls"], total["now"]["calls"], total["seconds"]["p95"]) == (1000, 0, 0.4)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_opens_a_connection_of_its_own(tmp_path: Path) -> None:
-    cache = ReplyCache(tmp_path / "c.sqlite")
-    assert cache.claim("parent") is True
-    child = os.fork()
-    if child == 0:
-        fine = cache.claim("parent") is False and cache.claim("child") is True
-        cache.put("child", Reply("from the child"), "e", "judge")
-        os._exit(0 if fine else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert cache.lookup(["child"])["child"].reply == Reply("from the child")
+    assert (total["calls"], total["now"]["calls"], total["seconds"]["p95"]) == (200, 0, 0.4)
 
 
 def test_files_that_are_no_cache(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from remind.core.errors import ConfigError
-from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.key_names import holds_key
+from remind.llm.endpoints import EndpointConfig, LLMConfig, holds_key
 
 KEY = "sk-secret-0123456789abcdef"
 KEYS = [

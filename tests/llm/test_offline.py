@@ -9,7 +9,7 @@ from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Qu
 from remind.llm import AuxiliaryLLM
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
-from remind.states.blind import blind, blind_state
+from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (

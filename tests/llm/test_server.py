@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +12,12 @@ pytest.importorskip("openai", reason="the extra llm is not installed: pip instal
 pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
 from fault_proxy import Proxy, Server
-from forked import Forked
 
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import LOCAL, EndpointConfig
 from remind.llm.ledger import Ledger
 from remind.llm.local import LocalChat
-from remind.llm.opening import open_chat
 from remind.llm.request import Request
 
 pytestmark = pytest.mark.slow
@@ -41,9 +37,7 @@ def test_the_server_and_the_model_in_this_process_say_the_same(server: Server, a
     ledger = Ledger()
     place = endpoint(server.url, model=server.random, concurrency=2)
     there = OpenAIChat(place, ledger=ledger).complete(requests)
-    local = open_chat(EndpointConfig(server.random, LOCAL, concurrency=4))
-    assert isinstance(local, LocalChat)
-    here = local.complete(requests)
+    here = LocalChat(EndpointConfig(server.random, LOCAL, concurrency=4)).complete(requests)
     assert all(reply.failure is None and reply.calls == 1 for reply in (*there, *here))
     assert [plain(reply.text) for reply in there] == [plain(reply.text) for reply in here]
     assert len({reply.text for reply in there}) == len(requests)
@@ -70,24 +64,6 @@ def test_spoiled_calls_change_no_reply_and_cost_no_second_one(
     assert hits == proxy.hits == sum(reply.calls for reply in replies)
     assert all(reply.cached and reply.calls == 0 for reply in again)
     assert [reply.text for reply in again] == [reply.text for reply in replies]
-
-
-def test_a_killed_run_goes_on_without_paying_twice(server: Server, tmp_path: Path) -> None:
-    asker, count = Path(__file__).with_name("asker.py"), 12
-    with Proxy(server.url, share=0.3, seed=5, faults=("rate", "broken", "malformed", "cut")) as proxy:
-        words = [asker, proxy.url, tmp_path / "c.sqlite", count, tmp_path / "out"]
-        assert Forked(*words, 5, server.random).wait(300) == -signal.SIGKILL
-        reported = [json.loads(line)[0] for line in (tmp_path / "out").read_text().splitlines()]
-        assert Forked(*words, 0, server.random).wait(300) == 0
-    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()][len(reported) : -1]
-    assert sorted(line[0] for line in lines) == list(range(count))
-    assert {line[0] for line in lines if line[1]} >= set(reported)
-    paid = {
-        number: proxy.paid[json.dumps([{"role": "user", "content": f"question {number}"}])] for number in range(count)
-    }
-    assert all(paid[number] == 1 for number in reported)
-    # replies that were under way when the process died cannot be saved: one per place at most
-    assert count <= sum(paid.values()) <= count + 4
 
 
 def test_json_from_a_model_that_can_and_from_one_that_cannot(server: Server, ask: Ask, endpoint: Endpoint) -> None:

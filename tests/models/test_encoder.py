@@ -7,6 +7,11 @@ from remind.core.errors import ModelError
 from remind.models.encoder import SentenceEncoder
 
 
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return SentenceEncoder()
+
+
 def test_vectors_are_unit_rows_that_mean_something(encoder: SentenceEncoder) -> None:
     vectors = encoder.encode(["a dog runs in the park", "the puppy plays outside", "interest rates rose"])
     assert vectors.shape == (3, 384)

@@ -18,7 +18,7 @@ from small_corpus import contents
 import remind.pipeline.build
 from remind.core.errors import DataError
 from remind.pipeline import BuildStatesConfig, build_states
-from remind.pipeline.shelf import Kept, Parts
+from remind.pipeline.assemble import Parts
 from remind.states.parquet import read_states
 
 
@@ -163,18 +163,7 @@ def test_an_input_that_goes_or_changes_is_told(
         assert not (tmp_path / "out").exists()
 
 
-def test_what_is_damaged_on_the_shelf_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = Kept(tmp_path / "kept")
-    kept.put("grounding", "ab12", [1.5, float("-inf"), "é"])
-    assert kept.get("grounding", "ab12") == [1.5, float("-inf"), "é"]
-    assert kept.get("grounding", "ab13") is None
-    path = next((tmp_path / "kept").rglob("*.json"))
-    whole = path.read_bytes()
-    for damaged in (whole[:-9], whole.replace(b"1.5", b"1.6"), b"", b"[]", b"{}", b"\xff"):
-        path.write_bytes(damaged)
-        assert kept.get("grounding", "ab12") is None
-    assert len(caplog.records) == 6
-
+def test_damaged_states_of_a_dialogue_are_built_again(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "parts")
     parts.put("ab12", [], {"seconds": 1})
     assert parts.account("ab12") == {"seconds": 1}

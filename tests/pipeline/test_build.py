@@ -20,7 +20,7 @@ from remind.core.files import read_json
 from remind.data.sample import sample_path
 from remind.data.split import SplitConfig
 from remind.demo import DemoConfig, demo
-from remind.models.backbone import load_backbone, size_of
+from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.outline import outline
@@ -180,7 +180,9 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
     sae = tmp_path / "sae"
     if layer is not None:
         TopKSAE(width, 64, 4).save(layer_folder(sae, layer))
-    monkeypatch.setattr(remind.pipeline.dialogue.Workshop, "build", lambda *_: pytest.fail("a dialogue was begun"))
+    monkeypatch.setattr(
+        remind.pipeline.dialogue.DialogueBuilder, "build", lambda *_: pytest.fail("a dialogue was begun")
+    )
     cfg = BuildStatesConfig(
         str(corpus), str(tmp_path / "out"), backbone="nano", sae=str(sae), cache=str(tmp_path / "cache")
     )

@@ -20,7 +20,7 @@ from remind.core.files import read_json
 from remind.core.processes import Shard, device_of, shard_of
 from remind.data.split import SplitConfig
 from remind.pipeline import BuildStatesConfig, build_states
-from remind.pipeline.effort import STAGES
+from remind.pipeline.outline import STAGES
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
 
@@ -194,7 +194,7 @@ def test_a_second_run_needs_no_model_and_writes_nothing(
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"}
 
     before = stamps()
-    monkeypatch.setattr(remind.pipeline.dialogue.Workshop, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(remind.pipeline.dialogue.DialogueBuilder, "build", lambda *_: pytest.fail("built again"))
     capsys.readouterr()
     build_states(cfg)
     assert "unchanged" in capsys.readouterr().out

@@ -71,6 +71,27 @@ def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
     assert set(order[20:40]) <= set(range(60)) - set(order[:20])
 
 
+def test_filling_reports_progress() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def make() -> ShuffleBuffer:
+        return ShuffleBuffer(
+            lambda start: token_batches([10] * 9, start), 5, 40, progress=lambda *call: calls.append(call)
+        )
+
+    buffer = make()
+    next(buffer)
+    assert calls == [(10, 40), (20, 40), (30, 40), (40, 40)]
+    for _ in range(4):
+        next(buffer)
+    assert calls[4:] == [(10, 20), (20, 20)]
+    state = buffer.state_dict()
+    calls.clear()
+    make().load_state_dict(state)
+    # the tokens that are still needed
+    assert calls[-1] == (35, 35)
+
+
 def test_the_seed_fixes_the_order() -> None:
     def order(seed: int) -> list[int]:
         buffer = ShuffleBuffer(lambda start: token_batches([7] * 9, start), 4, 16, seed=seed, epochs=2)

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,15 +23,15 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sae import ConfigError, FormatError, SAEError, ShapeError, files
-from sae.cache import ActivationCache, bytes_needed
+from sae.cache import ActivationCache
 from sae.errors import StorageError
-from sae.harvest import TokenBatch, harvest
+from sae.harvest import TokenBatch
 
 KEY = {"model": "tiny", "layers": [4, 12], "data": {"sha256": "ab", "window": 512}, "sink_factor": 1.0}
 SIZES = [5, 0, 7, 3, 0, 0, 9, 4, 6, 2, 8, 1]
@@ -142,7 +143,9 @@ def test_what_is_on_disk(tmp_path: Path) -> None:
         assert found["bounds"].diff().tolist() == [SIZES[number] for number in group]
     index = json.loads((tmp_path / "index.json").read_text())
     assert (index["format"], index["key"], index["complete"]) == (1, KEY, True)
-    assert [(entry["first"], entry["last"]) for entry in index["shards"]] == [(g[0], g[-1]) for g in groups]
+    assert [(entry["file"], entry["tokens"]) for entry in index["shards"]] == list(
+        zip(shards(tmp_path), (5, 10, 9, 10, 10, 1), strict=True)
+    )
     assert {path.name for path in tmp_path.iterdir()} == {*shards(tmp_path), "index.json", ".lock"}
 
 
@@ -162,21 +165,6 @@ def test_an_empty_source_and_empty_batches(tmp_path: Path) -> None:
     assert raws(some(0)) == raws(some(0)) == expected(0, [0, 0, 0, 2])
 
 
-def test_activations_of_a_model(tmp_path: Path, bert: Any) -> None:
-    inputs = [{"input_ids": torch.randint(3, 50, (2, 5), generator=torch.Generator().manual_seed(s))} for s in range(4)]
-    cache = ActivationCache(
-        tmp_path,
-        KEY,
-        lambda start: harvest(bert, islice(inputs, start, None), [1, 3], start=start, sink_factor=None),
-        20,
-    )
-    for batches in (list(cache(0)), list(cache(0))):
-        for batch, given_in in zip(batches, inputs, strict=True):
-            states = bert(**given_in, output_hidden_states=True).hidden_states
-            for layer in (1, 3):
-                assert torch.equal(batch.activations[layer], states[layer][batch.rows, batch.positions])
-
-
 def test_what_a_reader_does_to_its_batch_stays_with_it(tmp_path: Path) -> None:
     cache = ActivationCache(tmp_path, KEY, Source(), 10)
     for _ in range(2):
@@ -185,13 +173,6 @@ def test_what_a_reader_does_to_its_batch_stays_with_it(tmp_path: Path) -> None:
                 h.zero_()
             batch.rows.fill_(7)
     assert raws(cache(0)) == expected()
-
-
-def test_a_batch_outlives_its_file(tmp_path: Path) -> None:
-    filled(tmp_path / "a")
-    batches = list(ActivationCache(tmp_path / "a", KEY, no_source)(0))
-    shutil.rmtree(tmp_path / "a")
-    assert raws(batches) == expected()
 
 
 # --- interrupted passes
@@ -235,41 +216,16 @@ def test_harvesting_goes_on_after_the_last_whole_shard(tmp_path: Path) -> None:
     assert raws(cache(0)) == expected()
 
 
-def test_a_source_that_fails_can_be_taken_up_again(tmp_path: Path) -> None:
-    def failing(start: int) -> Iterator[TokenBatch]:
-        yield from islice(Source()(start), 5)
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        list(ActivationCache(tmp_path, KEY, failing, 10)(0))
-    cache = ActivationCache(tmp_path, KEY, Source(), 10)
-    assert not cache.complete
-    assert raws(cache(0)) == expected()
-
-
-def script(*arguments: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, __file__, *map(str, arguments)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_killed_at_several_points(tmp_path: Path) -> None:
     """One folder, killed in the source, in the middle of a shard, before the index, and from outside."""
     filled(tmp_path / "whole")
     folder = tmp_path / "cut"
     before: dict[str, bytes] = {}
     for point, whole in (("source:3", 1), ("shard:2", 2), ("waiting:9", 4), ("index", 6)):
-        child = script("write", folder, point)
+        child = Forked(Path(__file__), "write", folder, point)
         if point.startswith("waiting"):
-            assert child.stdout is not None
-            while child.stdout.readline().strip() != "9":
-                pass
+            while child.poll() is None and not (folder.parent / "waiting").exists():
+                time.sleep(0.01)
             with pytest.raises(StorageError) as caught:
                 next(ActivationCache(folder, KEY, no_source)(0))
             one_line(caught.value, folder, "is being written by another process")
@@ -287,19 +243,6 @@ def test_killed_at_several_points(tmp_path: Path) -> None:
     assert raws(ActivationCache(folder, KEY, source, 10)(0)) == expected()
     assert source.starts == [12]
     assert contents(folder) == contents(tmp_path / "whole")
-
-
-def test_only_temporaries_of_the_cache_are_swept(tmp_path: Path) -> None:
-    run = ActivationCache(tmp_path, KEY, Source(), 10)(0)
-    list(islice(run, 5))
-    del run
-    for name in (".shard_000003.safetensors.x1.tmp", ".index.json.x2.tmp", ".mine.x3.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").write_bytes(b"half")
-    (tmp_path / "notes.tmp").write_text("mine")
-    assert raws(ActivationCache(tmp_path, KEY, Source(), 10)(0)) == expected()
-    others = {path.name for path in tmp_path.iterdir()} - {*shards(tmp_path), "index.json", ".lock"}
-    assert others == {".mine.x3.tmp", "notes.tmp"}
 
 
 # --- one writer, many readers
@@ -337,10 +280,8 @@ def test_completed_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pyt
     [
         ({"model": "large"}, 'model = "tiny", now asked for "large"'),
         ({"layers": [4, 8]}, r"layers = \[4, 12\], now asked for \[4, 8\]"),
-        ({"data": {"sha256": "ab", "window": 256}}, "data.window = 512, now asked for 256"),
-        ({"data": {"sha256": "ab"}}, "data.window = 512, now asked for nothing"),
-        ({"seed": 1}, "seed = nothing, now asked for 1"),
-        ({"sink_factor": True}, "sink_factor = 1.0, now asked for true"),
+        ({"data": {"sha256": "ab"}}, r'data = .*"window": 512}, now asked for {"sha256": "ab"}'),
+        ({"seed": 1}, "seed = null, now asked for 1"),
     ],
 )
 def test_another_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -390,17 +331,6 @@ def swap(path: Path) -> None:
     shutil.copy(path.parent / "shard_000000.safetensors", path)
 
 
-def label(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata())
-
-
-def shorten(path: Path) -> None:
-    """A whole file with a good label, in which a tensor has too few tokens."""
-    tensors = load_file(path)
-    files.write_tensors(path, {**tensors, "visual": tensors["visual"][:-1]}, label(path))
-
-
 def foreign(path: Path) -> None:
     """The same shard of a cache with another key."""
     other = ActivationCache(path.parent.parent / "other", {**KEY, "model": "other"}, Source(), 10)
@@ -408,44 +338,29 @@ def foreign(path: Path) -> None:
     shutil.copy(other.folder / path.name, path)
 
 
-def rewrite(path: Path) -> None:
-    """A shard that is whole, but not the one in the index."""
-    tensors = load_file(path)
-    files.write_tensors(path, {**tensors, "batch": tensors["batch"] + 1}, label(path))
-
-
 @pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("damage", [truncate, garble, swap, shorten, rewrite, foreign, Path.unlink])
-def test_damage_is_named_and_can_be_repaired(tmp_path: Path, damage: Callable[[Path], None], complete: bool) -> None:
+@pytest.mark.parametrize("damage", [truncate, garble, swap, foreign])
+def test_damage_is_named_and_a_deleted_shard_is_harvested_again(
+    tmp_path: Path, damage: Callable[[Path], None], complete: bool
+) -> None:
     filled(tmp_path / "whole")
     folder = tmp_path / "cache"
     shutil.copytree(tmp_path / "whole", folder)
     if not complete:
         edit(folder / "index.json", complete=False, shards=[])
     path = folder / shards(folder)[3]
-    if damage is rewrite and not complete:
-        path = folder / shards(folder)[2]  # its number 6 becomes 7, which the next shard has, too
     damage(path)
-    cache = ActivationCache(folder, KEY, Source(), 10)
     with pytest.raises(FormatError) as caught:
-        list(cache(0))
-    one_line(caught.value, folder, "delete the folder", "repair()")
-    if not (damage is rewrite and not complete):
-        assert caught.value.path == path
-        assert cache.repair() == 3
-        assert shards(folder) == shards(tmp_path / "whole")[:3]
-        source = Source()
-        assert raws(ActivationCache(folder, KEY, source, 10)(0)) == expected()
-        assert source.starts == [7]
-        assert contents(folder) == contents(tmp_path / "whole")
-
-
-def test_nothing_to_repair(tmp_path: Path) -> None:
-    cache = filled(tmp_path)
-    before = contents(tmp_path)
-    assert cache.repair() == 6
-    assert contents(tmp_path) == before
-    assert ActivationCache(tmp_path / "new", KEY, no_source).repair() == 0
+        list(ActivationCache(folder, KEY, Source(), 10)(0))
+    one_line(caught.value, "delete this shard")
+    assert caught.value.path == path
+    path.unlink()
+    source = Source()
+    cache = ActivationCache(folder, KEY, source, 10)
+    assert not cache.complete
+    assert raws(cache(0)) == expected()
+    assert source.starts == [7]
+    assert contents(folder) == contents(tmp_path / "whole")
 
 
 # --- sources that do not keep their word
@@ -482,55 +397,22 @@ def test_batches_that_do_not_fit_together(tmp_path: Path) -> None:
             list(cache(0))
 
 
-# --- space
-
-
-def test_bytes_needed(tmp_path: Path) -> None:
-    sizes = [1000] * 8
-    run = ActivationCache(
-        tmp_path,
-        KEY,
-        lambda start: (
-            TokenBatch(
-                {layer: torch.zeros(size, 64, dtype=torch.float16) for layer in (1, 2, 3)},
-                torch.zeros(size, dtype=torch.bool),
-                torch.zeros(size, dtype=torch.int64),
-                torch.zeros(size, dtype=torch.int64),
-                number,
-            )
-            for number, size in enumerate(sizes)
-        ),
-        3000,
-        expected_tokens=8000,
-    )
-    list(run(0))
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
-    assert bytes_needed(8000, [1, 2, 3], 64, torch.float16) <= size
-    assert bytes_needed(8000, [1, 2, 3], 64, torch.float16) == pytest.approx(size, rel=0.01)
-
-
-def test_too_little_space_is_said_before_writing(tmp_path: Path) -> None:
-    cache = ActivationCache(tmp_path, KEY, Source(), 10, expected_tokens=10**15)
-    with pytest.raises(StorageError, match=r"GB are needed for 1000000000000000 tokens, [\d.]+ GB are free") as caught:
-        list(cache(0))
-    one_line(caught.value, tmp_path)
-    assert not shards(tmp_path)
-    assert raws(ActivationCache(tmp_path, KEY, Source(), 10, expected_tokens=45)(0)) == expected()
+# --- writes that fail
 
 
 def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
     """Shards up to 10 tokens are some 1.6 kB with their headers; the fourth source batch is longer than the limit."""
     sizes = [5, 5, 5, 400, 5]
-    child = script("limited", tmp_path / "cut", json.dumps(sizes))
+    child = Forked(Path(__file__), "limited", tmp_path / "cut", json.dumps(sizes))
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
-    told = json.loads(output)
+    result = json.loads(output)
     path = tmp_path / "cut" / "shard_000002.safetensors"
-    assert told["type"] == "StorageError"
-    assert told["message"].startswith(f"{path}: cannot be written (File too large); raise the limit")
-    assert "\n" not in told["message"]
-    assert told["errno"] == errno.EFBIG
-    assert told["given"] == [0, 1, 2, 3]
+    assert result["type"] == "StorageError"
+    assert result["message"].startswith(f"{path}: cannot be written (File too large); raise the limit")
+    assert "\n" not in result["message"]
+    assert result["errno"] == errno.EFBIG
+    assert result["given"] == [0, 1, 2, 3]
     filled(tmp_path / "whole", 10, sizes)
     assert {path.name for path in (tmp_path / "cut").iterdir()} == {
         ".lock",
@@ -543,27 +425,6 @@ def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    cache = ActivationCache(tmp_path / "file" / "cache", KEY, Source())
-    with pytest.raises(StorageError) as caught:
-        list(cache(0))
-    one_line(caught.value, tmp_path / "file" / "cache", "Not a directory", "choose another folder")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
-    run = ActivationCache(tmp_path, KEY, Source(), 10)(0)
-    list(islice(run, 3))
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(StorageError, match="Permission denied"):
-            list(run)
-    finally:
-        tmp_path.chmod(0o700)
-    assert raws(ActivationCache(tmp_path, KEY, Source(), 10)(0)) == expected()
-
-
 # --- memory
 
 WIDTH, BATCH, PER_SHARD, COUNT = 512, 512, 32, 320
@@ -574,14 +435,16 @@ MEGABYTES = WIDTH * BATCH * PER_SHARD * 2 / 2**20  # of a shard
 def test_memory_stays_flat(tmp_path: Path) -> None:
     """Ten shards of 16 MB: neither writing nor reading takes more than about one, and one batch next to nothing."""
     for mode, most, anonymous in (("fill", 1.6, 1.6), ("read", 1.6, 0.3)):
-        child = script(mode, tmp_path)
-        output, errors = child.communicate(timeout=60)
-        assert child.returncode == 0, errors
-        told = json.loads(output)
-        assert told["batches"] == COUNT
-        assert told["first"] < 0.5 * MEGABYTES
-        assert told["peak"] < most * MEGABYTES
-        assert told["anonymous"] < anonymous * MEGABYTES
+        # a process of its own from the start: what a forked one shares does not count as its memory
+        command = [sys.executable, __file__, mode, str(tmp_path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert child.returncode == 0, child.stderr
+        result = json.loads(child.stdout)
+        assert result["batches"] == COUNT
+        assert result["first"] < 0.5 * MEGABYTES
+        assert result["peak"] < most * MEGABYTES
+        assert result["anonymous"] < anonymous * MEGABYTES
     assert len(shards(tmp_path)) == COUNT / PER_SHARD
 
 
@@ -605,16 +468,16 @@ def measured(folder: Path, fill: bool) -> dict[str, float]:
         float(batch.activations[4].sum())
     cache = ActivationCache(folder, KEY, source if fill else no_source, BATCH * PER_SHARD)
     base = resident()
-    told = {"batches": 0.0, "first": 0.0, "peak": 0.0, "anonymous": 0.0}
+    result = {"batches": 0.0, "first": 0.0, "peak": 0.0, "anonymous": 0.0}
     for batch in cache(0):
         float(batch.activations[4].sum())
         now = resident()
-        if not told["batches"]:
-            told["first"] = now[0] - base[0]
-        told["batches"] += 1
-        told["peak"] = max(told["peak"], now[0] - base[0])
-        told["anonymous"] = max(told["anonymous"], now[1] - base[1])
-    return told
+        if not result["batches"]:
+            result["first"] = now[0] - base[0]
+        result["batches"] += 1
+        result["peak"] = max(result["peak"], now[0] - base[0])
+        result["anonymous"] = max(result["anonymous"], now[1] - base[1])
+    return result
 
 
 def limited(folder: Path, sizes: list[int]) -> dict[str, Any]:
@@ -635,7 +498,7 @@ def limited(folder: Path, sizes: list[int]) -> dict[str, Any]:
 
 
 def write(folder: Path, point: str) -> None:
-    """Fill the cache, saying each batch, and be killed: in the source, in a shard, before the index; or wait for it."""
+    """Fill the cache and be killed: in the source, in a shard, before the index; or wait for it."""
     kind, _, number = point.partition(":")
 
     def die(*_: Any, **__: Any) -> None:
@@ -661,9 +524,9 @@ def write(folder: Path, point: str) -> None:
     if kind == "index":
         files.write_json = lambda path, value: die() if value["complete"] else write_json(path, value)
     for batch in ActivationCache(folder, KEY, source, 10)(0):
-        print(batch.batch, flush=True)
         if kind == "waiting" and batch.batch == int(number):
-            sys.stdin.read()
+            (folder.parent / "waiting").touch()
+            signal.pause()
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from sae import ConfigError, FormatError, LayerError, ShapeError, SparseCodes
-from sae.probe.encoded import Encoded
-from sae.probe.encoder import Probe
-from sae.probe.examples import CONFIG, TENSORS, TopExamples, collect
-from sae.probe.query import search
+from sae.probe.encoder import Encoded, Probe
+from sae.probe.examples import CONFIG, TENSORS, TopExamples, collect, search
 
 D_SAE, K = 7, 3
 
@@ -48,9 +45,7 @@ def random_texts(count: int, seed: int, levels: int = 5, longest: int = 9) -> li
     return found
 
 
-def brute_force(
-    texts: list[Encoded], d_sae: int, most: int, context: tuple[int, int], distinct: bool
-) -> list[list[tuple[Any, ...]]]:
+def brute_force(texts: list[Encoded], d_sae: int, most: int, context: tuple[int, int]) -> list[list[tuple[Any, ...]]]:
     """Per feature: value, text, position, context ids, context activations."""
     dense = [(encoded.codes[2].dense(d_sae) * encoded.counted[:, None]).tolist() for encoded in texts]
     result = []
@@ -64,7 +59,7 @@ def brute_force(
         kept: list[tuple[Any, ...]] = []
         seen: set[int] = set()
         for value, text, position in sorted(tokens):
-            if len(kept) == most or (distinct and text in seen):
+            if len(kept) == most or text in seen:
                 continue
             seen.add(text)
             window = range(max(position - context[0], 0), min(position + context[1] + 1, len(dense[text])))
@@ -86,17 +81,14 @@ def kept(examples: TopExamples) -> list[list[tuple[Any, ...]]]:
     st.integers(0, 30),
     st.integers(1, 6),
     st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    st.booleans(),
     st.integers(1, 12),
 )
-def test_examples_equal_a_full_sort(
-    seed: int, count: int, most: int, context: tuple[int, int], distinct: bool, at_once: int
-) -> None:
+def test_examples_equal_a_full_sort(seed: int, count: int, most: int, context: tuple[int, int], at_once: int) -> None:
     texts = random_texts(count, seed)
-    examples = TopExamples(D_SAE, most, context, distinct_texts=distinct)
+    examples = TopExamples(D_SAE, most, context)
     for start in range(0, count, at_once):
         examples.add(texts[start : start + at_once], 2)
-    expected = brute_force(texts, D_SAE, most, context, distinct)
+    expected = brute_force(texts, D_SAE, most, context)
     assert kept(examples) == expected
     assert examples.features().tolist() == [feature for feature, rows in enumerate(expected) if rows]
     assert (examples.n_texts, examples.n_tokens) == (count, sum(int(text.counted.sum()) for text in texts))
@@ -122,17 +114,15 @@ def test_the_peak_lies_in_its_context() -> None:
 
 def test_memory_does_not_grow_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     def held(examples: TopExamples) -> tuple[int, int]:
-        store = examples._ranking
-        tensors = [value for value in vars(store).values() if isinstance(value, Tensor)]
+        tensors = examples._ranking.tensors.values()
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors), len(examples._labels)
 
     examples = TopExamples(D_SAE, 3, (1, 1))
-    examples._prune_at = 10
     empty = held(examples)[0]
     for round_ in range(60):
         examples.add(random_texts(50, round_, levels=1000), 2, [f"{round_}/{i}" for i in range(50)])
     assert held(examples)[0] == empty
-    assert held(examples)[1] <= 1024 + 50
+    assert held(examples)[1] <= 2 * D_SAE * 3
     assert examples.n_texts == 3000
     assert all(e.label == f"{e.source // 50}/{e.source % 50}" for f in range(D_SAE) for e in examples.examples(f))
 
@@ -145,7 +135,7 @@ def test_what_cannot_be_added() -> None:
         TopExamples(D_SAE).add(text, 5)
     with pytest.raises(ShapeError, match="2 labels for 1 texts"):
         TopExamples(D_SAE).add([text], 2, ["a", "b"])
-    with pytest.raises(ConfigError, match="feature 9 is not there"):
+    with pytest.raises(ConfigError, match="feature 9 does not exist"):
         TopExamples(D_SAE).examples(9)
     with pytest.raises(ConfigError, match="at least 1"):
         TopExamples(D_SAE, 0)
@@ -175,7 +165,7 @@ def test_collect_streams_and_is_exact(probe: Probe, make_texts: Any) -> None:
     encoded = list(probe.stream(texts))
     for layer, examples in found.items():
         alone = [replace(text, codes={2: text.codes[layer]}) for text in encoded]
-        expected = brute_force(alone, 48, 4, (2, 3), True)
+        expected = brute_force(alone, 48, 4, (2, 3))
         for feature, rows in enumerate(expected):
             got = examples.examples(feature)
             assert [(e.source, e.position, e.ids) for e in got] == [row[1:4] for row in rows]
@@ -201,7 +191,7 @@ def test_collect_goes_on(probe: Probe, make_texts: Any) -> None:
     assert [[e[:3] for e in rows] for rows in kept(part[3])] == [
         [(pytest.approx(e[0], abs=1e-12), *e[1:3]) for e in rows] for rows in kept(whole)
     ]
-    with pytest.raises(LayerError, match="layer 2 is not there"):
+    with pytest.raises(LayerError, match="layer 2 does not exist"):
         collect(probe, texts, 2)
     with pytest.raises(ConfigError, match="text 1 is a int"):
         collect(probe, ["a", 3])  # type: ignore[list-item]
@@ -256,7 +246,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
 def test_search_follows_its_formula(probe: Probe, make_texts: Any) -> None:
     examples = collect(probe, make_texts(120, 15), 3, per_feature=6, context=(2, 2))[3]
 
-    def expected(words: set[str], weight: float, least: int) -> list[tuple[float, int, int]]:
+    def expected(words: set[str], weight: float) -> list[tuple[float, int, int]]:
         rows = []
         for feature in range(48):
             top = below = 0.0
@@ -267,14 +257,14 @@ def test_search_follows_its_formula(probe: Probe, make_texts: Any) -> None:
                 peak = set(re.findall(r"\w+", example.text[slice(*example.span)].lower()))
                 match = weight * len(words & peak) / len(words) + (1 - weight) * len(words & context) / len(words)
                 top, below = top + example.value * match, below + example.value
-            if len(group) >= least and top > 0:
+            if top > 0:
                 rows.append((-top / below, -len(group), feature))
         return sorted(rows)
 
-    for query, weight, least in [("The CAT!", 0.5, 1), ("cat", 1.0, 1), ("dog tree", 0.2, 6), ("blue", 0.0, 3)]:
+    for query, weight in [("The CAT!", 0.5), ("cat", 1.0), ("dog tree", 0.2), ("blue", 0.0)]:
         words = set(re.findall(r"\w+", query.lower()))
-        wanted = expected(words, weight, least)[:7]
-        got = search(examples, query, 7, peak_weight=weight, min_examples=least)
+        wanted = expected(words, weight)[:7]
+        got = search(examples, query, 7, peak_weight=weight)
         assert [match.feature for match in got] == [feature for *_, feature in wanted]
         assert [match.score for match in got] == pytest.approx([-score for score, *_ in wanted])
     assert got
@@ -298,35 +288,17 @@ def test_peak_words_are_whole_words() -> None:
     nothing = torch.zeros(3, dtype=torch.bool)
     text = Encoded("playing Now", ids, ("play", "ing", "Now"), torch.zeros(3, 2), {0: codes}, *[nothing] * 3)
     examples.add(text, 0)
-    assert examples.examples(1)[0].text[slice(*examples.examples(1)[0].span)] == "ing"
+    [example] = examples.examples(1)
+    assert (example.text, example.offsets) == ("playing Now", ((0, 4), (4, 7), (7, 11)))
+    assert example.text[slice(*example.span)] == "ing"
     assert [(match.feature, match.score) for match in search(examples, "Playing", peak_weight=1)] == [(1, 1.0)]
     assert search(examples, "NOW", peak_weight=1) == []
     assert search(examples, "NOW", peak_weight=0.25)[0].score == 0.75
     assert search(examples, "ing") == []
 
 
-def test_search_with_a_scorer() -> None:
-    examples = TopExamples(D_SAE, 4, (1, 1))
-    examples.add(random_texts(60, 5, levels=50), 2)
-    seen: list[str] = []
-
-    def scorer(texts: list[str]) -> Tensor:
-        seen.extend(texts)
-        return torch.tensor([float(len(text)) - 6 for text in texts])
-
-    got = search(examples, "", 20, scorer=scorer)
-    expected = {}
-    for feature in range(D_SAE):
-        group = examples.examples(feature)
-        expected[feature] = sum(e.value * (len(e.text) - 6) for e in group) / sum(e.value for e in group)
-    assert {match.feature: match.score for match in got} == pytest.approx(expected)
-    assert [match.score for match in got] == sorted(expected.values(), reverse=True)
-    assert len(seen) == sum(len(examples.examples(feature)) for feature in range(D_SAE))
-    assert all(len(m.example.text) == max(len(e.text) for e in examples.examples(m.feature)) for m in got)
-    for wrong in (lambda texts: torch.ones(len(texts), 2), lambda texts: torch.full((len(texts),), float("nan"))):
-        with pytest.raises(ShapeError, match="one finite number each"):
-            search(examples, "", scorer=wrong)
+def test_search_refuses() -> None:
     with pytest.raises(ConfigError, match="has no words"):
-        search(examples, "?!")
+        search(TopExamples(D_SAE), "?!")
     with pytest.raises(ConfigError, match="peak_weight 2"):
-        search(examples, "a", peak_weight=2)
+        search(TopExamples(D_SAE), "a", peak_weight=2)

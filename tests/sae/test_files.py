@@ -10,13 +10,13 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -46,19 +46,13 @@ def test_a_limit_of_the_system(tmp_path: Path) -> None:
     for name, (_, target) in WRITERS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / target).write_text("as it was")
-    child = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    told = json.loads(child.stdout)
+    child = Forked(Path(__file__), tmp_path)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    outcomes = json.loads(output)
     for name, (_, target) in WRITERS.items():
         path = tmp_path / name / target
-        kind, number, message = told[name]
+        kind, number, message = outcomes[name]
         assert kind == "StorageError"
         assert number == errno.EFBIG
         assert message == (

@@ -45,7 +45,7 @@ def test_logits_are_made_in_chunks_and_at_least_float32(
         assert logits.dtype == torch.promote_types(dtype, torch.float32)
         return original(logits, dim=dim)
 
-    monkeypatch.setattr("sae.head._CHUNK", 150)
+    monkeypatch.setattr("sae.splice._CHUNK", 150)
     monkeypatch.setattr("sae.splice.F.log_softmax", record)
     torch.testing.assert_close(run(model).sums(), whole.sums(), rtol=1e-6, atol=1e-9)
     assert max(rows for rows, _ in sizes) == 3

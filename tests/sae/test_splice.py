@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -139,27 +138,24 @@ def test_every_layer_against_a_forward_by_hand(case: tuple[Any, dict[str, Tensor
     by_hand = ByHand(model, inputs)
     last = len(by_hand.blocks)
     coders = {layer: coder_of(d, layer) for layer in (0, 1, 2, last)}
-    results = loss_recovered(model, coders, [inputs], special_ids=SPECIAL, sink_factor=None, mean="batch")
+    results = loss_recovered(model, coders, [inputs], special_ids=SPECIAL, sink_factor=None)
     keep = kept(inputs)
-    streams, clean = by_hand({})
+    _, clean = by_hand({})
     torch.testing.assert_close(clean, by_hand.own_logits, rtol=0, atol=1e-12)
-    means = {layer: streams[layer][keep].mean(0) for layer in coders}
     assert list(results) == [0, 1, 2, last, "all"]
     for name, result in results.items():
         layers = list(coders) if name == "all" else [name]
         _, spliced = by_hand({layer: at(keep, coders[layer]) for layer in layers})
         _, zero = by_hand({layer: at(keep, torch.zeros_like) for layer in layers})
-        _, mean = by_hand({layer: at(keep, means[layer].expand_as) for layer in layers})
         loss = {
             run: cross_entropy(logits, inputs)
-            for run, logits in (("clean", clean), ("spliced", spliced), ("zero", zero), ("mean", mean))
+            for run, logits in (("clean", clean), ("spliced", spliced), ("zero", zero))
         }
-        assert len({round(value, 9) for value in loss.values()}) == 4
+        assert len({round(value, 9) for value in loss.values()}) == 3
         for run, value in loss.items():
             assert getattr(result, f"ce_{run}") == pytest.approx(value, abs=1e-9), (name, run)
-        for score, ablated in (("recovered", "zero"), ("recovered_mean", "mean")):
-            expected = (loss[ablated] - loss["spliced"]) / (loss[ablated] - loss["clean"])
-            assert getattr(result, score) == pytest.approx(expected, rel=1e-6), (name, score)
+        expected = (loss["zero"] - loss["spliced"]) / (loss["zero"] - loss["clean"])
+        assert result.recovered == pytest.approx(expected, rel=1e-6), name
         assert result.kl == pytest.approx(kl(clean, spliced, inputs), abs=1e-9)
         assert result.kl_zero == pytest.approx(kl(clean, zero, inputs), abs=1e-9)
         assert result.tokens == len(counted(inputs))
@@ -190,7 +186,6 @@ def test_an_exact_coder_recovers_everything(case: tuple[Any, dict[str, Tensor], 
         assert result.recovered == 1
         assert result.kl == 0
         assert result.ce_zero != result.ce_clean
-        assert math.isnan(result.recovered_mean)
 
 
 def test_a_coder_that_gives_zeros_recovers_nothing(case: tuple[Any, dict[str, Tensor], int]) -> None:
@@ -202,16 +197,6 @@ def test_a_coder_that_gives_zeros_recovers_nothing(case: tuple[Any, dict[str, Te
     for result in results.values():
         assert result.recovered == 0
         assert result.kl == result.kl_zero > 0
-
-
-def test_a_coder_that_gives_the_mean_recovers_nothing_of_it(qwen3: Any) -> None:
-    vector = torch.randn(16, generator=torch.Generator().manual_seed(2)).double()
-    coder = coder_of(16, 0)
-    coder.W_dec.zero_()
-    coder.b_dec.copy_(vector)
-    [result] = loss_recovered(qwen3, {2: coder}, [text_batch()], mean={2: vector}).values()
-    assert result.recovered_mean == 0
-    assert result.recovered != 0
 
 
 def test_sinks_are_left_as_they_are(qwen3: Any) -> None:
@@ -273,15 +258,11 @@ def test_batches_and_processes_pool(gpt2: Any) -> None:
     for name, expected in whole.items():
         loaded = LossRecovered()
         loaded.load_sums(left[name].sums() + right[name].sums())
-        merged = left[name].merge(right[name])
-        for result in (loaded, merged):
-            torch.testing.assert_close(result.sums(), expected.sums(), rtol=1e-12, atol=0)
-            assert result.recovered == pytest.approx(expected.recovered, rel=1e-9)
+        torch.testing.assert_close(loaded.sums(), expected.sums(), rtol=1e-12, atol=0)
+        assert loaded.recovered == pytest.approx(expected.recovered, rel=1e-9)
     # pooled by token, not by batch
     n, m = run(first)[1], run(second)[1]
     assert whole[1].ce_spliced == pytest.approx((n.tokens * n.ce_spliced + 3 * m.ce_spliced) / (n.tokens + 3))
-    with pytest.raises(ShapeError):
-        whole[1].merge(LossRecovered(mean_ablation=True))
 
 
 def test_peft_models_are_spliced_too(qwen3: Any) -> None:
@@ -298,13 +279,9 @@ def test_inputs_that_cannot_be_used(qwen3: Any) -> None:
     coders, batch = {1: coder_of(16, 1)}, text_batch()
     with pytest.raises(ConfigError, match="no coder"):
         loss_recovered(qwen3, {}, [batch])
-    with pytest.raises(ConfigError, match="no vector for layer 1"):
-        loss_recovered(qwen3, coders, [batch], mean={2: torch.zeros(16)})
-    with pytest.raises(ShapeError, match="mean of layer 1"):
-        loss_recovered(qwen3, coders, [batch], mean={1: torch.zeros(3)})
     with pytest.raises(LayerError):
         loss_recovered(qwen3, {9: coders[1]}, [batch])
-    with pytest.raises(ShapeError, match="batch 0: attention_mask"):
+    with pytest.raises(ShapeError, match=r"batch 0: .* attention_mask"):
         loss_recovered(qwen3, coders, [{**batch, "attention_mask": torch.ones(2, 1, 9, 9)}])
     with pytest.raises(ActivationError, match="nothing to predict"):
         loss_recovered(qwen3, coders, [{"input_ids": torch.tensor([[5], [6]])}])
@@ -323,14 +300,3 @@ def test_inputs_that_cannot_be_used(qwen3: Any) -> None:
     endless.b_dec.fill_(float("inf"))
     with pytest.raises(ActivationError, match="batch 0, layer 1: "):
         loss_recovered(qwen3, {1: endless}, [batch])
-
-
-def test_no_hook_is_left_behind(qwen3: Any) -> None:
-    def hooks() -> int:
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in qwen3.modules())
-
-    before = hooks()
-    loss_recovered(qwen3, {1: coder_of(16, 1)}, [text_batch()])
-    with pytest.raises(ShapeError):
-        loss_recovered(qwen3, {1: coder_of(7, 1)}, [text_batch()])
-    assert hooks() == before

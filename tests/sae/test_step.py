@@ -1,4 +1,4 @@
-"""The sparse step against autograd through a dense one, in float64."""
+"""Gradients of the sparse step against autograd through a dense one, in float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sae.step import AuxK, Share, feature_major, step
+from sae.step import AuxK, Gradients, feature_major, gradients
 from sae.topk import TopKSAE
+
+NAMES = ("W_enc", "b_enc", "W_dec", "b_dec")
 
 
 def dense_loss(coder: TopKSAE, x: Tensor, mse_scale: float, aux: AuxK | None) -> Tensor:
@@ -32,6 +34,17 @@ def dense_loss(coder: TopKSAE, x: Tensor, mse_scale: float, aux: AuxK | None) ->
     return loss
 
 
+def dense_gradients(coder: TopKSAE, loss: Tensor) -> dict[str, Tensor]:
+    """By autograd, in the layout of `Gradients`."""
+    grads = torch.autograd.grad(loss, [getattr(coder, name) for name in NAMES])
+    return {name: grad.t() if name == "W_enc" else grad for name, grad in zip(NAMES, grads, strict=True)}
+
+
+def assert_close(got: Gradients, expected: Mapping[str, Tensor], rtol: float = 0, atol: float = 1e-12) -> None:
+    for name in NAMES:
+        torch.testing.assert_close(getattr(got, name), expected[name], rtol=rtol, atol=atol, msg=name)
+
+
 def coder_and_batch(seed: int = 0, n: int = 60) -> tuple[TopKSAE, Tensor]:
     torch.manual_seed(seed)
     coder = TopKSAE(16, 64, 5).double()
@@ -42,7 +55,7 @@ def coder_and_batch(seed: int = 0, n: int = 60) -> tuple[TopKSAE, Tensor]:
     return coder, torch.randn(n, 16, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("stored", ["feature_major", "input_major"])
+@pytest.mark.parametrize("major", ["feature", "input"])
 @pytest.mark.parametrize(
     "aux",
     [
@@ -56,119 +69,91 @@ def coder_and_batch(seed: int = 0, n: int = 60) -> tuple[TopKSAE, Tensor]:
     ids=["none", "no_dead", "fewer_than_k", "more_than_k", "all_dead", "every_seventh_token"],
 )
 @pytest.mark.parametrize("tokens", [60, 1300])
-def test_loss_and_gradients_equal_dense_autograd(aux: AuxK | None, stored: str, tokens: int) -> None:
+def test_loss_and_gradients_equal_dense_autograd(aux: AuxK | None, major: str, tokens: int) -> None:
     coder, x = coder_and_batch(n=tokens)
-    if stored == "feature_major":
+    if major == "feature":
         feature_major(coder)
     expected = dense_loss(coder, x, 0.3, aux)
-    (2.5 * expected).backward()
-    gradients = {name: p.grad for name, p in coder.named_parameters()}
-    coder.zero_grad(set_to_none=True)
-    out = step(coder, x, 0.3, aux)
-    (2.5 * out.loss).backward()
-    assert abs(float(out.loss.detach()) - float(expected.detach())) < 1e-12
-    for name, parameter in coder.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-12, msg=name)
-        assert parameter.grad.stride() == parameter.stride()
+    out, grads = gradients(coder, x, 0.3, aux)
+    assert abs(float(out.loss) - float(expected.detach())) < 1e-12
+    assert_close(grads, dense_gradients(coder, expected))
+    torch.testing.assert_close(grads.radial, (grads.W_dec * coder.W_dec.detach()).sum(1), rtol=0, atol=1e-12)
+    assert all(grad.is_contiguous() for grad in grads)
 
 
-def test_auxiliary_term_moves_the_encoder_and_not_the_reconstruction() -> None:
+def test_the_auxiliary_loss_moves_the_encoder_rows_of_dead_features_only() -> None:
     coder, x = coder_and_batch(1)
     dead = torch.tensor([2, 40])
-    step(coder, x, 0.0, AuxK(dead, 4)).loss.backward()
-    assert coder.W_enc.grad is not None
-    moved = coder.W_enc.grad.abs().sum(0).nonzero().squeeze(1).tolist()
-    assert moved == dead.tolist()
+    _, grads = gradients(coder, x, 0.0, AuxK(dead, 4))
+    assert grads.W_enc.abs().sum(1).nonzero().squeeze(1).tolist() == dead.tolist()
 
 
 def test_features_that_are_zero_get_no_gradient() -> None:
     coder, x = coder_and_batch(2)
     with torch.no_grad():
         coder.b_enc.fill_(-100.0)
-    out = step(coder, x)
-    out.loss.backward()
+    out, grads = gradients(coder, x)
     assert not bool(out.values.any())
-    assert coder.W_enc.grad is not None
-    assert not bool(coder.W_enc.grad.any())
-    assert coder.b_dec.grad is not None
-    torch.testing.assert_close(coder.b_dec.grad, 2 * (coder.b_dec - x).mean(0).detach())
+    assert not bool(grads.W_enc.any())
+    torch.testing.assert_close(grads.b_dec, 2 * (coder.b_dec - x).mean(0).detach())
 
 
 def test_an_error_that_does_not_vary_gives_no_auxiliary_loss() -> None:
     coder, x = coder_and_batch(3)
-    same = x[:1].expand(8, -1).contiguous()
-    out = step(coder, same, 1.0, AuxK(torch.tensor([1]), 2))
-    out.loss.backward()
-    assert bool(torch.isfinite(out.loss.detach()))
-    assert all(bool(torch.isfinite(p.grad).all()) for p in coder.parameters() if p.grad is not None)
+    out, grads = gradients(coder, x[:1].expand(8, -1).contiguous(), 1.0, AuxK(torch.tensor([1]), 2))
+    assert bool(torch.isfinite(out.loss))
+    assert all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
-def test_step_agrees_with_encode_and_decode() -> None:
+def test_the_step_agrees_with_encode_and_decode() -> None:
     coder, x = coder_and_batch(4)
-    out = step(coder, x, 1.0)
+    out, _ = gradients(coder, x)
     codes = coder.encode(x)
-    expected = (x - coder.decode(codes)).square().sum(1).mean()
-    torch.testing.assert_close(out.mse, expected.detach())
-    order = out.indices.sort(-1)
-    assert torch.equal(order.values, codes.indices)
+    torch.testing.assert_close(out.mse, (x - coder.decode(codes)).square().sum(1).mean().detach())
+    assert torch.equal(out.indices.sort(-1).values, codes.indices)
 
 
 def test_float32_gradients_are_close_to_float64() -> None:
     coder, x = coder_and_batch(5)
-    step(coder, x).loss.backward()
-    exact = {name: p.grad.clone() for name, p in coder.named_parameters() if p.grad is not None}
+    exact = gradients(coder, x)[1]
     single = TopKSAE(16, 64, 5)
     single.load_state_dict({name: p.float() for name, p in coder.state_dict().items()})
-    step(single, x.float()).loss.backward()
-    for name, parameter in single.named_parameters():
-        assert parameter.grad is not None
-        assert float((parameter.grad.double() - exact[name]).abs().max()) < 1e-5 * float(exact[name].abs().max())
+    for name, grad in zip(NAMES, gradients(single, x.float())[1], strict=False):
+        expected = getattr(exact, name)
+        assert float((grad.double() - expected).abs().max()) < 1e-5 * float(expected.abs().max())
 
 
 def test_shares_of_a_batch_add_up_to_the_whole() -> None:
     coder, x = coder_and_batch(6, 60)
     aux = AuxK(torch.tensor([1, 5, 9, 20]), 2, coefficient=0.7, stride=4)
-    whole = step(coder, x, 0.3, aux)
-    whole.loss.backward()
-    gradients = {name: p.grad.clone() for name, p in coder.named_parameters() if p.grad is not None}
-    coder.zero_grad(set_to_none=True)
-    # what each of the sums is over all parts, noted while the whole is computed, in the order they are asked for
+    # the sums over all parts, recorded while the whole is computed, in the order they are asked for
     sums: list[Tensor] = []
-    step(coder, x, 0.3, aux, Share(60, lambda tensor: sums.append(tensor.clone()) or tensor))
-    losses = []
+    out, whole = gradients(coder, x, 0.3, aux, total=lambda tensor: sums.append(tensor.clone()) or tensor)
+    parts = []
     for rows in (slice(0, 20), slice(20, 60)):
-        known = iter(sums)
-        part = step(coder, x[rows], 0.3, aux, Share(60, lambda tensor, known=known: next(known)))
-        part.loss.backward()
-        losses.append(part.loss.detach())
-    torch.testing.assert_close(torch.stack(losses).sum(), whole.loss.detach(), rtol=1e-12, atol=0)
-    for name, parameter in coder.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-12, msg=name)
+        recorded = iter(sums)
+        parts.append(
+            gradients(coder, x[rows], 0.3, aux, tokens=60, total=lambda tensor, recorded=recorded: next(recorded))
+        )
+    torch.testing.assert_close(parts[0][0].loss + parts[1][0].loss, out.loss, rtol=1e-12, atol=0)
+    assert_close(whole, {name: sum(getattr(grads, name) for _, grads in parts) for name in NAMES})
 
 
 def test_bfloat16_chooses_the_features_and_the_rest_is_exact() -> None:
     coder, x = coder_and_batch(7, 200)
     coder, x = coder.float(), x.float()
-    out = step(coder, x, products=torch.bfloat16)
-    out.loss.backward()
+    out, grads = gradients(coder, x, products=torch.bfloat16)
+    pre = (x - coder.b_dec) @ coder.W_enc + coder.b_enc
     with torch.no_grad():
-        pre = (x - coder.b_dec) @ coder.W_enc + coder.b_enc
         torch.testing.assert_close(out.values, pre.gather(1, out.indices).relu())
-        # what was chosen is as large as what should have been, up to bfloat16's eight bits
+        # the choice is as large as the exact one, up to bfloat16's eight bits
         best = pre.topk(coder.k).values
         assert float((best.sum(1) - pre.gather(1, out.indices).sum(1)).max()) < 0.02 * float(best.sum(1).max())
         same = (out.indices.sort(1).values == coder.encode(x).indices).all(1)
     assert 0.7 < float(same.double().mean()) <= 1
-    gradients = {name: p.grad for name, p in coder.named_parameters()}
-    coder.zero_grad(set_to_none=True)
-    pre = (x - coder.b_dec) @ coder.W_enc + coder.b_enc
     z = torch.zeros_like(pre).scatter(1, out.indices, pre.gather(1, out.indices).relu())
-    (x - z @ coder.W_dec - coder.b_dec).square().sum(1).mean().backward()
-    for name, parameter in coder.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+    loss = (x - z @ coder.W_dec - coder.b_dec).square().sum(1).mean()
+    assert_close(grads, dense_gradients(coder, loss), rtol=1e-4, atol=1e-5)
 
 
 class Largest(TorchDispatchMode):
@@ -191,13 +176,13 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("aux", [None, AuxK(torch.arange(0, 4096, 40), 8)], ids=["alive", "dead"])
-def test_nothing_of_tokens_by_features_or_actives_by_width_is_held(aux: AuxK | None) -> None:
+def test_no_tensor_of_tokens_by_features_or_actives_by_width_is_held(aux: AuxK | None) -> None:
     tokens, d_in, d_sae, k = 2048, 96, 4096, 32
     torch.manual_seed(0)
     coder = feature_major(TopKSAE(d_in, d_sae, k))
     x = torch.randn(tokens, d_in)
     with Largest() as largest:
-        step(coder, x, 1.0, aux).loss.backward()
+        gradients(coder, x, 1.0, aux)
     assert largest.numbers[True] == 1024 * d_sae  # pre-activations of one chunk
     assert largest.numbers[True] < min(tokens * d_sae, tokens * k * d_in)
     assert largest.numbers[False] <= 4 * tokens * k

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sae import FormatError, ShapeError, SparseCodes, TopKSAE, layer_folder, load_layers
@@ -198,23 +200,6 @@ def test_an_interrupted_save_never_loads_as_a_mixture(tmp_path: Path, monkeypatc
         TopKSAE.load(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sae import files
-
-    target = tmp_path / "weights.safetensors"
-    files.write_tensors(target, {"a": torch.ones(2)})
-
-    def half(_: object, path: Path, **__: object) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(files, "save_file", half)
-    with pytest.raises(OSError, match="disk full"):
-        files.write_tensors(target, {"a": torch.zeros(2)})
-    assert load_file(target)["a"].tolist() == [1.0, 1.0]
-    assert [p.name for p in tmp_path.iterdir()] == [target.name]
-
-
 def _spoil(folder: Path, **changes: object) -> None:
     config = json.loads((folder / "cfg.json").read_text())
     (folder / "cfg.json").write_text(json.dumps({**config, **changes}))
@@ -255,6 +240,16 @@ def test_damaged_files(tmp_path: Path) -> None:
     save_file(tensors, weights)
     with pytest.raises(FormatError, match=r"b_dec is missing|W_enc is \[2\]"):
         TopKSAE.load(tmp_path)
+    coder = random_coder(6, 24, 4, dtype=torch.float32)
+    coder.b_enc[3] = float("inf")
+    coder.save(tmp_path)
+    with pytest.raises(FormatError, match="b_enc holds values that are not finite"):
+        TopKSAE.load(tmp_path)
+    coder.metadata = {"what": object()}
+    with pytest.raises(FormatError, match="JSON"):
+        coder.save(tmp_path)
+    coder.metadata = {}
+    coder.save(tmp_path)
     weights.unlink()
     with pytest.raises(FormatError, match="no such file"):
         TopKSAE.load(tmp_path)
@@ -263,19 +258,15 @@ def test_damaged_files(tmp_path: Path) -> None:
         TopKSAE.load(tmp_path)
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    coder = random_coder(6, 24, 4, dtype=torch.float32)
-    coder.b_enc[3] = float("inf")
-    coder.save(tmp_path)
-    with pytest.raises(FormatError, match="b_enc"):
-        TopKSAE.load(tmp_path)
+def test_the_package_imports_without_torch() -> None:
+    import sae
 
-
-def test_metadata_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    coder = random_coder(6, 24, 4, dtype=torch.float32)
-    coder.metadata = {"what": object()}
-    with pytest.raises(FormatError, match="JSON"):
-        coder.save(tmp_path)
+    code = "import sys, sae; assert not {'torch', 'numpy', 'remind'} & set(sys.modules); print(*sae.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == sae.__all__
+    assert all(getattr(sae, name).__name__ == name and name in dir(sae) for name in sae.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sae.nothing
 
 
 def test_load_layers(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sae import ActivationError, ConfigError, LayerError, ShapeError, TopKSAE
-from sae.trainer import SAETrainConfig, Trained, Trainer, geometric_median, train
+from sae.step import geometric_median
+from sae.trainer import SAETrainConfig, Trained, Trainer, train
 
 SMALL = {"d_sae": 64, "k": 4, "batch_size": 256, "lr": 3e-3, "warmup_steps": 10, "log_every": 20}
 
@@ -134,15 +135,15 @@ def test_dead_features_come_back_with_the_auxiliary_term() -> None:
 
 
 def test_metrics_and_progress(tmp_path: Path) -> None:
-    calls: list[tuple[int, int]] = []
+    calls: list[tuple[int, int, bool]] = []
     path = tmp_path / "deep" / "metrics.jsonl"
     train(
         sparse_world(0, 50),
         SAETrainConfig(steps=45, **SMALL),
         metrics=path,
-        progress=lambda done, total, figures: calls.append((done, total)) or None,
+        progress=lambda done, total, figures: calls.append((done, total, bool(figures))) or None,
     )
-    assert calls == [(step, 45) for step in range(1, 46)]
+    assert calls == [(step, 45, step > 0) for step in range(46)]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["step"], row["layer"]) for row in rows] == [(s, layer) for s in (1, 20, 40, 45) for layer in (3, 7)]
     assert rows[-1]["tokens"] == 45 * 256
@@ -238,9 +239,9 @@ def test_trackers_are_told_what_the_metrics_say(tmp_path: Path) -> None:
 
 
 def test_bfloat16_products_learn_as_float32_does() -> None:
-    config = SAETrainConfig(steps=200, decay_share=0.3, **SMALL)
+    config = SAETrainConfig(steps=100, decay_share=0.3, **SMALL)
     [fresh] = sparse_world(1, 1)
-    single = fvu(train(sparse_world(0, 200), config).coders[3], fresh[3])
-    half = train(sparse_world(0, 200), SAETrainConfig(**{**vars(config), "dtype": "bfloat16"}))
+    single = fvu(train(sparse_world(0, 100), config).coders[3], fresh[3])
+    half = train(sparse_world(0, 100), SAETrainConfig(**{**vars(config), "dtype": "bfloat16"}))
     assert half.coders[3].W_enc.dtype == torch.float32
     assert fvu(half.coders[3], fresh[3]) < 1.1 * single

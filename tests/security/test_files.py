@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,9 @@ def test_the_cache_of_replies_is_no_more_open_than_the_umask(mask: int, tmp_path
     from remind.llm.cache import ReplyCache
 
     cache = ReplyCache(tmp_path / "below" / "replies.sqlite")
-    # with the journal beside it, which holds the same text
-    assert [path for path in tmp_path.rglob("*") if path.stat().st_mode & mask] == []
-    cache.close()
+    with cache.claim("k"), closing(sqlite3.connect(cache.path)) as db:
+        db.execute("INSERT INTO replies VALUES ('k', '', '', '', 1, 1, 0, 0, 0.0, 0.0)")
+        # with the journal beside it, which holds the same text, and the lock
+        paths = list(tmp_path.rglob("*"))
+        assert {"replies.sqlite", "replies.sqlite-journal", "k"} <= {path.name for path in paths}
+        assert [path for path in paths if path.stat().st_mode & mask] == []

@@ -80,7 +80,7 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
 
 
 def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
         content = json.loads((model / name).read_text())
@@ -152,7 +152,7 @@ def test_kernels_that_a_model_folder_names_are_not_fetched(
     parts: tuple[str, ...], field: str, value: Any, model: Path, fetched: list[str]
 ) -> None:
     from experiments.cost.flops import load_config
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     config = part = json.loads((model / "config.json").read_text())
     for name in parts:
@@ -207,7 +207,7 @@ def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, own: bool)
 
 
 def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
 
     config = json.loads((model / "config.json").read_text())
     named = {"_attn_implementation": "eager", "_attn_implementation_autoset": True}

@@ -61,7 +61,7 @@ def _drafts(folder: Path) -> Path:
 
 def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:
     from remind import read
-    from remind.models.backbone import load_backbone
+    from remind.models.load import load_backbone
     from sae import TopKSAE
     from sae.dashboard import record, write_dashboard
     from sae.probe import Probe

@@ -20,10 +20,8 @@ from remind.data.dialogue import (
     Session,
     Turn,
 )
-from remind.llm.asking import CUE_WORDS, cue_request, strategy_request, summary_request
-from remind.llm.fence import code_for, fenced
-from remind.llm.judging import judge_request
-from remind.llm.request import Request
+from remind.llm.asking import CUE_WORDS, cue_request, judge_request, strategy_request, summary_request
+from remind.llm.request import Request, code_for, fenced
 from remind.states import prompts
 from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy
 from remind.text.strategy import guide

@@ -131,19 +131,28 @@ def unsound() -> dict[str, tuple[StateRecord, str]]:
         "dialogue beyond the text": (level(dialogue=(0, end + 1)), "x1: the span of the dialogue"),
         "reversed": (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
         "negative": (level(anchors=((-1, 3),)), "x1: a span of anchors"),
-        "marker outside the dialogue": (level(markers=((0, 2), (3, 4))), "x1: a span of markers"),
+        "marker outside the dialogue": (level(markers=((0, 2), (3, 4))), "x1: markers overlap"),
         "odd markers": (level(markers=x1.markers[:1]), "x1: a block of markers is not closed"),
-        "marker over a turn": (level(markers=((turn.start, turn.end), x1.markers[1])), "x1: a turn or marker"),
-        "markers in reverse": (level(markers=x1.markers[::-1]), "x1: a marker"),
-        "turns in reverse": (level(turns=x1.turns[::-1]), "x1: a turn"),
-        "turn twice": (level(turns=(turn, turn, *x1.turns[1:])), "x1: a turn"),
-        "turn outside": (first_turn(start=0), "x1: a turn"),
-        "speaker outside its turn": (first_turn(speaker=(0, 1)), "x1: a turn's speaker"),
-        "text outside its turn": (first_turn(text=(turn.start, end)), "x1: a turn's text"),
-        "caption outside its turn": (first_turn(captions=((end - 1, end),)), "x1: a turn's caption"),
-        "no turn id": (first_turn(turn_id=None), "x1: a turn's turn_id is missing"),
-        "span of three": (first_turn(text=(1, 2, 3)), "is no pair of numbers"),
-        "no text": (level(text=None), "the text of x1 is missing"),
+        "marker over a turn": (level(markers=((turn.start, turn.end), x1.markers[1])), "x1: markers overlap"),
+        "markers in reverse": (level(markers=x1.markers[::-1]), "x1: markers overlap"),
+        "turns in reverse": (level(turns=x1.turns[::-1]), "x1: turns overlap"),
+        "turn twice": (level(turns=(turn, turn, *x1.turns[1:])), "x1: turns overlap"),
+        "turn outside": (first_turn(start=0), "x1: turns overlap"),
+        "speaker outside its turn": (
+            first_turn(speaker=(0, 1)),
+            "x1: speaker, text or captions of turn 't0' lie outside",
+        ),
+        "text outside its turn": (
+            first_turn(text=(turn.start, end)),
+            "x1: speaker, text or captions of turn 't0' lie outside",
+        ),
+        "caption outside its turn": (
+            first_turn(captions=((end - 1, end),)),
+            "x1: speaker, text or captions of turn 't0' lie outside",
+        ),
+        "no turn id": (first_turn(turn_id=None), "x1: a text or a span is missing"),
+        "span of three": (first_turn(text=(1, 2, 3)), "x1: a text or a span is missing or incomplete"),
+        "no text": (level(text=None), "x1: a text or a span is missing"),
         "salience too short": (dataclasses.replace(good, salience=(0.5,)), "salience"),
         "no question": (dataclasses.replace(good, question=None), "question is missing"),  # type: ignore[arg-type]
         "no split": (dataclasses.replace(good, split="valid"), "unknown split 'valid'"),
@@ -152,8 +161,8 @@ def unsound() -> dict[str, tuple[StateRecord, str]]:
         "options with direct": (dataclasses.replace(good, options=("a",)), "a direct question has no options"),
         "no options": (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
         "too many options": (asked(options=("a",) * 27), "a multi question needs 1 to 26 options, this one has 27"),
-        "an answer of no option": (asked(answers=("Z",)), "gold answer 'Z' names none of its options (A to B)"),
-        "a small letter": (asked(answers=("a",)), "gold answer 'a' names none of its options (A to B)"),
+        "an answer of no option": (asked(answers=("Z",)), "gold answer 'Z' names none of its options"),
+        "a small letter": (asked(answers=("a",)), "gold answer 'a' names none of its options"),
         "an answer twice": (asked(answers=("B", "B")), "an answer stands twice"),
         "two answers to single": (
             asked(format="single", answers=("A", "B")),
@@ -163,7 +172,10 @@ def unsound() -> dict[str, tuple[StateRecord, str]]:
         "visual by itself": (dataclasses.replace(good, visual=True), "visual does not go with the dimension"),
         "not visual": (dataclasses.replace(good, dimension=VISUAL_DIMENSIONS[0]), "visual does not go"),
         "negative image": (dataclasses.replace(good, images=(0, -5)), "an image index is -5"),
-        "a line less": (dataclasses.replace(good, evidence_lines=("Ana: hi",)), "evidence_lines is not of as many"),
+        "a line less": (
+            dataclasses.replace(good, evidence_lines=("Ana: hi",)),
+            "evidence_lines has 1 lines for 2 turns",
+        ),
         "a turn id twice": (level(turns=(*x1.turns[:2], again)), "x1: a turn stands twice"),
         "another dialogue": (
             level(text=x1.text.replace("line 2", "line 3")),
@@ -171,8 +183,11 @@ def unsound() -> dict[str, tuple[StateRecord, str]]:
         ),
         "picture of no turn": (pictured(Picture("t3", 0, "x.png")), "a picture is of no image in x0"),
         "picture of no caption": (pictured(Picture("t1", 1, "x.png")), "a picture is of no image in x0"),
-        "picture at -1": (pictured(Picture("t1", -1, "x.png")), "a picture's place is -1"),
-        "found but not gold": (dataclasses.replace(good, evidence_found=("t2",)), "evidence_found names what is not"),
+        "picture at -1": (pictured(Picture("t1", -1, "x.png")), "a picture is of no image in x0"),
+        "found but not gold": (
+            dataclasses.replace(good, evidence_found=("t2",)),
+            "evidence_found or images_found names what is not gold",
+        ),
     }
 
 

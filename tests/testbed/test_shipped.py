@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from experiments.pretrain.run import MEASURED, PretrainConfig, measure
-from remind.models.backbone import load_backbone
+from remind.models.load import load_backbone
 from remind.models.nano import nano_folder, nano_tokenizer
 
 

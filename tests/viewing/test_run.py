@@ -16,7 +16,7 @@ from remind.data.dialogue import Corpus, Question
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import grounding_config
-from remind.models.backbone import load_backbone
+from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import MANIFEST, read_states, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
@@ -169,7 +169,7 @@ def test_a_manifest_makes_nobody_ask_the_hub(
     built: Any, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States may be another's, and their manifest may name what it likes."""
-    monkeypatch.setattr("remind.models.backbone.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("remind.models.load.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
     moved = changed(built, tmp_path / "moved", backbone=name)
     with pytest.raises(ConfigError, match=r"^the states name the backbone [^\n]*; give --backbone$"):
         inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(tmp_path / "x.html")))

@@ -127,13 +127,22 @@ def _folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
             found.setdefault(name, []).append(path)
     if not found:
         wanted = "a format we know" if format is None else f"format {format}"
-        raise FormatError(f"the folder holds no file of {wanted}", folder)
+        hint = _subfolders_with_data(folder)
+        raise FormatError(f"the folder holds no file of {wanted}{hint}", folder)
     if len(found) > 1:
         raise FormatError(f"the folder holds files of several formats ({', '.join(found)}); name one", folder)
     for path in others:
         _log.warning("%s: left out, not a %s file", path, next(iter(found)))
     name, paths = next(iter(found.items()))
     return paths, name
+
+
+def _subfolders_with_data(folder: Path) -> str:
+    """A hint for folders whose data files lie one level down, which are not read."""
+    names = {path.parent.name for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES and path.is_file()}
+    return (
+        f"; subfolders are not read, and data files lie in {', '.join(sorted(names)[:3])}/: name that" if names else ""
+    )
 
 
 def _files(folder: Path) -> list[Path]:

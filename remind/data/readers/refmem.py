@@ -14,7 +14,6 @@ from remind.core.files import atomic_path
 from remind.data.dialogue import Corpus, Dialogue, Image, Question
 from remind.data.readers.builder import CorpusBuilder, Draft, check_question, check_turn, describe
 from remind.data.readers.evidence import exact
-from remind.data.readers.order import cuts
 from remind.data.readers.source import Place, Source, shown
 
 _TYPES = ("context", "question")
@@ -152,6 +151,31 @@ def _question(out: CorpusBuilder, place: Place, record: dict[str, Any]) -> None:
 
 def _texts(place: Place, record: dict[str, Any], key: str) -> tuple[str, ...]:
     return tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
+
+
+def cuts(contexts: int, asked: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The smallest pieces, as (how many further contexts, how many further questions), in order.
+
+    A piece holds the context of each of its questions, and pieces end to end give contexts and questions in the order
+    of the file. Where questions come in the order of their contexts, each context is a piece.
+
+    Args:
+        asked: for each question, the number of its context.
+    """
+    first, last = array("q", [len(asked)]) * (contexts + 1), array("q", [-1]) * contexts
+    for question, context in enumerate(asked):
+        first[context] = min(first[context], question)
+        last[context] = question
+    for context in range(contexts - 1, 0, -1):
+        first[context] = min(first[context], first[context + 1])
+    taken = (0, 0)
+    latest = -1
+    for context in range(contexts):
+        latest = max(latest, last[context])
+        # all questions up to the latest one are of contexts up to here
+        if latest < first[context + 1]:
+            yield context + 1 - taken[0], latest + 1 - taken[1]
+            taken = (context + 1, latest + 1)
 
 
 def write_refmem(corpus: Corpus, path: str | Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from sae import SparseCodes
-from sae.pages.snippets import digits
+from sae.pages import digits
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 #: Tokens shown to the left and to the right of an example's peak.

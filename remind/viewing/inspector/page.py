@@ -26,8 +26,7 @@ from remind.viewing.inspector.features import (
     dialogue_examples,
     kept_per_token,
 )
-from sae.pages import packed, page, utf16
-from sae.pages.snippets import Snippets
+from sae.pages import Snippets, packed, page, utf16
 
 if TYPE_CHECKING:
     from sae.probe import TopExamples

@@ -113,8 +113,8 @@ def page_names(ids: Sequence[str] | Iterator[str]) -> list[str]:
 def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
     from remind.grounding import Grounder
     from remind.grounding.load import folder_of_saes, load_saes
-    from remind.models.backbone import load_backbone
     from remind.models.encoder import SentenceEncoder
+    from remind.models.load import load_backbone
     from remind.pipeline.config import BuildStatesConfig
     from remind.viewing.inspector.examples import corpus_examples
 

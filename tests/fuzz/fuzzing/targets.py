@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import random
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from fuzzing import seeds
-from fuzzing.mutate import mutate
-from fuzzing.parquet import mutate_part
+from fuzzing.strategies import changed_bytes, changed_json, changed_part
 from remind.core.errors import RemindError
 from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
@@ -45,12 +46,16 @@ class Target:
     Attributes:
         seeds: valid inputs.
         run: reads an input in a scratch folder; AssertionError where it was read wrongly.
-        mutate: makes another input of one.
+        changed: strategies for inputs made from a seed.
     """
 
     seeds: tuple[bytes, ...]
     run: Callable[[bytes, Path], None]
-    mutate: Callable[[bytes, random.Random], bytes] = mutate
+    changed: tuple[Callable[[bytes], st.SearchStrategy[bytes]], ...] = (changed_json, changed_bytes)
+
+    @property
+    def inputs(self) -> st.SearchStrategy[bytes]:
+        return st.one_of([strategy(seed) for seed in self.seeds for strategy in self.changed])
 
 
 def wrong(target: Target, data: bytes, folder: Path) -> str | None:
@@ -65,6 +70,21 @@ def wrong(target: Target, data: bytes, folder: Path) -> str | None:
         return f"{type(error).__name__}: {str(error)[:300]}"
     taken = time.process_time() - start
     return f"took {taken:.0f} s" if taken > SLOW else None
+
+
+def make_check(name: str, cases: int = 25) -> Callable[[], None]:
+    """A hypothesis test of one target: any input is read rightly, or refused with one typed line."""
+    target = make_targets()[name]
+    memory = Path("/dev/shm")
+
+    @settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=target.inputs)
+    def check(data: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="remind-fuzz-", dir=memory if memory.is_dir() else None) as folder:
+            problem = wrong(target, data, Path(folder))
+        assert problem is None, problem
+
+    return check
 
 
 def _reader(format: str | None) -> Callable[[bytes, Path], None]:
@@ -209,14 +229,15 @@ def _image_seeds() -> tuple[bytes, ...]:
 
 def make_targets() -> dict[str, Target]:
     """All targets by name."""
-    every = tuple(data for files in seeds.FILES.values() for data in files)
+    every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format != "friends")
     return {
-        **{format: Target(seeds.FILES[format], _reader(format)) for format in FORMATS},
+        **{format: Target(seeds.FILES[format], _reader(format)) for format in FORMATS if format != "friends"},
+        "friends": Target(seeds.FILES["friends"], _reader("friends"), (changed_bytes,)),
         "sniffed": Target(every, _reader(None)),
-        "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer),
+        "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer, (changed_bytes,)),
         "json": Target((seeds.as_list(seeds.REALTALK),), _json),
         "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
         "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
-        "states": Target(_state_seeds(), _states, mutate_part),
-        "image": Target(_image_seeds(), _image),
+        "states": Target(_state_seeds(), _states, (changed_part, changed_bytes)),
+        "image": Target(_image_seeds(), _image, (changed_bytes,)),
     }

@@ -1,4 +1,4 @@
-"""The dialogues of a build, one after the other or on several processes; what is on the shelf is not built again."""
+"""Builds dialogues one after the other, or on several processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from remind.core.errors import ModelError
 from remind.core.processes import cores, device_of, leave_with_parent, spawned_pool
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.dialogue import Workshop
+from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.outline import Task
 
 #: Dialogues under way for each process: one being built and one on its way, so that memory stays flat.
 _AHEAD = 2
 #: What takes long to import and every process needs.
-_LIBRARIES = ("remind.pipeline.work", "sentence_transformers", "transformers")
+_LIBRARIES = ("remind.pipeline.workers", "sentence_transformers", "transformers")
 #: Seconds between looks at how far the processes are.
 _LOOK = 0.5
 
-_workshop: Workshop | None = None
+_builder: DialogueBuilder | None = None
 
 
 def build_all(
@@ -39,9 +39,9 @@ def build_all(
     Args:
         identity: `build_identity`. saes: folder of the SAEs.
         missing: what is to be built; read as it is needed.
-        step: told how many units of `effort` are done since it was told last, and of what stage; "" where several
-            processes are at different ones.
-        done: told after every dialogue, in this process.
+        step: called with the units of `effort` done since the last call, and the stage; "" where several processes are
+            at different ones.
+        done: called after every dialogue, in this process.
 
     Raises:
         RemindError: of the first dialogue that failed; those that were built stay.
@@ -49,9 +49,9 @@ def build_all(
     workers = cfg.workers or cores()
     if workers == 1:
         rank = int(os.environ.get("LOCAL_RANK", "0"))
-        workshop = Workshop(cfg, identity, saes, device_of(cfg.device, rank), step)
+        builder = DialogueBuilder(cfg, identity, saes, device_of(cfg.device, rank), step)
         for task in missing:
-            workshop.build(task)
+            builder.build(task)
             done(task)
             step(0.0, "")
         return
@@ -72,18 +72,18 @@ def _spread(
     units = multiprocessing.get_context("spawn").Value("d")
     arguments = (cfg, identity, saes, max(1, cores() // workers), units)
     context = spawned_pool(workers, _start, arguments, _LIBRARIES)
-    told = 0.0
+    reported = 0.0
 
     def finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:
-        """The tasks that are built by now, at least one; tells how far all are while it waits."""
-        nonlocal told
+        """The tasks that are built by now, at least one; reports progress while it waits."""
+        nonlocal reported
         over: set[Future[None]] = set()
         while not over:
             over = wait(under_way, _LOOK, FIRST_COMPLETED).done
             # without its lock, which a process that was killed may hold
             now = units.get_obj().value
-            step(now - told, "")
-            told = now
+            step(now - reported, "")
+            reported = now
         for future in over:
             task = under_way.pop(future)
             future.result()
@@ -114,7 +114,7 @@ def _start(cfg: BuildStatesConfig, identity: dict[str, Any], saes: Path, threads
     Args:
         units: what all processes together have done, a float they share.
     """
-    global _workshop
+    global _builder
     leave_with_parent()
     os.environ["REMIND_QUIET"] = "1"
     import torch
@@ -125,9 +125,9 @@ def _start(cfg: BuildStatesConfig, identity: dict[str, Any], saes: Path, threads
 
     torch.set_num_threads(threads)
     number = (multiprocessing.current_process()._identity or (1,))[0] - 1
-    _workshop = Workshop(cfg, identity, saes, device_of(cfg.device, number), step)
+    _builder = DialogueBuilder(cfg, identity, saes, device_of(cfg.device, number), step)
 
 
 def _build(task: Task) -> None:
-    assert _workshop is not None
-    _workshop.build(task)
+    assert _builder is not None
+    _builder.build(task)

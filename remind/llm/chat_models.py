@@ -1,0 +1,244 @@
+"""What all chat models share, and the chat models of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remind.core.errors import ConfigError
+from remind.llm.cache import ReplyCache
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.llm.ledger import Exchange, Ledger
+from remind.llm.request import ChatModel, Reply, Request, Stage
+from remind.llm.structured import NotValid, read_value, repair
+
+if TYPE_CHECKING:
+    from remind.llm.dry import DryRun
+
+Put = Callable[[int, Callable[[Request], Exchange]], None]
+
+#: Goes into every key; raised when keys get another meaning.
+_KEYS = 1
+
+
+class CachedChat(ABC):
+    """Base of the chat models: keys, recorded replies, equal requests asked once, costs, JSON and its repair.
+
+    Args:
+        endpoint: which model, where, and with what limits.
+        cache: replies that were paid for; None: every request is asked.
+        ledger: where costs are counted.
+        weights: what else identifies the model, such as a hash of local weights.
+
+    Raises:
+        ConfigError: the endpoint names no model, or holds a value out of range.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointConfig,
+        cache: ReplyCache | None = None,
+        ledger: Ledger | None = None,
+        weights: str = "",
+    ) -> None:
+        endpoint.check()
+        if not endpoint.model:
+            raise ConfigError("no model is named; set the endpoint's model")
+        self.endpoint, self.cache, self.ledger, self.weights = endpoint, cache, ledger, weights
+
+    @property
+    def name(self) -> str:
+        """Identifies endpoint and model, without any key."""
+        return self.endpoint.identity
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        """A reply for each request, in order.
+
+        Requests with the same words are asked once. What the cache holds comes first. A reply is committed to the
+        cache before it is given out.
+
+        Raises:
+            ModelError: the endpoint as a whole cannot be used.
+            DataError: the cache cannot be written.
+        """
+        own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
+        own = {name: value for name, value in own.items() if value is not None}
+        requests = [replace(request, **own) for request in requests]  # type: ignore[arg-type]
+        equal: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            equal.setdefault(self.key_of(request), []).append(index)
+        replies: dict[int, Reply] = {}
+        lock = threading.Lock()
+
+        def put(index: int, exchange: Callable[[Request], Exchange]) -> None:
+            reply, exchanges = checked(requests[index], exchange)
+            with lock:
+                for place in equal[self.key_of(requests[index])]:
+                    replies[place] = reply
+                    if self.ledger is not None:
+                        self.ledger.add(requests[place], reply, exchanges, self.endpoint)
+                    if on_reply is not None:
+                        on_reply(place, reply)
+                    reply, exchanges = _again(reply), []
+
+        missing = []
+        for index, *_ in equal.values():
+            try:
+                put(index, self.recorded)
+            except NotRecorded:
+                missing.append(index)
+        self.ask(requests, missing, put)
+        return [replies[index] for index in range(len(requests))]
+
+    @abstractmethod
+    def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
+        """Put an exchange for each missing request, if any; the others have their replies from the cache.
+
+        Args:
+            put: called with an index and with what makes the exchange of a request; asks for a repair, too.
+        """
+
+    def key_of(self, request: Request) -> str:
+        """Cache key: a hash of endpoint, model, messages and everything that shapes the reply; no key of a user in it.
+
+        Stage, sample and prompt id are not part of it: the same words are paid for once.
+        """
+        parts = [
+            _KEYS,
+            self.endpoint.title,
+            self.weights,
+            [[message.role, message.text] for message in request.messages],
+            request.max_tokens,
+            float(request.temperature),
+            request.schema,
+            self.endpoint.structured and request.schema is not None,
+            self.endpoint.extra_body,
+        ]
+        # escaped: a lone surrogate in a dialogue has no bytes of its own
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def recorded(self, request: Request) -> Exchange:
+        """The exchange that the cache holds. Raises NotRecorded."""
+        key = self.key_of(request)
+        reply = None if self.cache is None else self.cache.get(key)
+        if reply is None:
+            raise NotRecorded
+        return Exchange(key, reply, cached=True)
+
+    def record(self, request: Request, reply: Reply) -> Exchange:
+        """The exchange that has just been made, committed to the cache unless it failed."""
+        key = self.key_of(request)
+        if self.cache is not None and reply.failure is None:
+            self.cache.put(key, reply, self.endpoint.title, request.stage)
+        return Exchange(key, reply)
+
+
+class NotRecorded(Exception):
+    """The cache does not hold what is asked for."""
+
+
+def _again(reply: Reply) -> Reply:
+    """The reply for a further request with the same words: nothing is asked for it."""
+    if reply.failure in (None, "invalid"):
+        return replace(reply, cached=True, calls=0, seconds=0.0)
+    return replace(reply, calls=0, prompt_tokens=0, completion_tokens=0, seconds=0.0)
+
+
+def checked(request: Request, ask: Callable[[Request], Exchange]) -> tuple[Reply, list[Exchange]]:
+    """Ask, check the reply against the request's schema, and ask once more if it does not fit.
+
+    Returns:
+        The reply, with the tokens of both exchanges, and the exchanges.
+    """
+    exchanges = [ask(request)]
+    first = exchanges[0].reply
+    if request.schema is None or first.failure is not None:
+        return _joined(exchanges), exchanges
+    try:
+        return replace(_joined(exchanges), value=read_value(first.text, request.schema, first.finished)), exchanges
+    except NotValid as error:
+        reason = str(error)
+    exchanges.append(ask(replace(request, messages=(*request.messages, *repair(first.text, reason)))))
+    reply = _joined(exchanges)
+    if reply.failure == "too_long":
+        reply = replace(reply, text=first.text, failure="invalid", message=f"{reason}; no room to ask again")
+    elif reply.failure is None:
+        try:
+            reply = replace(reply, value=read_value(reply.text, request.schema, reply.finished))
+        except NotValid as error:
+            reply = replace(reply, failure="invalid", message=f"{error} (after one repair)")
+    return reply, exchanges
+
+
+def _joined(exchanges: Sequence[Exchange]) -> Reply:
+    """The last reply, with the tokens of all exchanges, and the calls and seconds of those made now."""
+    made = [one.reply for one in exchanges if not one.cached]
+    return replace(
+        exchanges[-1].reply,
+        prompt_tokens=sum(one.reply.prompt_tokens for one in exchanges),
+        completion_tokens=sum(one.reply.completion_tokens for one in exchanges),
+        seconds=sum((one.seconds for one in made), 0.0),
+        calls=sum(one.calls for one in made),
+        cached=not made,
+    )
+
+
+class Chats:
+    """The chat models of a run, one per endpoint, opened when first asked for; they share cache and ledger.
+
+    Attributes:
+        ledger: what was asked and what it cost.
+        dry: the dry run, if this is one.
+    """
+
+    def __init__(self, cfg: LLMConfig) -> None:
+        self.cfg = cfg
+        self.ledger = Ledger()
+        self.dry: DryRun | None = None
+        if cfg.dry_run is not None:
+            from remind.llm.dry import DryRun
+
+            self.dry = DryRun(cfg.dry_run)
+        self._cache: ReplyCache | None = None
+        self._open: list[tuple[EndpointConfig, ChatModel]] = []
+
+    def stage(self, stage: Stage) -> ChatModel | None:
+        """The chat model for a stage; None: it has no endpoint, and the offline stand-in does it.
+
+        Raises:
+            ConfigError: an endpoint without a model, or with a value out of range.
+            ModelError: no key in the environment, a missing package, or a model that cannot be loaded or does not
+                generate.
+            DataError: the cache cannot be used.
+        """
+        endpoint = self.cfg.endpoint(stage)
+        if endpoint is None:
+            return None
+        for opened, model in self._open:
+            if opened == endpoint:
+                return model
+        if self._cache is None and self.cfg.cache is not None:
+            self._cache = ReplyCache(self.cfg.cache)
+        model = self._open_chat(endpoint)
+        self._open.append((endpoint, model))
+        return model
+
+    def _open_chat(self, endpoint: EndpointConfig) -> ChatModel:
+        if self.dry is not None:
+            from remind.llm.dry import DryChat
+
+            return DryChat(endpoint, self.dry, self._cache)
+        if endpoint.local:
+            from remind.llm.local import LocalChat
+
+            return LocalChat(endpoint, self._cache, self.ledger)
+        from remind.llm.client import OpenAIChat
+
+        return OpenAIChat(endpoint, self._cache, self.ledger)

@@ -1,0 +1,64 @@
+"""The content-hash cache: round trips, keys, damage, and disks that cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from remind.core.cache import Cache
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path, verify: bool) -> None:
+    cache = Cache(tmp_path, verify)
+    tensors = {"a": torch.randn(3, 4).t(), "b": torch.arange(5), "empty": torch.empty(0, 2)}
+    assert cache.read("codes", {"x": 1}) is None
+    cache.write("codes", {"x": 1, "y": [2]}, tensors, {"é": [1, None]})
+    found = cache.read("codes", {"y": [2], "x": 1})
+    assert found is not None
+    assert found[1] == {"é": [1, None]}
+    assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
+    assert cache.has("codes", {"x": 1, "y": [2]})
+    assert not cache.has("codes", {"x": 1, "y": [3]})
+    assert not cache.has("targets", {"x": 1, "y": [2]})
+    cache.write_json("summaries", "k", ["a", 2])
+    assert cache.read_json("summaries", "k") == ["a", 2]
+    assert cache.read_json("summaries", "l") is None
+
+
+def test_a_flipped_bit_counts_as_absent_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = Cache(tmp_path)
+    cache.write("codes", 1, {"a": torch.arange(100)})
+    path = cache.path("codes", 1)
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1
+    path.write_bytes(content)
+    assert cache.read("codes", 1) is None
+    cache.write_json("summaries", 1, "because")
+    note = cache.path("summaries", 1, ".json")
+    note.write_text(note.read_text().replace("because", "despite"))
+    assert cache.read_json("summaries", 1) is None
+    assert caplog.text.count("is damaged") == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"value": 1}', b"[]", b"\xff", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_files_that_are_no_entries_count_as_absent(tmp_path: Path, content: bytes) -> None:
+    cache = Cache(tmp_path)
+    for suffix in (".json", ".safetensors"):
+        path = cache.path("codes", 1, suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert cache.read("codes", 1) is None
+    assert cache.read_json("codes", 1) is None
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    full = mock.patch("safetensors.torch.save_file", side_effect=SafetensorError("No space left on device"))
+    with full, pytest.raises(OSError, match="No space left"):
+        cache.write("codes", 1, {"a": torch.arange(3)})
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
