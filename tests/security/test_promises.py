@@ -37,7 +37,7 @@ HELD = {
     ],
     "Nothing leaves the machine by itself": [
         "security/test_offline.py::test_states_pages_training_export_and_evaluation_stay_on_the_machine",
-        "security/test_source.py::test_sockets_are_used_where_it_is_said_why",
+        "security/test_source.py::test_no_module_opens_a_socket",
         "security/test_source.py::test_the_chat_client_alone_speaks_to_a_server",
     ],
     "Chat servers": [
