@@ -93,13 +93,13 @@ COMMANDS = {
         "Build a benchmark of reflective memory from dialogues; finished stages are not repeated.",
     ),
     "annotate-refmem": Command(
-        "remind.refmem.annotation.run:AnnotateConfig",
-        "remind.refmem.annotation.run:run",
-        "Let people check draft items: one offline page for each annotator, or the terminal.",
+        "remind.refmem.annotate:AnnotateConfig",
+        "remind.refmem.annotate:write_pages",
+        "Write the pages on which people check draft items: one offline HTML file for each annotator.",
     ),
     "merge-annotations": Command(
-        "remind.refmem.annotation.merge:MergeConfig",
-        "remind.refmem.annotation.merge:merge_and_show",
+        "remind.refmem.merge:MergeConfig",
+        "remind.refmem.merge:merge_and_show",
         "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
     ),
 }

@@ -1,38 +1,34 @@
-"""From dialogues to a benchmark: segments, images, clusters, items, filters, split; each stage is done once."""
+"""From dialogues to a benchmark: clusters, items, filters, split; each stage runs once."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_text
 from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue
 from remind.data.readers import read, write_refmem
-from remind.data.split import check_overlap
 from remind.llm.chat_models import Chats
 from remind.llm.ledger import table
-from remind.refmem import blind, generate, offline
-from remind.refmem.cluster import Cluster, image_clusters, read_clusters, text_clusters, write_clusters
-from remind.refmem.config import RefMemConfig, StageName
+from remind.refmem import blind, generate
+from remind.refmem.cluster import read_clusters, text_clusters, write_clusters
+from remind.refmem.config import STAGES, RefMemConfig
 from remind.refmem.filters import make_filtered
-from remind.refmem.images import make_images, read_images
+from remind.refmem.images import ClipEncoder, image_clusters
 from remind.refmem.items import Item, anchors_missing, read_items, write_items
-from remind.refmem.segments import make_segments, read_segments
-from remind.refmem.split import check_split, split
-from remind.refmem.stages import Stages, locked
+from remind.refmem.split import split
+from remind.refmem.stages import Stage, locked, run_stage
 from remind.refmem.statistics import as_markdown, statistics
 from remind.states import prompts
 
-if TYPE_CHECKING:
-    from remind.models.encoder import SentenceEncoder
-
-#: What a build is made into, in the folder of its last stage.
+#: The benchmark, in the folder of the last stage.
 RESULT = "refmem.jsonl"
+#: What a stage depends on, and how its folder is filled.
+Task = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
 
 
 def open_corpus(cfg: RefMemConfig) -> Corpus:
@@ -49,9 +45,9 @@ def open_corpus(cfg: RefMemConfig) -> Corpus:
 
 
 def content_key(corpus: Corpus) -> str:
-    """Hash of all that is said and shown; of pixels their files' bytes, wherever they lie."""
+    """Hash of everything said and shown; images count by their bytes, not by their paths."""
 
-    def told(dialogue: Dialogue) -> list[Any]:
+    def content(dialogue: Dialogue) -> list[Any]:
         turns = [
             [turn.id, turn.speaker, turn.text, turn.time]
             + [[i.caption, i.source, None if i.path is None else sha256_file(i.path)] for i in turn.images]
@@ -59,244 +55,206 @@ def content_key(corpus: Corpus) -> str:
         ]
         return [dialogue.id, [[one.id, one.time, len(one.turns)] for one in dialogue.sessions], turns]
 
-    return sha256_json([told(dialogue) for dialogue in corpus.dialogues])
+    return sha256_json([content(dialogue) for dialogue in corpus.dialogues])
 
 
 class Build:
     """One build: its input, its settings and its stages.
 
+    Attributes:
+        done: the stages that `run` has finished, by name.
+
     Raises:
-        ConfigError, ModelError: an endpoint that cannot be used; told before any work.
+        ConfigError, ModelError: an endpoint that is missing or cannot be used; raised before any work.
     """
 
     def __init__(self, cfg: RefMemConfig, corpus: Corpus) -> None:
-        self.cfg, self.corpus = cfg, corpus
-        self.stages = Stages(Path(cfg.out))
+        cfg.check_endpoints()
+        self.cfg, self.corpus, self.out = cfg, corpus, Path(cfg.out)
         self.chats = Chats(cfg.llm)
         self.writer, self.guesser = self.chats.stage("questions"), self.chats.stage("answer")
-        self.source = content_key(corpus)
+        self.done: dict[str, Stage] = {}
 
-    def run(self, until: StageName = "benchmark") -> Path:
-        """Do what is not done yet, up to a stage; returns that stage's folder."""
-        wanted = get_args(StageName).index(until)
-        steps = (self.segments, self.images, self.clusters, self.items, self.filtered, self.benchmark)
-        for step in steps[: wanted + 1]:
-            folder, _ = step()
-        return folder
+    def run(self) -> Path:
+        """Run the stages that are not finished yet, up to `cfg.until`; returns the folder of that stage."""
+        tasks = (self.clusters, self.items, self.filtered, self.benchmark)
+        for name, task in zip(STAGES, tasks, strict=True):
+            self.done[name] = run_stage(self.out / name, *task())
+            if name == self.cfg.until:
+                break
+        return self.done[self.cfg.until].folder
 
-    @cache  # noqa: B019  a build lives as long as its process
-    def encoder(self) -> SentenceEncoder:
-        from remind.models.encoder import SentenceEncoder
-
-        return SentenceEncoder(device=self.cfg.device)
-
-    @cache  # noqa: B019
-    def segments(self) -> tuple[Path, str]:
-        settings = {"source": self.source, "segment": asdict(self.cfg.segment), "encoder": "minilm"}
-        return self.stages.run(
-            "segments", settings, lambda to: make_segments(to, self.corpus, self.encoder(), self.cfg.segment)
-        )
-
-    @cache  # noqa: B019
-    def images(self) -> tuple[Path, str]:
-        clip = self.cfg.clip
-        # a folder may be filled anew; what a hub id names is taken to stay
-        weights = [sha256_file(file) for file in sorted(Path(clip).glob("*.safetensors"))] if clip is not None else []
-        settings = {"source": self.source, "clip": clip, "weights": weights, "encoder": "minilm"}
-        return self.stages.run(
-            "images",
-            settings,
-            lambda to: make_images(to, self.corpus, self.encoder(), self.cfg.clip, self.cfg.device),
-        )
-
-    @cache  # noqa: B019
-    def clusters(self) -> tuple[Path, str]:
-        (segments, segments_key), (images, images_key) = self.segments(), self.images()
+    def clusters(self) -> Task:
+        """Evidence clusters of segments and images."""
+        cfg = self.cfg
+        # files of a local CLIP folder may change; those of a hub id are taken as fixed
+        weights = sorted(Path(cfg.clip).glob("*.safetensors")) if cfg.clip is not None else []
         settings = {
-            "segments": segments_key,
-            "images": images_key,
-            "cluster": asdict(self.cfg.cluster),
-            "image_cluster": asdict(self.cfg.image_cluster),
+            "source": content_key(self.corpus),
+            "segment": asdict(cfg.segment),
+            "cluster": asdict(cfg.cluster),
+            "image_cluster": asdict(cfg.image_cluster),
+            "clip": [cfg.clip, *map(sha256_file, weights)],
+            "encoder": "minilm",
         }
 
         def write(to: Path) -> dict[str, Any]:
-            found = text_clusters(self.corpus, *read_segments(segments), self.cfg.cluster)
-            found += image_clusters(self.corpus, *read_images(images), self.cfg.image_cluster)
-            return write_clusters(to, found)
+            from remind.models.encoder import SentenceEncoder
 
-        return self.stages.run("clusters", settings, write)
+            encoder = SentenceEncoder(device=cfg.device)
+            clip = None if cfg.clip is None else ClipEncoder(cfg.clip, cfg.device)
+            by_text, segments = text_clusters(self.corpus, encoder, cfg.segment, cfg.cluster)
+            by_image, images = image_clusters(self.corpus, encoder, clip, cfg.image_cluster)
+            write_clusters(to / "clusters.jsonl", [*by_text, *by_image])
+            return {"segments": segments, "images": images, "clusters": {"text": len(by_text), "image": len(by_image)}}
 
-    @cache  # noqa: B019
-    def items(self) -> tuple[Path, str]:
-        folder, key = self.clusters()
-        template = offline.TEMPLATE if self.writer is None else generate.TEMPLATE
+        return settings, write
+
+    def items(self) -> Task:
+        """Items of every cluster, written by a chat model."""
+        assert self.writer is not None
+        writer, clusters = self.writer, self.done["clusters"]
         settings = {
-            "clusters": key,
+            "clusters": clusters.key,
             "items": asdict(self.cfg.questions),
-            "made_by": offline.NAME if self.writer is None else self.writer.name,
-            "prompt_id": prompts.prompt_id(template),
+            "made_by": writer.name,
+            "prompt_id": prompts.prompt_id(generate.TEMPLATE),
         }
 
         def write(to: Path) -> dict[str, Any]:
-            clusters = read_clusters(folder)
-            told: dict[str, int] = {}
-            if self.writer is None:
-                made = offline.write_offline(self.corpus, clusters, self.cfg.questions)
-            else:
-                made, told = generate.write_asked(self.corpus, clusters, self.writer, self.cfg.questions)
-            write_items(to / "items.jsonl", made)
-            return {**told, "items": len(made)}
+            items, counts = generate.write_questions(
+                self.corpus, read_clusters(clusters.folder / "clusters.jsonl"), writer, self.cfg.questions
+            )
+            write_items(to / "items.jsonl", items)
+            return {**counts, "items": len(items)}
 
-        return self.stages.run("items", settings, write)
+        return settings, write
 
-    @cache  # noqa: B019
-    def filtered(self) -> tuple[Path, str]:
-        folder, key = self.items()
+    def filtered(self) -> Task:
+        """The items that pass the filters."""
+        items = self.done["items"]
         settings = {
-            "items": key,
+            "items": items.key,
             "filters": asdict(self.cfg.filters),
-            "blind_by": "rules" if self.guesser is None else self.guesser.name,
-            "prompt_id": None if self.guesser is None else prompts.prompt_id(blind.TEMPLATE),
+            "blind_by": None if self.guesser is None else self.guesser.name,
+            "prompt_id": prompts.prompt_id(blind.TEMPLATE),
         }
 
         def write(to: Path) -> dict[str, Any]:
-            return make_filtered(to, read_items(folder / "items.jsonl"), self.corpus, self.cfg.filters, self.guesser)
+            drafts = read_items(items.folder / "items.jsonl")
+            return make_filtered(to, drafts, self.corpus, self.cfg.filters, self.guesser)
 
-        return self.stages.run("filtered", settings, write)
+        return settings, write
 
-    def benchmark(self) -> tuple[Path, str]:
-        """Split, statistics and the file itself, from the filtered items or from those that annotators left."""
-        clusters, _ = self.clusters()
-        segments, _ = self.segments()
-        filtered, key = self.filtered()
-        given = self.cfg.adjudicated
-        source = filtered / "items.jsonl" if given is None else Path(given)
+    def benchmark(self) -> Task:
+        """Split, statistics and the benchmark, from the filtered or the adjudicated items."""
+        cfg, filtered = self.cfg, self.done["filtered"]
+        source = filtered.folder / "items.jsonl" if cfg.adjudicated is None else Path(cfg.adjudicated)
         if not source.is_file():
             raise DataError("no such file", source)
         settings = {
-            "filtered": key,
-            "adjudicated": None if given is None else sha256_file(source),
-            "train": self.cfg.train,
-            "seed": self.cfg.seed,
-            "near_duplicate": self.cfg.filters.near_duplicate,
+            "filtered": filtered.key,
+            "adjudicated": None if cfg.adjudicated is None else sha256_file(source),
+            "train": cfg.train,
+            "seed": cfg.seed,
         }
 
         def write(to: Path) -> dict[str, Any]:
             items = read_items(source)
-            if given is not None:
-                self._check_own(items, read_clusters(clusters), source)
-            if not items:
-                raise DataError("no item is left; use longer dialogues or loosen clusters and filters", source)
-            near = self.cfg.filters.near_duplicate
-            sides = split(items, self.corpus, self.cfg.train, self.cfg.seed, near)
-            check_split(items, self.corpus, sides, near)
-            count = read_json(segments / "manifest.json")["result"]["segments"]
-            counts = read_json(filtered / "manifest.json")["result"]
-            told = write_benchmark(to, self.corpus, items, sides, count, counts)
-            return {"prompts": sorted({item.prompt_id for item in items}), "total": told["questions"]["total"]}
+            self._check_items(items, source)
+            splits = split(items, self.corpus, cfg.train, cfg.seed, cfg.filters.near_duplicate)
+            segments = self.done["clusters"].result["segments"]
+            return write_benchmark(to, self.corpus, items, splits, segments, filtered.result)
 
-        return self.stages.run("benchmark", settings, write)
+        return settings, write
 
-    def _check_own(self, items: Sequence[Item], clusters: Sequence[Cluster], path: Path) -> None:
-        known = {cluster.id: cluster.dialogue_id for cluster in clusters}
+    def _check_items(self, items: Sequence[Item], path: Path) -> None:
+        """Raise DataError for no items, and for items of another build."""
+        if not items:
+            raise DataError("no item is left; use longer dialogues or loosen clusters and filters", path)
+        clusters = read_clusters(self.done["clusters"].folder / "clusters.jsonl")
+        dialogue_of = {cluster.id: cluster.dialogue_id for cluster in clusters}
         for item in items:
-            if known.get(item.cluster_id) != item.dialogue_id:
-                raise DataError(f"cluster {item.cluster_id!r} is none of this build's; is it another's?", path, item.id)
+            if dialogue_of.get(item.cluster_id) != item.dialogue_id:
+                raise DataError(
+                    f"cluster {item.cluster_id!r} is not in this build; is the file of another?", path, item.id
+                )
             if anchors_missing(item, self.corpus.dialogue(item.dialogue_id)):
-                raise DataError("its evidence is missing or names what is not in the dialogue", path, item.id)
+                raise DataError("it has no evidence, or some that is not in the dialogue", path, item.id)
 
 
 def write_benchmark(
-    to: Path, corpus: Corpus, items: Sequence[Item], sides: dict[str, str], segments: int, filters: dict[str, Any]
+    to: Path, corpus: Corpus, items: Sequence[Item], splits: dict[str, str], segments: int, filters: dict[str, Any]
 ) -> dict[str, Any]:
     """Write refmem.jsonl (with copies of images that have pixels), items.jsonl, statistics.json and statistics.md.
 
     Returns:
-        The statistics.
-
-    Raises:
-        DataError: the file does not read back as what was written, or its splits overlap.
+        The prompts of the items, and the number of items.
     """
     dialogues = tuple(_with_copies(to, number, dialogue) for number, dialogue in enumerate(corpus.dialogues))
-    questions = tuple(item.as_question(sides[item.id]) for item in items)
-    made = Corpus(dialogues, questions)
-    write_refmem(made, to / RESULT)
-    again = read(to / RESULT)
-    if again.questions != questions or again.dangling:
-        raise DataError("the benchmark does not read back as it was written", to / RESULT)
-    check_overlap(
-        ((q.id, q.dialogue_id, sides[q.id], (*q.evidence, *q.images)) for q in again.questions), lambda _: to / RESULT
-    )
+    benchmark = Corpus(dialogues, tuple(item.as_question(splits[item.id]) for item in items))
+    write_refmem(benchmark, to / RESULT)
     write_items(to / "items.jsonl", items)
-    told = statistics(made, segments)
-    write_json(to / "statistics.json", {**told, "filters": filters})
-    write_text(to / "statistics.md", as_markdown(told, filters))
-    return told
+    counts = statistics(benchmark, segments)
+    write_json(to / "statistics.json", {**counts, "filters": filters})
+    write_text(to / "statistics.md", as_markdown(counts, filters))
+    return {"prompts": sorted({item.prompt_id for item in items}), "total": len(items)}
 
 
 def _with_copies(to: Path, number: int, dialogue: Dialogue) -> Dialogue:
-    """The dialogue with its image files copied beside the benchmark, where its reader wants them."""
-    copies = {}
+    """The dialogue with its image files copied beside the benchmark, where its reader looks for them."""
+    copies: dict[int, str] = {}
     for image in dialogue.images:
         if image.path is not None:
             copy = to / "images" / str(number) / f"{image.index}{Path(image.path).suffix.lower()}"
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(image.path, copy)
             copies[image.index] = str(copy)
-    if not copies:
-        return dialogue
-    sessions = tuple(
-        replace(
-            session,
-            turns=tuple(
-                replace(turn, images=tuple(replace(i, path=copies.get(i.index)) for i in turn.images))
-                for turn in session.turns
-            ),
+    sessions = []
+    for session in dialogue.sessions:
+        turns = (
+            replace(turn, images=tuple(replace(image, path=copies.get(image.index)) for image in turn.images))
+            for turn in session.turns
         )
-        for session in dialogue.sessions
-    )
-    return Dialogue(dialogue.id, sessions)
+        sessions.append(replace(session, turns=tuple(turns)))
+    return Dialogue(dialogue.id, tuple(sessions))
 
 
 def build_refmem(cfg: RefMemConfig) -> Path:
-    """Build, or finish what an earlier run left; prints the statistics and what is not covered.
+    """Build a benchmark, or finish what an earlier run left; prints the statistics.
 
     Returns:
         The benchmark (RefMem-Bench JSONL); with `until` the folder of that stage.
 
     Raises:
         DataError, ImagePathError, FormatError: an input that cannot be used, or annotations of another build.
-        ConfigError: settings that do not fit, or another build at work in the folder.
+        ConfigError: settings that do not fit, no chat model, or another build running in the folder.
         ModelError: a model or an endpoint that cannot be used.
     """
+    cfg.check_endpoints()
     corpus = open_corpus(cfg)
     with locked(Path(cfg.out)):
         build = Build(cfg, corpus)
-        folder = build.run(cfg.until)
-    for name, found in build.stages.done.items():
-        result = read_json(Path(cfg.out) / name / "manifest.json")["result"]
-        print(f"{name:<10}{'found  ' if found else 'done   '}{_line(result)}")
-    if cfg.llm.endpoint("questions") is not None or cfg.llm.endpoint("answer") is not None:
-        print(table(build.chats.ledger.summary()))
+        folder = build.run()
+    for name, stage in build.done.items():
+        print(f"{name:<10}{'unchanged' if stage.reused else 'done':<11}{_summary(stage.result)}")
+    print(table(build.chats.ledger.summary()))
     if cfg.until != "benchmark":
         print(f"stage: {folder}")
         return folder
-    told = read_json(folder / "statistics.json")
     print("\n" + (folder / "statistics.md").read_text(encoding="utf-8"))
-    missing = [name for name in DIMENSIONS if not told["questions"]["by_dimension"][name]]
-    if missing:
+    counts = read_json(folder / "statistics.json")["questions"]["by_dimension"]
+    if missing := [name for name in DIMENSIONS if not counts[name]]:
         print(f"no items for: {', '.join(missing)}")
     print(f"benchmark: {folder / RESULT}")
     return folder / RESULT
 
 
-def _line(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> str:
+    """A stage's counts in a line."""
     parts = []
     for name, value in result.items():
         if isinstance(value, dict):
             value = " ".join(f"{key}:{count}" for key, count in value.items() if count)
-        elif isinstance(value, list):
-            value = " ".join(map(str, value))
-        if value not in (None, ""):
-            parts.append(f"{name.replace('_', ' ')} {value}")
+        parts.append(f"{name.replace('_', ' ')} {' '.join(value) if isinstance(value, list) else value}")
     return ", ".join(parts)

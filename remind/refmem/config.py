@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
 from remind.perception.segment import SegmentConfig
 
-#: The stages in order; each leaves a folder.
-StageName = Literal["segments", "images", "clusters", "items", "filtered", "benchmark"]
+StageName = Literal["clusters", "items", "filtered", "benchmark"]
+#: The stages in order; each writes a folder of that name.
+STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 @dataclass
 class ClusterConfig:
-    """Groups of one dialogue's segments, or of one speaker's images."""
+    """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: float = 0.55
-    """Cosine distance up to which groups are merged; the number of groups follows from it."""
+    """Cosine distance up to which clusters are merged; the number of clusters follows from it."""
     linkage: Literal["average", "complete", "single"] = "average"
-    """How the distance of two groups is told from those of their members."""
+    """Linkage of the agglomerative clustering."""
     max_size: int = 12
-    """A group of more members is divided by K-Means into as few parts as this needs."""
+    """A cluster with more members is divided by K-Means into as few parts as this needs."""
     min_size: int = 2
-    """A group of fewer members makes no questions."""
+    """A cluster with fewer members gets no questions."""
     seed: int = 0
-    """Where K-Means starts."""
+    """Seed of K-Means."""
 
     def __post_init__(self) -> None:
         if not 0 < self.distance <= 2:
@@ -41,13 +42,13 @@ class ItemsConfig:
     """Questions of a cluster."""
 
     per_cluster: int = 2
-    """Items of each dimension and format that a cluster gives at most."""
+    """Items of each dimension and format per cluster, at most."""
     formats: list[str] = field(default_factory=lambda: list(FORMATS))
-    """Formats to make: single, multi, direct."""
+    """Formats to ask for: single, multi, direct."""
     max_turns: int = 60
-    """Turns of a cluster that a chat model is shown at most, spread over it evenly."""
+    """Turns of a cluster that the chat model is shown at most, spread over it evenly."""
     seed: int = 0
-    """Which distractors are drawn, and where the answers stand."""
+    """Seed of the order in which options are listed."""
 
     def __post_init__(self) -> None:
         if self.per_cluster < 1 or self.max_turns < 1:
@@ -58,7 +59,7 @@ class ItemsConfig:
 
 @dataclass
 class FilterConfig:
-    """What is thrown out before anybody annotates."""
+    """What is removed before annotation."""
 
     near_duplicate: float = 0.85
     """Jaccard similarity from which two items of a dialogue and format are the same one: over the stems of their
@@ -68,9 +69,9 @@ class FilterConfig:
     length_slack: int = 12
     """Characters of difference that never count as uneven."""
     blind_draws: int = 3
-    """Tries to answer without the dialogue; an item answered in all of them goes. 0: nobody tries."""
+    """Attempts of llm.answer without the dialogue; an item answered correctly in all of them is removed. 0: none."""
     seed: int = 0
-    """Order of the options in each try."""
+    """Seed of the order of the options in each attempt."""
 
     def __post_init__(self) -> None:
         if not 0 < self.near_duplicate <= 1:
@@ -84,24 +85,24 @@ class RefMemConfig:
     """Build a reflective-memory benchmark from long dialogues."""
 
     input: str | list[str]
-    """File or folder of dialogues, in any format the toolkit reads; a list of several is merged. Questions that the
-    files hold are left aside."""
+    """File or folder of dialogues, in any format the toolkit reads; a list of several is merged. Questions in the
+    files are ignored."""
     out: str
-    """Folder of the build. Stages found finished there are not done again while input and settings are the same."""
+    """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
     """Format of the input; None: recognised from the content."""
     limit: int | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     until: StageName = "benchmark"
-    """Last stage to do: segments, images, clusters, items, filtered or benchmark."""
+    """Last stage to run: clusters, items, filtered or benchmark."""
     adjudicated: str | None = None
-    """Items after annotation (JSONL, a file the merge of annotations writes). None: the filtered items as they are."""
+    """Items after annotation (final.jsonl of merge_annotations.py). None: the filtered items as they are."""
     segment: SegmentConfig = field(default_factory=SegmentConfig)
     """Topical segments."""
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(min_size=3))
-    """Groups of segments (text branch)."""
+    """Clusters of segments (text branch)."""
     image_cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(distance=0.6, max_size=16))
-    """Groups of images (image branch)."""
+    """Clusters of images (image branch)."""
     clip: str | None = None
     """CLIP checkpoint for images with pixels: a folder or Hugging Face id. None: captions are encoded by MiniLM."""
     questions: ItemsConfig = field(default_factory=ItemsConfig)
@@ -111,9 +112,9 @@ class RefMemConfig:
     train: float = 0.2
     """Share of the items for training; the rest is the test split (the paper divides 2:8)."""
     seed: int = 0
-    """Order in which evidence clusters are dealt to the two sides."""
+    """Order in which evidence clusters are dealt to the two splits."""
     llm: LLMConfig = field(default_factory=LLMConfig)
-    """Who writes items (llm.questions) and tries them without the dialogue (llm.answer); rules where nobody does."""
+    """Chat models: llm.questions writes the items, llm.answer tries them without the dialogue; or llm.default both."""
     device: str = "cpu"
     """Device of the encoders."""
 
@@ -123,4 +124,15 @@ class RefMemConfig:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit is at least 1, not {self.limit}")
         if self.llm.dry_run is not None:
-            raise ConfigError("a build has no dry run: each stage needs what the one before it made")
+            raise ConfigError("a build has no dry run: each stage needs the result of the one before it")
+
+    def check_endpoints(self) -> None:
+        """Raise ConfigError where a stage up to `until` needs a chat model and none is named."""
+        last = STAGES.index(self.until)
+        where = "model, and base_url of an OpenAI-compatible server or `local`"
+        if last >= STAGES.index("items") and self.llm.endpoint("questions") is None:
+            raise ConfigError(f"a chat model writes the items: set llm.questions or llm.default ({where})")
+        if last >= STAGES.index("filtered") and self.filters.blind_draws and self.llm.endpoint("answer") is None:
+            raise ConfigError(
+                f"a chat model tries the items blind: set llm.answer or llm.default ({where}), or filters.blind_draws 0"
+            )

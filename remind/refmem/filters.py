@@ -1,19 +1,17 @@
-"""What is thrown out before annotation, and why; every filter counts what it removed."""
+"""Filters before annotation; each counts the items it removed."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from remind.core.files import write_rows
 from remind.data.dialogue import Corpus
 from remind.llm.request import ChatModel
-from remind.refmem.blind import guessed_by_model, guessed_by_rule
+from remind.refmem.blind import answered_blind
 from remind.refmem.config import FilterConfig
 from remind.refmem.items import Item, anchors_missing, write_items
 from remind.text.words import stems, words
@@ -24,11 +22,11 @@ REASONS = ("malformed", "evidence", "leak", "uneven", "duplicate", "near_duplica
 
 @dataclass(frozen=True)
 class Filtered:
-    """Items that stay, and the id and reason of those that do not, in the order of the input.
+    """Items that stay, and those removed with the reason, in the order of the input.
 
     Attributes:
-        counts: removed items by reason, every reason named.
-        no_guess: replies of the chat model that were no guess.
+        counts: removed items by reason, for all reasons.
+        no_guess: replies of the chat model that could not be read as a guess.
     """
 
     kept: tuple[Item, ...]
@@ -40,19 +38,17 @@ class Filtered:
 def leaks(item: Item) -> bool:
     """Whether the question gives a correct answer away.
 
-    An answer leaks if all its content words stand in the question, or the answer itself does; not if the same is true
-    of every option, which tells nothing.
+    An answer leaks if all its content words are in the question, or the answer itself is; but not if the same is true
+    of every option.
     """
-    told, sequence = set(stems(item.question)), words(item.question)
+    question_stems, question = set(stems(item.question)), words(item.question)
 
-    def stands(text: str) -> bool:
-        own, whole = set(stems(text)), words(text)
-        within = any(sequence[start : start + len(whole)] == whole for start in range(len(sequence)))
-        return bool(own and own <= told) or bool(whole and within)
+    def given(text: str) -> bool:
+        content, whole = set(stems(text)), words(text)
+        quoted = any(question[start : start + len(whole)] == whole for start in range(len(question)))
+        return bool(content and content <= question_stems) or bool(whole and quoted)
 
-    if item.format == "direct":
-        return any(stands(answer) for answer in item.answers)
-    return any(stands(answer) for answer in item.gold) and not all(stands(option) for option in item.options)
+    return any(map(given, item.gold)) and not (item.options and all(map(given, item.options)))
 
 
 def uneven(item: Item, config: FilterConfig) -> bool:
@@ -60,19 +56,16 @@ def uneven(item: Item, config: FilterConfig) -> bool:
     if not item.options:
         return False
     lengths = [len(" ".join(option.split())) for option in item.options]
-    apart = max(lengths) - min(lengths)
-    return apart > config.length_slack and max(lengths) > config.length_ratio * min(lengths)
+    difference = max(lengths) - min(lengths)
+    return difference > config.length_slack and max(lengths) > config.length_ratio * min(lengths)
 
 
 def _similar(bags: Sequence[frozenset[str]], threshold: float) -> set[tuple[int, int]]:
-    """Pairs (i < j) of bags whose Jaccard similarity is at least `threshold`; empty bags are like nothing."""
-    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+    """Pairs (i < j) of bags whose Jaccard similarity is at least `threshold`; empty bags match nothing."""
+    from sklearn.preprocessing import MultiLabelBinarizer
 
-    columns = {name: place for place, name in enumerate(sorted(frozenset().union(*bags)))}
-    where = [columns[name] for bag in bags for name in sorted(bag)]
-    ends = np.cumsum([0, *map(len, bags)])
-    held = csr_matrix((np.ones(len(where)), where, ends), shape=(len(bags), max(1, len(columns))))
-    common = (held @ held.T).tocoo()
+    table = MultiLabelBinarizer(sparse_output=True).fit_transform(bags)
+    common = (table @ table.T).tocoo()
     return {
         (int(i), int(j))
         for i, j, shared in zip(common.row, common.col, common.data, strict=True)
@@ -83,40 +76,36 @@ def _similar(bags: Sequence[frozenset[str]], threshold: float) -> set[tuple[int,
 def near_pairs(items: Sequence[Item], threshold: float) -> list[tuple[int, int]]:
     """Pairs (i < j) of items of one dialogue and format that ask nearly the same and have nearly the same answers.
 
-    Jaccard similarity over stems reaches `threshold` for the questions and, apart from them, for the correct answers:
-    questions of one wording on two subjects are two questions.
+    Jaccard similarity over stems reaches `threshold` for the questions and, separately, for the correct answers: the
+    same wording about two subjects makes two questions.
     """
     blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, item in enumerate(items):
         blocks[item.dialogue_id, item.format].append(number)
     pairs = []
     for block in blocks.values():
-        asked = [frozenset(stems(items[number].question)) for number in block]
+        questions = [frozenset(stems(items[number].question)) for number in block]
         gold = [frozenset(s for answer in items[number].gold for s in stems(answer, frozenset())) for number in block]
-        alike = _similar(asked, threshold) & _similar(gold, threshold)
+        alike = _similar(questions, threshold) & _similar(gold, threshold)
         pairs += [(block[i], block[j]) for i, j in alike]
     return sorted(pairs)
 
 
-def _same(item: Item) -> tuple[Any, ...]:
-    return (
-        item.dialogue_id,
-        item.format,
-        " ".join(words(item.question)),
-        tuple(sorted(" ".join(words(a)) for a in item.gold)),
-    )
+def _content(item: Item) -> tuple[Any, ...]:
+    gold = sorted(" ".join(words(answer)) for answer in item.gold)
+    return item.dialogue_id, item.format, " ".join(words(item.question)), tuple(gold)
 
 
 def apply_filters(
     items: Sequence[Item], corpus: Corpus, config: FilterConfig, chat: ChatModel | None = None
 ) -> Filtered:
-    """Take out what `REASONS` name; of items that are the same, the first stays.
+    """Remove items for `REASONS`; of items that are the same, the first stays.
 
     Args:
-        chat: tries to answer without the dialogue; None: rules do (`guessed_by_rule`).
+        chat: tries to answer without the dialogue, `config.blind_draws` times; None: that filter is skipped.
 
     Raises:
-        DataError: an item of a dialogue that is not there.
+        DataError: an item of an unknown dialogue.
         ModelError: the endpoint as a whole cannot be used.
     """
     reasons: dict[int, str] = {}
@@ -133,20 +122,18 @@ def apply_filters(
     drop("uneven", lambda item: uneven(item, config))
     seen: set[tuple[Any, ...]] = set()
     for number in left():
-        told = _same(items[number])
-        if told in seen:
+        content = _content(items[number])
+        if content in seen:
             reasons[number] = "duplicate"
-        seen.add(told)
+        seen.add(content)
     rest = left()
     for i, j in near_pairs([items[number] for number in rest], config.near_duplicate):
         if rest[i] not in reasons:
             reasons.setdefault(rest[j], "near_duplicate")
-    remaining, no_guess = [items[number] for number in left()], 0
-    if chat is None:
-        guessed = guessed_by_rule(remaining, config.blind_draws, config.seed)
-    else:
-        guessed, no_guess = guessed_by_model(remaining, chat, config.blind_draws, config.seed)
-    drop("blind", lambda item: item.id in guessed)
+    no_guess = 0
+    if chat is not None:
+        answered, no_guess = answered_blind([items[number] for number in left()], chat, config.blind_draws, config.seed)
+        drop("blind", lambda item: item.id in answered)
     counts = Counter(reasons.values())
     return Filtered(
         tuple(items[number] for number in left()),
@@ -162,17 +149,12 @@ def make_filtered(
     """Write items.jsonl (what stays) and removed.jsonl; returns the counts."""
     done = apply_filters(items, corpus, config, chat)
     write_items(folder / "items.jsonl", done.kept)
-    write_rows(
-        folder / "removed.jsonl",
-        (
-            {"id": i.id, "reason": reason, "question": i.question, "cluster_id": i.cluster_id}
-            for i, reason in done.removed
-        ),
-    )
+    removed = ({**asdict(item), "reason": reason} for item, reason in done.removed)
+    write_rows(folder / "removed.jsonl", removed)
     return {
         "in": len(items),
         "kept": len(done.kept),
         "removed": done.counts,
-        "blind_by": "rules" if chat is None else chat.name,
+        "blind_by": None if chat is None else chat.name,
         "no_guess": done.no_guess,
     }

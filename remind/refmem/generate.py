@@ -1,4 +1,4 @@
-"""Items from a chat model: one request for a cluster and a dimension, replies checked against a schema."""
+"""Items from a chat model: one request for each cluster and dimension, replies checked against a schema."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 from remind.core.progress import Counter as Bar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
-from remind.llm.structured import NotValid, read_value, repair
+from remind.llm.structured import NotValid, repair
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
-from remind.refmem.items import Item, with_id
+from remind.refmem.items import Item, shuffled, with_id
 from remind.states import prompts
 from remind.states.pyramid import line_of, one_line
 from remind.text.strategy import guide
 
 TEMPLATE = "refmem_items"
-#: Room for a reply, in tokens.
-ROOM = 4096
+MAX_TOKENS = 4096
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -54,7 +53,7 @@ def dimensions_of(cluster: Cluster) -> tuple[str, ...]:
 
 
 def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: ItemsConfig) -> Request:
-    """What a chat model is asked for a cluster's questions of one dimension. The passages are fenced as data."""
+    """The request for a cluster's questions of one dimension. The passages are fenced as data."""
     turns = list(cluster.turns)
     if len(turns) > config.max_turns:
         step = len(turns) / config.max_turns
@@ -81,59 +80,57 @@ def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: I
         passages=fenced("passages", text, code),
     )
     messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, "questions", cluster.id, prompts.prompt_id(TEMPLATE), ROOM, schema=SCHEMA)
+    return Request(messages, "questions", cluster.id, prompts.prompt_id(TEMPLATE), MAX_TOKENS, schema=SCHEMA)
 
 
-def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConfig, by: str) -> list[Item]:
-    """The items of a reply; one that is no item of its format, or of a format not asked for, is left out.
+def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConfig, made_by: str) -> list[Item]:
+    """The items of a reply, options in an order drawn from `config.seed`; invalid ones are left out.
 
     Raises:
-        NotValid: the reply failed, is not the JSON asked for, or holds items of which none can be used.
+        NotValid: the reply failed, or none of its items is valid.
     """
     if reply.failure is not None:
         raise NotValid(reply.message or reply.failure)
-    value = reply.value if reply.value is not None else read_value(reply.text, SCHEMA, reply.finished)
     items: list[Item] = []
-    made: Counter[str] = Counter()
+    per_format: Counter[str] = Counter()
     reason = ""
-    for row in value["items"]:
+    for row in reply.value["items"]:
         item = Item(
-            "",
-            cluster.dialogue_id,
-            cluster.id,
-            cluster.branch,
-            dimension,
-            row["format"],
-            one_line(row["question"]),
-            tuple(map(one_line, row["options"])),
-            tuple(dict.fromkeys(map(one_line, row["answers"]))),
-            tuple(dict.fromkeys(map(one_line, row["candidates"]))),
-            tuple(dict.fromkeys(row["evidence"])),
-            tuple(dict.fromkeys(row["images"])),
-            by,
-            prompts.prompt_id(TEMPLATE),
+            id="",
+            dialogue_id=cluster.dialogue_id,
+            cluster_id=cluster.id,
+            branch=cluster.branch,
+            dimension=dimension,
+            format=row["format"],
+            question=one_line(row["question"]),
+            options=tuple(map(one_line, row["options"])),
+            answers=tuple(dict.fromkeys(map(one_line, row["answers"]))),
+            candidates=tuple(dict.fromkeys(map(one_line, row["candidates"]))),
+            evidence=tuple(dict.fromkeys(row["evidence"])),
+            images=tuple(dict.fromkeys(row["images"])),
+            made_by=made_by,
+            prompt_id=prompts.prompt_id(TEMPLATE),
         )
         problem = item.problem() or ("" if item.format in config.formats else "a format not asked for")
         if problem:
             reason = reason or problem
             continue
         if item.format != "direct":
-            item = replace(item, answers=tuple(sorted(item.answers)), candidates=())
-        made[item.format] += 1
-        if made[item.format] <= config.per_cluster:
-            items.append(with_id(item))
-    if value["items"] and not items:
+            item = replace(item, candidates=())
+        per_format[item.format] += 1
+        if per_format[item.format] <= config.per_cluster:
+            items.append(shuffled(with_id(item), str(config.seed)))
+    if reason and not items:
         raise NotValid(reason)
     return items
 
 
-def write_asked(
+def write_questions(
     corpus: Corpus, clusters: Sequence[Cluster], chat: ChatModel, config: ItemsConfig
 ) -> tuple[list[Item], dict[str, int]]:
-    """Items of all clusters as a chat model writes them, and counts of what became of the requests.
+    """Items of all clusters from a chat model, and counts of its requests.
 
-    A reply that cannot be used is asked for once more with the reason; if that fails too, it is dropped. Nobody writes
-    in the model's place.
+    A reply without a valid item is asked for once more with the reason, then dropped.
 
     Returns:
         The items, and {"requests", "retried", "dropped"}.
@@ -141,32 +138,31 @@ def write_asked(
     Raises:
         ModelError: the endpoint as a whole cannot be used.
     """
-    asked = [(cluster, dimension) for cluster in clusters for dimension in dimensions_of(cluster)]
-    requests = [item_request(corpus.dialogue(c.dialogue_id), c, dimension, config) for c, dimension in asked]
-    found: dict[int, list[Item]] = {}
-    again: dict[int, Request] = {}
+    tasks = [(cluster, dimension) for cluster in clusters for dimension in dimensions_of(cluster)]
+    requests = [item_request(corpus.dialogue(c.dialogue_id), c, dimension, config) for c, dimension in tasks]
+    items: dict[int, list[Item]] = {}
 
-    def read(number: int, reply: Reply) -> NotValid | None:
-        try:
-            found[number] = read_reply(reply, *asked[number], config, chat.name)
-        except NotValid as error:
-            return error
-        return None
+    def ask(pending: Mapping[int, Request]) -> dict[int, Request]:
+        """Read the replies into `items`; returns requests for the replies that can be repaired."""
+        with Bar("items", len(pending)) as bar:
+            replies = chat.complete(list(pending.values()), lambda *_: bar.step())
+        again = {}
+        for (number, request), reply in zip(pending.items(), replies, strict=True):
+            try:
+                items[number] = read_reply(reply, *tasks[number], config, chat.name)
+            except NotValid as error:
+                # the client has already repeated failed requests and those whose reply did not match the schema
+                if reply.failure is None:
+                    messages = (*request.messages, *repair(reply.text, str(error)))
+                    again[number] = replace(request, messages=messages)
+        return again
 
-    with Bar("items", len(requests)) as bar:
-        replies = chat.complete(requests, lambda *_: bar.step())
-    for number, reply in enumerate(replies):
-        error = read(number, reply)
-        # a failed reply was tried again where that helps: the model behind it repairs what its schema refuses
-        if error is not None and reply.failure is None:
-            messages = (*requests[number].messages, *repair(reply.text, str(error)))
-            again[number] = replace(requests[number], messages=messages)
-    if again:
-        for number, reply in zip(again, chat.complete(list(again.values())), strict=True):
-            read(number, reply)
+    retried = ask(dict(enumerate(requests)))
+    if retried:
+        ask(retried)
     unique: dict[str, Item] = {}
-    for number in sorted(found):
-        for item in found[number]:
+    for number in sorted(items):
+        for item in items[number]:
             unique.setdefault(item.id, item)
-    counts = {"requests": len(requests), "retried": len(again), "dropped": len(requests) - len(found)}
+    counts = {"requests": len(requests), "retried": len(retried), "dropped": len(requests) - len(items)}
     return list(unique.values()), counts

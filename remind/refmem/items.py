@@ -1,4 +1,4 @@
-"""Draft items: what generation writes, filters and annotators judge, and a benchmark is made of; JSON lines."""
+"""Draft items as JSON Lines: written by a chat model, filtered, annotated, and turned into a benchmark."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from remind.core.files import write_rows
+from remind.core.files import sha256_json, write_rows
 from remind.data.dialogue import DIMENSIONS, FORMATS, Dialogue, Question
 from remind.data.readers.source import Place, Source, shown
 from remind.states.pyramid import LETTERS
@@ -26,9 +27,9 @@ class Item:
     Attributes:
         branch: "text" or "image".
         answers: letters for single and multi, acceptable phrases for direct.
-        candidates: direct only: answers shown to annotators, the accepted ones among them.
+        candidates: direct only: answers shown to annotators, including the accepted ones.
         evidence: turn ids. images: image indices.
-        made_by: who wrote it. prompt_id: name and hash of the template.
+        made_by: the chat model that wrote it. prompt_id: name and hash of the template.
     """
 
     id: str
@@ -53,8 +54,22 @@ class Item:
             return self.answers
         return tuple(self.options[LETTERS.index(letter)] for letter in self.answers)
 
+    @property
+    def letters(self) -> str:
+        """The letters of its options; "" for direct items."""
+        return LETTERS[: len(self.options)]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over what annotators see, to detect annotations of another build.
+
+        The generated answer is not part of it: otherwise answers could be guessed by comparing hashes.
+        """
+        shown = [self.id, self.dialogue_id, self.dimension, self.format, self.question, list(self.options)]
+        return sha256_json([*shown, sorted(self.candidates), sorted(self.evidence), sorted(self.images)])[:16]
+
     def problem(self) -> str | None:
-        """Why this is no item of its format; None if it is one."""
+        """Why this is not a valid item of its format; None if it is."""
         if self.format not in FORMATS or self.dimension not in DIMENSIONS:
             return "unknown format or dimension"
         if not self.question.strip():
@@ -91,20 +106,30 @@ class Item:
 
 
 def with_id(item: Item) -> Item:
-    """The item under an id that follows from what it asks; the order of its options does not matter.
+    """The item with an id derived from its question; the order of its options does not matter.
 
-    The answer has no part in it: annotators see the id, and could try the few answers there are.
+    The answer is not part of it: annotators see the id and could otherwise try the few possible answers.
     """
-    shown = [item.question, sorted(item.options), sorted(item.evidence), sorted(item.images)]
-    told = [item.dialogue_id, item.dimension, item.format, *shown]
-    return replace(item, id="rm-" + hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12])
+    content = [item.question, sorted(item.options), sorted(item.evidence), sorted(item.images)]
+    values = [item.dialogue_id, item.dimension, item.format, *content]
+    return replace(item, id="rm-" + hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12])
+
+
+def shuffled(item: Item, key: str) -> Item:
+    """The item with its options in an order drawn from `key` and its id."""
+    order = list(range(len(item.options)))
+    if not order:
+        return item
+    Random(f"{key}:{item.id}").shuffle(order)
+    letters = sorted(LETTERS[order.index(LETTERS.index(letter))] for letter in item.answers)
+    return replace(item, options=tuple(item.options[place] for place in order), answers=tuple(letters))
 
 
 def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
     """Whether the item has no evidence at all, or names a turn or image that the dialogue lacks."""
-    known = all(turn in dialogue.positions for turn in item.evidence)
-    shown = all(0 <= index < len(dialogue.images) for index in item.images)
-    return not (item.evidence or item.images) or not known or not shown
+    turns = all(turn in dialogue.positions for turn in item.evidence)
+    images = all(0 <= index < len(dialogue.images) for index in item.images)
+    return not (item.evidence or item.images) or not turns or not images
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -122,11 +147,11 @@ def write_items(path: str | Path, items: Sequence[Item]) -> None:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """Items of a JSONL file; fields that are not an item's are left out. An empty file has none.
+    """Items of a JSONL file; other fields are ignored. An empty file has none.
 
     Raises:
-        DataError: a file that cannot be read, a record that lacks a field or has one of another kind, is no item of its
-            format, or has an id that stood before.
+        DataError: a file that cannot be read, a record that lacks a field, has one of another type, is not a valid item
+            of its format, or repeats an id.
     """
     items: dict[str, Item] = {}
     for place, value in Source(Path(path)).any_records:
@@ -146,11 +171,11 @@ def _item(place: Place, value: object) -> Item:
     images = place.sequence(record.get("images", []), "images")
     if not all(type(index) is int and index >= 0 for index in images):
         raise place.error("images should be a list of image indices")
-    known: dict[str, Any] = {key: place.name(record.get(key), key) for key in _NAMES}
-    if known["branch"] not in BRANCHES:
-        raise place.error(f"unknown branch {shown(known['branch'])}; known: {', '.join(BRANCHES)}")
+    values: dict[str, Any] = {key: place.name(record.get(key), key) for key in _NAMES}
+    if values["branch"] not in BRANCHES:
+        raise place.error(f"unknown branch {shown(values['branch'])}; known: {', '.join(BRANCHES)}")
     for key in _LISTS:
         entries = place.sequence(record.get(key, []), key)
-        known[key] = tuple(place.text(text, f"an entry of {key}") for text in entries)
-    known |= {key: place.text(record.get(key, ""), key) for key in ("made_by", "prompt_id")}
-    return Item(**known, images=tuple(images))
+        values[key] = tuple(place.text(text, f"an entry of {key}") for text in entries)
+    values |= {key: place.text(record.get(key, ""), key) for key in ("made_by", "prompt_id")}
+    return Item(**values, images=tuple(images))

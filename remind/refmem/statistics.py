@@ -1,4 +1,4 @@
-"""What a benchmark holds, as Table 2 of the paper tells it."""
+"""Counts of a benchmark, as in Table 2 of the paper."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Any
 
 from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus
 
-_NAMES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
-
-
-def _ratio(total: float, count: float) -> float:
-    return round(total / count, 4) if count else 0.0
+_TITLES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
 
 
 def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
@@ -21,15 +17,16 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
     Answer cardinality: answers per question, correct options or acceptable phrases. Anchors: evidence turns and images
     per question.
     """
+    questions = corpus.questions
     turns = [turn for dialogue in corpus.dialogues for turn in dialogue.turns]
     words = sum(len(turn.text.split()) for turn in turns)
     sessions = sum(len(dialogue.sessions) for dialogue in corpus.dialogues)
     images = sum(len(dialogue.images) for dialogue in corpus.dialogues)
-    contexts, questions = len(corpus.dialogues), corpus.questions
-    chosen = [question for question in questions if question.format != "direct"]
+    contexts = len(corpus.dialogues)
     formats = Counter(question.format for question in questions)
     dimensions = Counter(question.dimension for question in questions)
     splits = Counter(question.split or "none" for question in questions)
+    letters = Counter(answer for q in questions if q.format == "single" for answer in q.answers)
     return {
         "conversations": {
             "contexts": contexts,
@@ -38,12 +35,12 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
             "turns": len(turns),
             "images": images,
             "words": words,
-            "sessions_per_context": _ratio(sessions, contexts),
-            "turns_per_context": _ratio(len(turns), contexts),
-            "turns_per_session": _ratio(len(turns), sessions),
-            "words_per_context": _ratio(words, contexts),
-            "words_per_turn": _ratio(words, len(turns)),
-            "images_per_context": _ratio(images, contexts),
+            "sessions_per_context": _mean(sessions, contexts),
+            "turns_per_context": _mean(len(turns), contexts),
+            "turns_per_session": _mean(len(turns), sessions),
+            "words_per_context": _mean(words, contexts),
+            "words_per_turn": _mean(words, len(turns)),
+            "images_per_context": _mean(images, contexts),
         },
         "questions": {
             "total": len(questions),
@@ -53,73 +50,64 @@ def statistics(corpus: Corpus, segments: int) -> dict[str, Any]:
             "by_dimension_and_format": {
                 name: dict(Counter(q.format for q in questions if q.dimension == name)) for name in DIMENSIONS
             },
-            "options_per_item": _ratio(sum(len(q.options) for q in chosen), len(chosen)),
-            "answer_cardinality": _ratio(sum(len(q.answers) for q in questions), len(questions)),
+            "options_per_item": _mean(sum(len(q.options) for q in questions), len(questions) - formats["direct"]),
+            "answer_cardinality": _mean(sum(len(q.answers) for q in questions), len(questions)),
             "answer_cardinality_by_format": {
-                name: _ratio(sum(len(q.answers) for q in questions if q.format == name), formats[name])
+                name: _mean(sum(len(q.answers) for q in questions if q.format == name), formats[name])
                 for name in FORMATS
             },
-            "anchors_per_item": _ratio(sum(len(q.evidence) + len(q.images) for q in questions), len(questions)),
-            "letters_of_single": dict(
-                sorted(Counter(answer for q in questions if q.format == "single" for answer in q.answers).items())
-            ),
+            "anchors_per_item": _mean(sum(len(q.evidence) + len(q.images) for q in questions), len(questions)),
+            "letters_of_single": dict(sorted(letters.items())),
         },
     }
 
 
-def as_markdown(told: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
+def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
     """The statistics as a page.
 
     Args:
-        filters: counts of the filter stage; None: they are not told.
+        filters: counts of the filter stage; None: left out.
     """
-    talk, asked = told["conversations"], told["questions"]
-    total = asked["total"]
+    questions = counts["questions"]
+    total, letters = questions["total"], questions["letters_of_single"]
     parts = ["# Benchmark statistics", ""]
     parts += _table(
-        ("Conversations", ""),
-        [
-            ("Contexts", _number(talk["contexts"])),
-            ("Sessions", _number(talk["sessions"])),
-            ("Topic segments", _number(talk["segments"])),
-            ("Dialogue turns", _number(talk["turns"])),
-            ("Images", _number(talk["images"])),
-            ("Words", _number(talk["words"])),
-            ("Sessions per context", _number(talk["sessions_per_context"])),
-            ("Turns per context", _number(talk["turns_per_context"])),
-            ("Turns per session", _number(talk["turns_per_session"])),
-            ("Words per context", _number(talk["words_per_context"])),
-            ("Words per turn", _number(talk["words_per_turn"])),
-            ("Images per context", _number(talk["images_per_context"])),
-        ],
+        ("Conversations", ""), [(_title(name), _number(value)) for name, value in counts["conversations"].items()]
     )
     parts += _table(
         ("Questions", ""),
         [
             ("Total", _number(total)),
-            *((_NAMES[name], _share(asked["by_format"][name], total)) for name in _NAMES),
-            *((f"Split: {name}", _share(count, total)) for name, count in asked["by_split"].items()),
-            ("Options per item with options", _number(asked["options_per_item"])),
-            ("Answers per item", _number(asked["answer_cardinality"])),
+            *((title, _share(questions["by_format"][name], total)) for name, title in _TITLES.items()),
+            *((f"Split: {name}", _share(count, total)) for name, count in questions["by_split"].items()),
+            ("Options per item with options", _number(questions["options_per_item"])),
+            ("Answers per item", _number(questions["answer_cardinality"])),
             *(
-                (f"Answers per item, {_NAMES[name].lower()}", _number(asked["answer_cardinality_by_format"][name]))
-                for name in _NAMES
+                (f"Answers per item, {title.lower()}", _number(questions["answer_cardinality_by_format"][name]))
+                for name, title in _TITLES.items()
             ),
-            ("Evidence anchors per item", _number(asked["anchors_per_item"])),
-            ("Single-choice answers by letter", ", ".join(f"{a} {n}" for a, n in asked["letters_of_single"].items())),
+            ("Evidence anchors per item", _number(questions["anchors_per_item"])),
+            ("Single-choice answers by letter", ", ".join(f"{letter} {count}" for letter, count in letters.items())),
         ],
     )
     rows = []
-    for name, count in asked["by_dimension"].items():
-        by_format = asked["by_dimension_and_format"][name]
-        cells = [_number(by_format.get(form, 0)) for form in _NAMES]
-        rows.append((name.replace("_", " ").capitalize(), _share(count, total), *cells))
-    parts += _table(("Dimension", "Items", *_NAMES.values()), rows)
+    for name, count in questions["by_dimension"].items():
+        by_format = questions["by_dimension_and_format"][name]
+        rows.append((_title(name), _share(count, total), *(_number(by_format.get(kind, 0)) for kind in _TITLES)))
+    parts += _table(("Dimension", "Items", *_TITLES.values()), rows)
     if filters is not None:
-        rows = [("written", _number(filters["in"]))]
-        rows += [(f"removed: {name.replace('_', ' ')}", _number(count)) for name, count in filters["removed"].items()]
-        parts += _table(("Filter", "Items"), [*rows, ("kept", _number(filters["kept"]))])
+        removed = [(f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items()]
+        ends = ("written", _number(filters["in"])), ("kept", _number(filters["kept"]))
+        parts += _table(("Filter", "Items"), [ends[0], *removed, ends[1]])
     return "\n".join(parts)
+
+
+def _mean(total: float, count: float) -> float:
+    return round(total / count, 4) if count else 0.0
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
 
 
 def _number(value: float) -> str:

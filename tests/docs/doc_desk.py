@@ -36,7 +36,7 @@ _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
     "annotate-refmem": "",
-    "build-refmem": "--limit 2",
+    "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     # what several processes do is tested with the pipeline
     "build-states": "--limit 2 --workers 1",
     "compare": "",
@@ -68,6 +68,7 @@ RECIPES: dict[str, str] = {
 BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
     "build_server": "--llm.default.base_url {url}",
+    "refmem": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
     "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
 }
@@ -182,16 +183,13 @@ class Desk:
 
     def _annotate(self, command: Command) -> None:
         """What annotators would hand in: everybody agrees with the drafts."""
-        from remind.refmem.annotation import Row, write_annotations
-        from remind.refmem.annotation.shown import fingerprint
+        from remind.refmem.annotations import Row, write_annotations
         from remind.refmem.items import read_items
 
         items = read_items(self.folder / str(command.option("--drafts")))
         for name in ("Ana", "Ben", "Cem"):
             rows = [
-                Row(
-                    item.id, name, item.answers, item.evidence, item.images, confidence=5, fingerprint=fingerprint(item)
-                )
+                Row(item.id, name, item.answers, item.evidence, item.images, confidence=5, fingerprint=item.fingerprint)
                 for item in items
             ]
             write_annotations(rows, self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl")

@@ -1,4 +1,4 @@
-"""What a chat model behind a server says to each stage: enough for states, answers and verdicts."""
+"""What a chat model behind a server says to each stage: enough for states, answers, verdicts and benchmark items."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from fault_proxy import completion
+from scripted_chat import value_for
 
 _STRATEGY = {
     "target_speaker": [],
@@ -20,6 +21,8 @@ _STRATEGY = {
 def reply(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     """Tells by the keys a prompt asks for which stage asks."""
     system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+    if (value := value_for(system, user)) is not None:
+        return _json(value)
     if '"verdict"' in system:
         return _json({"verdict": True})
     if '"target_speaker"' in system:

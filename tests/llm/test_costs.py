@@ -205,7 +205,6 @@ def test_stages_share_what_they_can(tmp_path: Path) -> None:
 def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: Path, ask: Ask) -> None:
     from remind.llm.local import LocalChat, as_prompt
     from remind.models.generate import generate
-    from remind.models.load import load_backbone
 
     cache, ledger = ReplyCache(tmp_path / "c.sqlite"), Ledger()
     chat = LocalChat(EndpointConfig("nano-untrained", LOCAL, concurrency=2), cache, ledger)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
-from remind.refmem.annotation.rows import Row
-from remind.refmem.annotation.shown import fingerprint
+from remind.refmem.annotations import Row
 from remind.refmem.items import Item
 
 HOSTILE = (
@@ -64,6 +63,6 @@ def row(given: Item, annotator: str, answers: str | tuple[str, ...] = (), **chan
         "evidence": given.evidence,
         "images": given.images,
         "confidence": 5,
-        "fingerprint": fingerprint(given),
+        "fingerprint": given.fingerprint,
     }
     return Row(**{**values, **changes})  # type: ignore[arg-type]

@@ -15,10 +15,16 @@ from annotation_samples import HOSTILE, corpus, dialogue, item
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Image
 from remind.data.readers import write_refmem
-from remind.refmem.annotation import read_annotations, write_annotations
-from remind.refmem.annotation.page import page_data, write_annotation_page
-from remind.refmem.annotation.run import AnnotateConfig, run
-from remind.refmem.annotation.shown import candidates_for, order_for
+from remind.refmem.annotate import (
+    AnnotateConfig,
+    candidates_for,
+    order_for,
+    page_data,
+    page_html,
+    windows,
+    write_pages,
+)
+from remind.refmem.annotations import read_annotations, write_annotations
 from remind.refmem.items import Item, write_items
 
 ITEMS = [
@@ -30,7 +36,13 @@ ITEMS = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_annotation_page(ITEMS, corpus(), "Ana <b>", tmp_path_factory.mktemp("page") / "page.html")
+    return write(tmp_path_factory.mktemp("page") / "page.html", ITEMS, corpus(), "Ana <b>")
+
+
+def write(path: Path, items: list[Item], held: Corpus, annotator: str, **options: Any) -> Path:
+    """An annotator's page."""
+    path.write_text(page_html(page_data(items, held, annotator, **options)), encoding="utf-8")
+    return path
 
 
 class Opened:
@@ -101,7 +113,7 @@ def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, m
         assert "Done" in opened.page.locator("#missing").inner_text()
         opened.press("Enter")
     assert opened.page.locator("#count").inner_text() == "3 of 3 done"
-    saved = by_name(read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS, "Ana <b>"))
+    saved = by_name(read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS))
     one, two, three = (saved[name] for name in ("one", "two", "three"))
     assert (one.answers, one.evidence, one.images, one.confidence) == (("C",), ("T20", "T21"), (), 4)
     assert one.note == 'said "so" \\ n 5'
@@ -257,7 +269,7 @@ def test_the_page_is_the_same_whatever_the_generated_answer(kind: str, tmp_path:
     texts = []
     for answers, maker in (("A", "m1"), ("D", "m2")):
         given = item("i", kind, answers=tuple(answers), made_by=maker, prompt_id=maker, cluster_id=maker)
-        texts.append(write_annotation_page([given], corpus(), "Ana", tmp_path / "p.html").read_bytes())
+        texts.append(write(tmp_path / "p.html", [given], corpus(), "Ana").read_bytes())
     assert texts[0] == texts[1]
 
 
@@ -280,32 +292,42 @@ def test_pictures_go_into_the_page(tmp_path: Path, browser: Any) -> None:
     turns[5] = replace(turns[5], images=(Image(0, path=str(tmp_path / "red.png"), caption="red"),))
     held = Corpus((replace(plain, sessions=(replace(plain.sessions[0], turns=tuple(turns)),)),))
     given = item("i", dimension="topic_scoped_visual_prototypes", evidence=(), images=(0,))
-    opened = Opened(browser, write_annotation_page([given], held, "Ana", tmp_path / "p.html"))
+    opened = Opened(browser, write(tmp_path / "p.html", [given], held, "Ana"))
     script = "const i = document.querySelector('#turns img'); return i.complete && [i.naturalWidth, i.naturalHeight];"
     size = opened.page.wait_for_function(f"(() => {{ {script} }})()")
     assert size.json_value() == [480, 240]
     assert opened.said == []
     opened.context.close()
-    bare = write_annotation_page([given], held, "Ana", tmp_path / "q.html", pictures=False)
+    bare = write(tmp_path / "q.html", [given], held, "Ana", pictures=False)
     texts = [page.read_text(encoding="utf-8") for page in (tmp_path / "p.html", bare)]
     # how every JPEG begins
     assert ["base64,/9j/" in text for text in texts] == [True, False]
 
 
-def test_a_page_for_every_annotator_with_whole_segments(tmp_path: Path) -> None:
+def test_a_page_for_every_annotator(tmp_path: Path) -> None:
     write_items(tmp_path / "items.jsonl", ITEMS[:1])
     write_refmem(corpus(), tmp_path / "dialogues.jsonl")
-    pieces = [{"dialogue_id": "d1", "start": 10, "end": 22}, {"dialogue_id": "d1", "start": 30, "end": 33}]
-    (tmp_path / "segments.jsonl").write_text("".join(json.dumps(piece) + "\n" for piece in pieces))
     paths = {"drafts": str(tmp_path / "items.jsonl"), "input": str(tmp_path / "dialogues.jsonl"), "out": str(tmp_path)}
-    config = AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1, segments=str(tmp_path / "segments.jsonl"))
-    pages = run(config)
+    config = AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1)
+    pages = write_pages(config)
     assert [page.name for page in pages] == ["annotate_Ana.html", "annotate_Ben_C.html"]
     (shown,) = given_data(pages[1])[1]["items"]
-    assert shown["near"] == [[10, 22], [94, 96]]
-    for change in ({"annotators": []}, {"annotators": ["a b", "a_b"]}, {"mode": "terminal"}, {"around": -1}):
+    assert shown["near"] == [[19, 21], [94, 96]]
+    for change in ({"annotators": []}, {"annotators": ["a b", "a_b"]}, {"around": -1}):
         with pytest.raises(ConfigError):
             replace(config, **change)
+
+
+def test_windows_by_hand() -> None:
+    given = item("w", evidence=("T1", "T6", "T42"))
+    # sessions are turns 0-39, 40-79, 80-119; 1±2 cut at the start, joined with 6±2, 42±2 cut at its session
+    assert windows(dialogue(), given, 2) == [(0, 8), (40, 44)]
+    assert windows(dialogue(), given, 0) == [(1, 1), (6, 6), (42, 42)]
+    # image 1 is shared in turn 15
+    assert windows(dialogue(), item("w", evidence=(), images=(1,)), 1) == [(14, 16)]
+    assert windows(dialogue(), item("w", evidence=()), 1) == [(0, 39)]
+    with pytest.raises(DataError, match="T999"):
+        windows(dialogue(), item("w", evidence=("T999",)), 1)
 
 
 def test_items_that_do_not_fit_are_refused() -> None:

@@ -12,8 +12,8 @@ import pytest
 from annotation_samples import HOSTILE, item, row
 
 from remind.core.errors import DataError
-from remind.refmem.annotation import read_annotations, write_annotations
-from remind.refmem.annotation.shown import candidates_for, fingerprint, order_for
+from remind.refmem.annotate import candidates_for, order_for
+from remind.refmem.annotations import read_annotations, write_annotations
 
 SINGLE, MULTI, DIRECT = item("one"), item("two", "multi"), item("three", "direct")
 ITEMS = [SINGLE, MULTI, DIRECT]
@@ -89,9 +89,6 @@ def test_an_item_twice_and_two_annotators_are_refused(tmp_path: Path) -> None:
     write_annotations([row(SINGLE, "Ana", "B"), row(MULTI, "Ben", "B")], path)
     with pytest.raises(DataError, match="several annotators"):
         read_annotations(path, ITEMS)
-    write_annotations([row(SINGLE, "Ana", "B")], path)
-    with pytest.raises(DataError, match="Ana's file, not Ben's"):
-        read_annotations(path, ITEMS, "Ben")
 
 
 def test_the_fingerprint_changes_with_what_is_shown_and_not_with_the_answer() -> None:
@@ -101,9 +98,9 @@ def test_the_fingerprint_changes_with_what_is_shown_and_not_with_the_answer() ->
         replace(SINGLE, evidence=("T1",)),
         replace(SINGLE, dialogue_id="d2"),
     ):
-        assert fingerprint(changed) != fingerprint(SINGLE)
-    assert fingerprint(replace(SINGLE, answers=("C",), made_by="x")) == fingerprint(SINGLE)
-    assert fingerprint(replace(DIRECT, candidates=DIRECT.candidates[::-1])) == fingerprint(DIRECT)
+        assert changed.fingerprint != SINGLE.fingerprint
+    assert replace(SINGLE, answers=("C",), made_by="x").fingerprint == SINGLE.fingerprint
+    assert replace(DIRECT, candidates=DIRECT.candidates[::-1]).fingerprint == DIRECT.fingerprint
 
 
 def test_orders_differ_by_annotator_and_seed_and_hold_everything() -> None:

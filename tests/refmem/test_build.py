@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from forked import Forked
 
-from remind.core.cli import parse
+pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
+
+from fault_proxy import Proxy, completion
+from forked import Forked
+from scripted_chat import value_for
+
+from remind.core.cli import main, parse
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
 from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
 from remind.data.readers import read, write_refmem
-from remind.data.split import SplitConfig, assign_splits
+from remind.data.split import SplitConfig, assign_splits, check_overlap
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.refmem.build import Build, build_refmem, open_corpus
-from remind.refmem.config import RefMemConfig
+from remind.refmem.config import STAGES, FilterConfig, ItemsConfig, RefMemConfig
 from remind.refmem.items import read_items, write_items
 from remind.refmem.stages import locked
 
-STAGES = ("segments", "images", "clusters", "items", "filtered", "benchmark")
 KILLED = """
 import os, signal, sys
 from remind.refmem import build
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.refmem.config import RefMemConfig
 
 def dying(path, items):
@@ -32,7 +41,8 @@ def dying(path, items):
     os.kill(os.getpid(), signal.SIGKILL)
 
 build.write_items = dying
-build.build_refmem(RefMemConfig(sys.argv[1], sys.argv[2]))
+llm = LLMConfig(EndpointConfig("m", sys.argv[3]), cache=None)
+build.build_refmem(RefMemConfig(sys.argv[1], sys.argv[2], llm=llm))
 """
 
 
@@ -47,20 +57,46 @@ def dialogues(tmp_path: Path, corpus: Corpus) -> str:
     return str(path)
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes(dialogues: str, tmp_path: Path, corpus: Corpus) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Proxy]:
+    """A server that writes valid items and guesses none of them."""
+
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        system, user = (message["content"] for message in body["messages"])
+        return 200, {}, completion(json.dumps(value_for(system, user)))
+
+    with Proxy(answer=answer) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def config(server: Proxy) -> Callable[..., RefMemConfig]:
+    """Settings of a build that asks the server."""
+    llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
+
+    def make(path: object, out: Path, **settings: Any) -> RefMemConfig:
+        small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
+        return RefMemConfig(str(path), str(out), llm=llm, **{**small, **settings})
+
+    return make
+
+
+def test_killed_and_resumed_it_gives_the_same_bytes(
+    dialogues: str, tmp_path: Path, corpus: Corpus, config: Callable[..., RefMemConfig], server: Proxy
+) -> None:
     whole = tmp_path / "whole"
-    result = build_refmem(RefMemConfig(dialogues, str(whole)))
+    result = build_refmem(config(dialogues, whole))
     broken = tmp_path / "broken"
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    assert Forked(script, dialogues, broken).wait(300) == -signal.SIGKILL
+    assert Forked(script, dialogues, broken, server.url).wait(300) == -signal.SIGKILL
     # nothing half-written under a stage's name
-    assert [name for name in STAGES if (broken / name).exists()] == ["segments", "images", "clusters"]
+    assert [name for name in STAGES if (broken / name).exists()] == ["clusters"]
     assert any(path.name.endswith(".tmp") for path in broken.iterdir())
-    build = Build(RefMemConfig(dialogues, str(broken)), open_corpus(RefMemConfig(dialogues, str(broken))))
+    build = Build(config(dialogues, broken), corpus)
     with locked(broken):
         build.run()
-    assert build.stages.done == {name: name in ("segments", "images", "clusters") for name in STAGES}
+    assert [name for name, stage in build.done.items() if stage.reused] == ["clusters"]
     assert files(broken) == files(whole)
 
     # what came out is the toolkit's own format, split as it says
@@ -70,6 +106,7 @@ def test_killed_and_resumed_it_gives_the_same_bytes(dialogues: str, tmp_path: Pa
     assert {question.dimension for question in made.questions} == set(DIMENSIONS)
     assert assign_splits(made, SplitConfig()) == {question.id: question.split for question in made.questions}
     clusters = {item.id: item.cluster_id for item in read_items(whole / "benchmark" / "items.jsonl")}
+    check_overlap(((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in made.questions), lambda _: result)
     sides = [{clusters[q.id] for q in made.questions if q.split == side} for side in ("train", "test")]
     assert all(sides)
     assert not sides[0] & sides[1]
@@ -79,20 +116,20 @@ def test_killed_and_resumed_it_gives_the_same_bytes(dialogues: str, tmp_path: Pa
 
 
 def test_a_changed_setting_redoes_what_hangs_on_it(
-    dialogues: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dialogues: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Callable[..., RefMemConfig]
 ) -> None:
-    cfg = RefMemConfig(dialogues, str(tmp_path / "out"))
+    cfg = config(dialogues, tmp_path / "out")
 
     def done(cfg: RefMemConfig) -> list[str]:
         build = Build(cfg, open_corpus(cfg))
         build.run()
-        return [name for name, found in build.stages.done.items() if not found]
+        return [name for name, stage in build.done.items() if not stage.reused]
 
     assert done(cfg) == list(STAGES)
     assert done(cfg) == []
     assert done(replace(cfg, train=0.5)) == ["benchmark"]
     assert done(replace(cfg, filters=replace(cfg.filters, blind_draws=0))) == ["filtered", "benchmark"]
-    few = replace(cfg, questions=replace(cfg.questions, per_cluster=1))
+    few = replace(cfg, questions=replace(cfg.questions, formats=["single", "direct"]))
     assert done(few) == ["items", "filtered", "benchmark"]
     talk = Path(dialogues)
     talk.write_text(talk.read_text().replace("the pottery", "the ceramics"))
@@ -116,11 +153,14 @@ def test_a_changed_setting_redoes_what_hangs_on_it(
 
 
 def test_one_dialogue_without_images(
-    tmp_path: Path, make_dialogue: Callable[..., Dialogue], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    make_dialogue: Callable[..., Dialogue],
+    capsys: pytest.CaptureFixture[str],
+    config: Callable[..., RefMemConfig],
 ) -> None:
     path = tmp_path / "one.jsonl"
     write_refmem(Corpus((make_dialogue(images=False),)), path)
-    result = build_refmem(RefMemConfig(str(path), str(tmp_path / "out")))
+    result = build_refmem(config(path, tmp_path / "out"))
     made = read(result)
     assert {question.dimension for question in made.questions} <= set(TEXT_DIMENSIONS)
     assert {question.split for question in made.questions} == {"train", "test"}
@@ -128,25 +168,46 @@ def test_one_dialogue_without_images(
 
 
 def test_what_cannot_be_built_is_told_in_a_line(
-    tmp_path: Path, make_dialogue: Callable[..., Dialogue], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    make_dialogue: Callable[..., Dialogue],
+    capsys: pytest.CaptureFixture[str],
+    config: Callable[..., RefMemConfig],
 ) -> None:
     path = tmp_path / "short.jsonl"
     write_refmem(Corpus((make_dialogue(sessions=1),)), path)
-    cfg = RefMemConfig(str(path), str(tmp_path / "out"), until="clusters")
+    cfg = config(path, tmp_path / "out", until="clusters")
     assert build_refmem(cfg) == tmp_path / "out" / "clusters"
     with locked(tmp_path / "out"), pytest.raises(ConfigError, match="another build"):
         build_refmem(cfg)
     empty = tmp_path / "empty.jsonl"
     write_refmem(Corpus((make_dialogue(sessions=1, images=False),)), empty)
     with pytest.raises(DataError, match="no item is left"):
-        build_refmem(RefMemConfig(str(empty), str(tmp_path / "none")))
+        build_refmem(config(empty, tmp_path / "none"))
     with pytest.raises(SystemExit):
         parse(RefMemConfig, "", ["--input", "i", "--out", "o", "--questions.formats", "[essay]"])
     assert "formats are single, multi, direct" in capsys.readouterr().err
 
 
-def test_the_shipped_config_is_taken() -> None:
+def test_without_a_chat_model_it_says_what_to_set(
+    dialogues: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--input", dialogues, "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as left:
+        main(RefMemConfig, build_refmem, "", words)
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "set llm.questions or llm.default (model, and base_url" in said
+    assert said.count("\n") == 1
+    writer = LLMConfig(questions=EndpointConfig("m", "local"), cache=None)
+    with pytest.raises(ConfigError, match=r"set llm\.answer or llm\.default .* or filters\.blind_draws 0"):
+        build_refmem(RefMemConfig(dialogues, str(tmp_path / "out"), llm=writer))
+    # nothing was begun; the first stage needs no chat model
+    assert not (tmp_path / "out").exists()
+    assert build_refmem(RefMemConfig(dialogues, str(tmp_path / "out"), until="clusters")).name == "clusters"
+
+
+def test_the_shipped_config_holds_the_defaults_and_names_models() -> None:
     path = Path(__file__).parents[2] / "configs" / "refmem.yaml"
     cfg = parse(RefMemConfig, "", ["--config", str(path), "--input", "i", "--out", "o"])
-    # what the file spells out are the defaults
-    assert cfg == RefMemConfig("i", "o")
+    assert cfg == RefMemConfig("i", "o", llm=cfg.llm)
+    cfg.check_endpoints()

@@ -1,17 +1,21 @@
 """Clusters against scipy's tree and scikit-learn's K-Means on the same vectors."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
+import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus
-from remind.refmem.cluster import cluster, groups, image_clusters, text_clusters
+from remind.perception.segment import SegmentConfig, turn_text
+from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig
-from remind.refmem.images import Shown
-from remind.refmem.segments import Piece
+from remind.refmem.images import image_clusters
 
 
 def partition(labels: np.ndarray) -> set[frozenset[int]]:
@@ -69,23 +73,45 @@ def test_one_vector_none_and_a_zero_one() -> None:
         ClusterConfig(distance=3)
 
 
-def test_a_text_cluster_spans_sessions_and_an_image_cluster_one_speaker(corpus: Corpus) -> None:
+class Range(NamedTuple):
+    start: int
+    end: int
+
+
+class Encoder:
+    """Stands for the sentence encoder: a segment's vector is told by its first words."""
+
+    def __init__(self, vectors: dict[str, tuple[float, float]]) -> None:
+        self.vectors = vectors
+
+    def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        default = (1.0, 1.0)
+        rows = [next((v for start, v in self.vectors.items() if text.startswith(start)), default) for text in texts]
+        return torch.tensor(rows).reshape(len(texts), 2)
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        return [1] * len(texts)
+
+
+def test_a_text_cluster_spans_sessions(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = corpus.dialogues[0]
     # two segments of session 1, two alike of sessions 2 and 3
-    pieces = [Piece("talk", 0, 4), Piece("talk", 5, 9), Piece("talk", 10, 14), Piece("talk", 20, 24)]
-    vectors = np.array([[1, 0], [1, 0.01], [0, 1], [0.01, 1]], dtype=np.float32)
-    found = text_clusters(Corpus((talk,)), pieces, vectors, ClusterConfig(min_size=2))
-    assert [one.turns[0] for one in found] == ["D2:1"]
-    assert found[0].turns[-1] == "D3:5"
-    own = [image for turn in talk.turns for image in turn.images]
-    shown = [
-        Shown("talk", turn.speaker, turn.id, image.index, "caption", image.index)
-        for turn in talk.turns
-        for image in turn.images
-    ]
-    spaces = {"caption": np.ones((len(own), 3), dtype=np.float32), "clip": np.zeros((0, 1), dtype=np.float32)}
-    made = image_clusters(Corpus((talk,)), shown, spaces, ClusterConfig(min_size=2, max_size=500))
-    assert [one.speaker for one in made] == ["Ana", "Bo"]
-    for one in made:
+    pieces = [Range(0, 4), Range(5, 9), Range(10, 14), Range(20, 24)]
+    vectors = [(1.0, 0.0), (1.0, 0.01), (0.0, 1.0), (0.01, 1.0)]
+    starts = {turn_text(talk.turns[piece.start]): vector for piece, vector in zip(pieces, vectors, strict=True)}
+    monkeypatch.setattr("remind.refmem.cluster.segment", lambda *_: pieces)
+    encoder: Any = Encoder(starts)
+    clusters, count = text_clusters(Corpus((talk,)), encoder, SegmentConfig(), ClusterConfig(min_size=2))
+    assert [(one.turns[0], one.turns[-1]) for one in clusters] == [("D2:1", "D3:5")]
+    assert count == 4
+
+
+def test_an_image_cluster_has_one_speaker(corpus: Corpus) -> None:
+    talk = corpus.dialogues[0]
+    encoder: Any = Encoder({})
+    clusters, counts = image_clusters(Corpus((talk,)), encoder, None, ClusterConfig(min_size=2, max_size=500))
+    assert [one.speaker for one in clusters] == ["Ana", "Bo"]
+    for one in clusters:
         assert {talk.turn(turn).speaker for turn in one.turns} == {one.speaker}
-    assert sorted(index for one in made for index in one.images) == list(range(len(own)))
+    assert sorted(index for one in clusters for index in one.images) == list(range(len(talk.images)))
+    assert counts == {"clip": 0, "caption": len(talk.images), "neither": 0}

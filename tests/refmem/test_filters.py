@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from random import Random
 
 import pytest
+from scripted_chat import Scripted
 
 from remind.data.dialogue import Corpus
-from remind.llm.request import Reply, Request
-from remind.refmem.blind import guessed_by_rule, shuffled
+from remind.llm.request import Request
 from remind.refmem.config import FilterConfig
 from remind.refmem.filters import REASONS, apply_filters, leaks, near_pairs, uneven
-from remind.refmem.items import Item
+from remind.refmem.items import Item, shuffled
 from remind.text.words import stems
 
 Make = Callable[..., Item]
@@ -54,7 +53,7 @@ def test_every_reason_is_counted_and_the_first_of_its_kind_stays(corpus: Corpus,
         replace(good, id="near", question="Which is the habit of hers that returns?"),
         replace(good, id="other", question="Which habit of hers returns?", answers=("B",)),
     ]
-    done = apply_filters(items, corpus, FilterConfig(blind_draws=0))
+    done = apply_filters(items, corpus, FilterConfig())
     assert [item.id for item in done.kept] == ["good", "other"]
     assert {item.id: reason for item, reason in done.removed} == {
         "bad": "malformed",
@@ -101,29 +100,16 @@ def test_near_pairs_are_those_of_a_brute_force(make_item: Make, threshold: float
     assert expected
 
 
-class Guesser:
-    """Knows some items by heart, without context; fails on others."""
+def guesser(known: dict[str, str], broken: str) -> Scripted:
+    """Knows the answers to some items without context; its reply to `broken` is invalid."""
 
-    name = "guesser"
+    def answer(request: Request, number: int) -> dict[str, list[str]] | None:
+        wanted = known.get(request.sample, "")
+        lines = request.messages[1].text.split("\n")
+        letter = next((line[0] for line in lines if line.endswith(f". {wanted}")), None)
+        return None if request.sample == broken else {"answers": [letter or wanted or "A"]}
 
-    def __init__(self, known: dict[str, str], broken: str = "") -> None:
-        self.known, self.broken, self.asked = known, broken, list[Request]()
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        replies = []
-        for request in requests:
-            self.asked.append(request)
-            if request.sample == self.broken:
-                replies.append(Reply("no", failure="invalid"))
-                continue
-            wanted = self.known.get(request.sample, "")
-            lines = request.messages[1].text.split("\n")
-            letter = next((line[0] for line in lines if line.endswith(f". {wanted}")), None)
-            value = {"answers": [letter or wanted or "A"]}
-            replies.append(Reply(json.dumps(value), value))
-        return replies
+    return Scripted(answer)
 
 
 def test_what_a_model_answers_without_the_dialogue_goes(corpus: Corpus, make_item: Make) -> None:
@@ -133,46 +119,23 @@ def test_what_a_model_answers_without_the_dialogue_goes(corpus: Corpus, make_ite
     said = make_item(id="said", format="direct", options=(), answers=("green tea",), question="Her favourite drink?")
     unsaid = make_item(id="unsaid", format="direct", options=(), answers=("oolong",), question="And her other drink?")
     broken = make_item(id="broken", question="Which one then?")
-    chat = Guesser({"by heart": "walking", "hard": "cooking", "said": "Green tea"}, "broken")
+    chat = guesser({"by heart": "walking", "hard": "cooking", "said": "Green tea"}, "broken")
     items = [by_heart, hard, lucky, said, unsaid, broken]
     done = apply_filters(items, corpus, FilterConfig(blind_draws=6), chat)
     assert {item.id for item, _ in done.removed} == {"by heart", "said"}
     assert done.counts["blind"] == 2
     assert done.no_guess == 6
     # nothing of the dialogue is shown, and the options stand in several orders
-    shown = [request.messages[1].text for request in chat.asked if request.sample == "by heart"]
+    shown = [request.messages[1].text for request in chat.requests if request.sample == "by heart"]
     assert len(shown) == 6
     assert len(set(shown)) > 1
     assert not any(corpus.dialogues[0].turns[0].text in text for text in shown)
     assert all("Ana:" not in text for text in shown)
 
 
-def test_rules_catch_a_tell_and_leave_what_only_the_dialogue_tells(make_item: Make) -> None:
-    rng = Random(0)
-    plain = [
-        make_item(cluster_id=f"c{n}", question=f"Which one, case {n}?", options=tuple(rng.sample("kmpq", 4)))
-        for n in range(80)
-    ]
-    plain = [replace(item, answers=("ABCD"[n % 4],)) for n, item in enumerate(plain)]
-    telling = [
-        make_item(
-            id=f"t{n}", cluster_id=f"d{n}", question=f"Which of these, case {n}?", options=("yes", "no", "so", "ha")
-        )
-        for n in range(40)
-    ]
-    shared = make_item(
-        id="word", cluster_id="e", question="What is the kettle for?", options=("the old kettle", "a", "b", "c")
-    )
-    gone = guessed_by_rule([*plain, *telling, shared], 3, 0)
-    assert {item.id for item in telling} <= gone
-    assert "word" in gone
-    assert not gone & {item.id for item in plain}
-    assert guessed_by_rule([*telling, shared], 0, 0) == set()
-
-
 def test_a_draw_moves_the_options_and_keeps_the_answer(make_item: Make) -> None:
     item = make_item(format="multi", answers=("A", "C"))
-    orders = {shuffled(item, 0, draw).options for draw in range(8)}
+    orders = {shuffled(item, f"0:{draw}").options for draw in range(8)}
     assert len(orders) > 2
     for draw in range(8):
-        assert set(shuffled(item, 0, draw).gold) == {"walking", "reading"}
+        assert set(shuffled(item, f"0:{draw}").gold) == {"walking", "reading"}

@@ -14,15 +14,18 @@ from PIL import Image as Pillow
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.models.chat import opened
-from remind.refmem.images import ClipEncoder, make_images, read_images
+from remind.refmem.config import ClusterConfig
+from remind.refmem.images import ClipEncoder, image_clusters
 
 
 class Captions:
     """Stands for the sentence encoder: a caption's length and first letter."""
 
-    name = "captions"
+    def __init__(self) -> None:
+        self.texts: list[str] = []
 
     def encode(self, texts: Sequence[str]) -> torch.Tensor:
+        self.texts += texts
         return torch.tensor([[float(len(text)), float(ord(text[0]))] for text in texts]).reshape(len(texts), 2)
 
 
@@ -95,28 +98,26 @@ def test_pictures_are_opened_one_by_one(tiny_clip: Path, tmp_path: Path, monkeyp
     assert len(seen) == 4
 
 
-def test_a_speaker_without_all_pixels_is_told_by_captions(tiny_clip: Path, tmp_path: Path) -> None:
+def test_a_speaker_without_all_pixels_is_clustered_by_captions(tiny_clip: Path, tmp_path: Path) -> None:
     a, b, c = (painted(tmp_path, seed) for seed in range(3))
-    shown = [
+    shared = [
         ("Ana", Image(0, a, "a boat")),
         ("Bo", Image(1, b, "a hill")),
         ("Bo", Image(2, None, "the  moon")),
         ("Ana", Image(3, c, None)),
         ("Bo", Image(4, None, None)),
     ]
-    turns = tuple(Turn(f"t{n}", who, "look", images=(image,)) for n, (who, image) in enumerate(shown))
+    turns = tuple(Turn(f"t{n}", who, "look", images=(image,)) for n, (who, image) in enumerate(shared))
     corpus = Corpus((Dialogue("talk", (Session("1", None, turns),)),))
-    told = make_images(tmp_path, corpus, Captions(), str(tiny_clip), "cpu")  # type: ignore[arg-type]
-    assert told == {"clip": 2, "caption": 2, "neither": 1, "checkpoint": str(tiny_clip)}
-    rows, vectors = read_images(tmp_path)
-    assert [(row.speaker, row.image, row.space, row.row) for row in rows] == [
-        ("Ana", 0, "clip", 0),
-        ("Ana", 3, "clip", 1),
-        ("Bo", 1, "caption", 0),
-        ("Bo", 2, "caption", 1),
+    captions, clip = Captions(), ClipEncoder(str(tiny_clip))
+    # all of a speaker's images in one cluster
+    config = ClusterConfig(distance=2.0)
+    clusters, counts = image_clusters(corpus, captions, clip, config)  # type: ignore[arg-type]
+    assert counts == {"clip": 2, "caption": 2, "neither": 1}
+    assert [(one.speaker, one.turns, one.images) for one in clusters] == [
+        ("Ana", ("t0", "t3"), (0, 3)),
+        ("Bo", ("t1", "t2"), (1, 2)),
     ]
-    assert vectors["clip"].shape == (2, 12)
-    assert vectors["caption"].tolist() == [[6.0, ord("a")], [8.0, ord("t")]]
-    # without a checkpoint all go by caption, and what has none is counted
-    assert make_images(tmp_path, corpus, Captions(), None, "cpu")["caption"] == 3  # type: ignore[arg-type]
-    assert make_images(tmp_path, Corpus((corpus.dialogues[0],)), Captions(), None, "cpu")["neither"] == 2  # type: ignore[arg-type]
+    assert captions.texts == ["a hill", "the moon"]
+    # without a checkpoint all go by caption, and an image without one is counted
+    assert image_clusters(corpus, captions, None, config)[1] == {"clip": 0, "caption": 3, "neither": 2}  # type: ignore[arg-type]

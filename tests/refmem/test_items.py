@@ -12,7 +12,6 @@ from annotation_samples import HOSTILE, item
 
 from remind.core.errors import DataError
 from remind.refmem.items import read_items, read_rows, write_items
-from remind.refmem.segments import Piece, read_pieces
 
 ITEMS = [item("one"), item("two", "multi", question=HOSTILE[3], images=(0, 2)), item("three", "direct")]
 
@@ -70,12 +69,3 @@ def test_files_that_hold_none(tmp_path: Path, read: Any) -> None:
     path.write_bytes(b'{"id": "\xff"}\n')
     with pytest.raises(DataError, match="not UTF-8"):
         read(path)
-
-
-def test_segments_of_another_kind_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "s.jsonl"
-    path.write_text('{"dialogue_id": "d", "start": 0, "end": 3}\n{"dialogue_id": "d", "start": 4}\n')
-    with pytest.raises(DataError, match=r"line 2\]: start and end"):
-        read_pieces(path)
-    path.write_text('{"dialogue_id": "d", "start": 0, "end": 3}\n')
-    assert read_pieces(path) == [Piece("d", 0, 3)]

@@ -11,11 +11,11 @@ import pytest
 from annotation_samples import item, row
 
 from remind.core.cli import main
-from remind.core.errors import DataError
-from remind.refmem.annotation import Row, write_annotations
-from remind.refmem.annotation.merge import MergeConfig, merge, merge_and_show
-from remind.refmem.annotation.votes import decide
+from remind.core.errors import ConfigError, DataError
+from remind.refmem.annotations import Row, write_annotations
 from remind.refmem.items import Item, read_items, write_items
+from remind.refmem.merge import MergeConfig, merge, merge_and_show
+from remind.refmem.votes import decide
 
 pytest.importorskip("statsmodels", reason="needs statsmodels: pip install 'remind-toolkit[refmem]'")
 
@@ -141,7 +141,7 @@ def test_final_items_carry_the_majority_and_removals_are_counted(tmp_path: Path)
     assert result["removal"]["formats"]["single"] == {"items": 2, "removed": 1, "share": 0.5}
     assert result["removal"]["cells"]["pattern_induction/multi"] == {"items": 1, "removed": 0, "share": 0.0}
     # decided by a majority, and listed all the same
-    assert {one["item_id"]: one["state"] for one in desk.read("conflicts.jsonl")} == {"a": "majority", "c": "majority"}
+    assert {one["item_id"]: one["state"] for one in desk.read("conflicts.jsonl")} == {"a": "kept", "c": "removed"}
     changed = {one["item_id"]: one["changed"] for one in desk.read("decisions.jsonl")}
     assert changed == {"a": True, "b": False, "c": False, "d": True}
     told = (tmp_path / "out" / "report.md").read_text()
@@ -149,7 +149,7 @@ def test_final_items_carry_the_majority_and_removals_are_counted(tmp_path: Path)
     assert json.loads((tmp_path / "out" / "agreement.json").read_text())["kept"] == 3
 
 
-def test_open_conflicts_refuse_the_final_file_until_resolved_or_dropped(tmp_path: Path) -> None:
+def test_undecided_items_are_listed_and_the_others_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = [item("a"), item("b"), item("c")]
     desk = Desk(tmp_path, items).votes(
         **{
@@ -157,27 +157,58 @@ def test_open_conflicts_refuse_the_final_file_until_resolved_or_dropped(tmp_path
             for name, vote in zip(NAMES, "BCD", strict=True)
         }
     )
-    assert desk.merge(open="drop")["open"] == 2
+    result = desk.merge()
+    assert (result["open"], result["undecided"]) == (2, {"b": ["answers"], "c": ["answers"]})
     assert list(desk.final) == ["a"]
-    with pytest.raises(DataError, match="2 items are open") as caught:
-        desk.merge()
-    assert "conflicts.jsonl [b]" in str(caught.value)
-    # the earlier final file would be taken for the result of this merge
-    assert not (tmp_path / "out" / "final.jsonl").exists()
     conflicts = desk.read("conflicts.jsonl")
-    assert [one["item_id"] for one in conflicts] == ["b", "c"]
+    assert [(one["item_id"], one["state"], one["decided"]) for one in conflicts] == [
+        ("b", "open", None),
+        ("c", "open", None),
+    ]
     assert [vote["answers"] for vote in conflicts[0]["votes"]] == [["B"], ["C"], ["D"]]
     assert [vote["annotator"] for vote in conflicts[0]["votes"]] == list(NAMES)
+    # the script ends well, and says how many are undecided, which, and where they are listed
+    words = ["--drafts", str(tmp_path / "items.jsonl"), "--annotations", str(tmp_path / "rows")]
+    words += ["--out", str(tmp_path / "out")]
+    main(MergeConfig, merge_and_show, "", words)
+    shown = capsys.readouterr().out
+    assert "2 undecided items are left out" in shown
+    assert str(tmp_path / "out" / "conflicts.jsonl") in shown
+    assert "- b: answers\n- c: answers" in shown
+    # whoever insists gets no final file, not even an older one
+    with pytest.raises(DataError, match="2 items are undecided") as caught:
+        desk.merge(require_complete=True)
+    assert "conflicts.jsonl [b]" in str(caught.value)
+    assert not (tmp_path / "out" / "final.jsonl").exists()
+    with pytest.raises(SystemExit) as left:
+        main(MergeConfig, merge_and_show, "", [*words, "--require_complete", "true"])
+    assert left.value.code == 2
+
+
+def test_resolutions_decide_what_was_open(tmp_path: Path) -> None:
+    items = [item("a"), item("b"), item("c")]
+    desk = Desk(tmp_path, items).votes(
+        **{
+            name: [row(items[0], name, "B"), row(items[1], name, vote), row(items[2], name, vote)]
+            for name, vote in zip(NAMES, "BCD", strict=True)
+        }
+    )
+    before = desk.merge()
     # a resolution of one only; a row of conflicts.jsonl, filled in, is a resolution
+    conflicts = desk.read("conflicts.jsonl")
     half = desk.resolve({**conflicts[0], "answers": ["D"], "evidence": ["T3"]})
-    with pytest.raises(DataError, match="1 items are open"):
-        desk.merge(resolutions=half)
+    with pytest.raises(DataError, match="1 items are undecided"):
+        desk.merge(resolutions=half, require_complete=True)
+    assert list(desk.merge(resolutions=half)["undecided"]) == ["c"]
     whole = desk.resolve({"item_id": "b", "answers": ["D"], "evidence": ["T3"]}, {"item_id": "c", "remove": True})
-    result = desk.merge(resolutions=whole)
+    result = desk.merge(resolutions=whole, require_complete=True)
     assert (result["kept"], result["removed"], result["resolved"]) == (2, 1, 2)
     assert (desk.final["b"].answers, desk.final["b"].evidence) == (("D",), ("T3",))
     # agreement stays what it was before discussion
-    assert result["agreement"] == desk.merge(open="drop")["agreement"]
+    assert result["agreement"] == before["agreement"]
+    # the merge writes conflicts.jsonl anew: what was filled in there would be lost
+    with pytest.raises(ConfigError, match="an edited copy"):
+        desk.merge(resolutions=str(tmp_path / "out" / "conflicts.jsonl"))
 
 
 def test_a_majority_can_be_put_up_for_discussion(tmp_path: Path) -> None:
@@ -186,8 +217,7 @@ def test_a_majority_can_be_put_up_for_discussion(tmp_path: Path) -> None:
         **{name: [row(items[0], name, vote), row(items[1], name, "B")] for name, vote in zip(NAMES, "BBC", strict=True)}
     )
     assert desk.merge()["open"] == 0
-    with pytest.raises(DataError, match="1 items are open"):
-        desk.merge(discuss="all")
+    assert desk.merge(discuss="all")["undecided"] == {"a": ["answers"]}
     desk.merge(discuss="all", resolutions=desk.resolve({"item_id": "a"}))
     assert desk.final["a"].answers == ("B",)
     desk.merge(discuss="all", resolutions=desk.resolve({"item_id": "a", "answers": ["C"]}))
@@ -199,7 +229,7 @@ def test_resolutions_that_decide_nothing_leave_it_open(tmp_path: Path) -> None:
     flag = row(given, "y", (), remove=True, confidence=None, evidence=())
     desk = Desk(tmp_path, [given]).votes(x=[row(given, "x", "B")], y=[flag])
     for record, open_ in (({}, 1), ({"answers": []}, 1), ({"remove": False}, 0), ({"answers": ["C"]}, 0)):
-        resolved = desk.merge(open="drop", resolutions=desk.resolve({"item_id": "a", **record}))
+        resolved = desk.merge(resolutions=desk.resolve({"item_id": "a", **record}))
         assert resolved["open"] == open_, record
     for record, message in (
         ({"item_id": "b"}, "another build"),
@@ -214,13 +244,11 @@ def test_resolutions_that_decide_nothing_leave_it_open(tmp_path: Path) -> None:
 def test_skipped_items_and_one_annotator(tmp_path: Path) -> None:
     items = [item("a"), item("b"), item("c")]
     desk = Desk(tmp_path, items).votes(x=[row(items[0], "x", "B"), row(items[1], "x", "C")])
-    result = desk.merge(open="drop")
+    result = desk.merge()
     assert (result["kept"], result["open"], result["rows"]) == (2, 1, {"x": 2})
     assert result["agreement"]["all"]["kappa"] is None
     assert "One annotator" in (tmp_path / "out" / "report.md").read_text()
     assert [(one["item_id"], one["open"]) for one in desk.read("conflicts.jsonl")] == [("c", ["unannotated"])]
-    with pytest.raises(DataError, match="1 items are open"):
-        desk.merge()
     desk.votes(y=[row(items[2], "y", "D")])
     assert desk.merge()["kept"] == 3
     # two annotators who share no item agree on nothing

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from remind.core.errors import DataError
 from remind.data.dialogue import Corpus
+from remind.refmem.filters import near_pairs
 from remind.refmem.items import Item
-from remind.refmem.split import check_split, split, units
+from remind.refmem.split import split, units
 
 
 def items_of(corpus: Corpus, make_item: Callable[..., Item], seed: int, count: int = 150) -> list[Item]:
@@ -49,7 +49,7 @@ def test_the_sides_share_nothing(corpus: Corpus, make_item: Callable[..., Item],
                 for one in (a, b)
             ]
             assert not held[0] & held[1]
-    check_split(items, corpus, sides, 0.85)
+    assert all(sides[items[i].id] == sides[items[j].id] for i, j in near_pairs(items, 0.85))
     assert split(list(reversed(items)), corpus, 0.2, seed, 0.85) == sides
 
 
@@ -74,20 +74,21 @@ def test_one_large_unit_still_leaves_both_sides_something(corpus: Corpus, make_i
     assert [item.id for item in items if sides[item.id] == "train"] == [items[-1].id]
 
 
-def test_a_shared_cluster_turn_picture_or_question_is_refused(corpus: Corpus, make_item: Callable[..., Item]) -> None:
+def test_a_shared_cluster_turn_picture_or_question_keeps_items_together(
+    corpus: Corpus, make_item: Callable[..., Item]
+) -> None:
     talk = corpus.dialogues[0]
     place = next(turn for turn in talk.turns if turn.images)
-    picture = place.images[0].index
     base = make_item(cluster_id="a", evidence=("D5:1",), question="Which habit is it?")
     for other in (
         make_item(cluster_id="a", evidence=("D6:1",), question="Something else entirely?"),
         make_item(cluster_id="b", evidence=("D5:1",), question="Something else entirely?"),
         make_item(cluster_id="b", evidence=("D6:1",), question="Which habit is it"),
     ):
-        with pytest.raises(DataError):
-            check_split([base, other], corpus, {base.id: "train", other.id: "test"}, 0.85)
-        assert len(units([base, other], corpus, 0.85)) == 1
-    seen = make_item(cluster_id="c", evidence=(), images=(picture,), question="What is shown?")
+        assert units([base, other], corpus, 0.85) == [[0, 1]]
+    apart = make_item(cluster_id="b", evidence=("D6:1",), question="Something else entirely?")
+    assert len(units([base, apart], corpus, 0.85)) == 2
+    # an image, and the turn that shares it
+    shown = make_item(cluster_id="c", evidence=(), images=(place.images[0].index,), question="What is shown?")
     said = make_item(cluster_id="d", evidence=(place.id,), question="What is said by them?")
-    with pytest.raises(DataError, match=place.id):
-        check_split([seen, said], corpus, {seen.id: "train", said.id: "test"}, 0.85)
+    assert units([shown, said], corpus, 0.85) == [[0, 1]]

@@ -57,7 +57,7 @@ def test_the_page_tells_them() -> None:
     filters = {"in": 9, "kept": 3, "removed": {"leak": 4, "near_duplicate": 2}}
     page = as_markdown(statistics(TALK, 5), filters)
     for line in (
-        "| Dialogue turns | 4 |",
+        "| Turns | 4 |",
         "| Belief modeling | 2 (66.7%) | 1 | 1 | 0 |",
         "| Evidence anchors per item | 2.00 |",
         "| removed: near duplicate | 2 |",

@@ -20,7 +20,6 @@ HELD = {
         "security/test_loading.py::test_a_pickle_in_an_sae_folder_is_not_opened",
         "security/test_loading.py::test_a_pickle_in_a_checkpoint_is_not_opened",
         "security/test_loading.py::test_yaml_makes_no_objects",
-        "security/test_loading.py::test_arrays_hold_no_objects",
         "security/test_offline.py::test_states_pages_training_export_and_evaluation_stay_on_the_machine",
         "alignment/test_checkpoint.py::test_nothing_is_pickled",
         "models/test_backbone.py::test_pickled_weights_are_not_opened",

@@ -1,4 +1,4 @@
-"""One annotator's decision on one item, as a line of JSON."""
+"""Annotation files: one annotator's decision on one item per line of JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 from remind.core.errors import DataError, named
 from remind.core.files import write_rows
 from remind.data.readers.source import Place, Source, shown
-from remind.refmem.annotation.shown import fingerprint, letters
 from remind.refmem.items import Item
 
 
 @dataclass(frozen=True)
 class Row:
-    """What an annotator says of an item.
+    """An annotator's decision on an item.
 
     Attributes:
         answers: letters for single and multi, phrases for direct; empty only where `remove` is set.
         evidence, images: turn ids and image indices that carry the answer; both empty: evidence was not checked.
-        confidence: 1 (guess) to 5 (sure); None only where `remove` is set.
+        confidence: 1 (guess) to 5 (certain); None only where `remove` is set.
         seconds: time spent on the item.
-        fingerprint: of the item as it was shown; None: not known.
+        fingerprint: `Item.fingerprint` of the item as it was shown; None: unknown.
     """
 
     item_id: str
@@ -44,37 +43,32 @@ def write_annotations(rows: Iterable[Row], path: str | Path) -> None:
     write_rows(path, (asdict(row) for row in rows))
 
 
-def read_annotations(path: str | Path, items: Sequence[Item], annotator: str | None = None) -> list[Row]:
-    """The rows of one annotator's file, checked against the items they are about. An empty file has none.
-
-    Args:
-        annotator: who they should be by; None: anyone, but one person.
+def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
+    """The rows of one annotator's file, checked against their items. An empty file has none.
 
     Raises:
-        DataError: a record that is no annotation, an item twice, two annotators in a file, rows of another build (an
-            item that is not there, or that reads otherwise now).
+        DataError: a record that is not an annotation, an item twice, two annotators in a file, rows of another build
+            (an unknown item, or one that has changed).
     """
     path = Path(path)
-    known = {item.id: item for item in items}
-    found: dict[str, Row] = {}
+    by_id = {item.id: item for item in items}
+    rows: dict[str, Row] = {}
     for place, value in Source(path).any_records:
         row = parse_row(place, value)
         place = place.at(row.item_id)
-        check_row(place, row, known)
-        if row.item_id in found:
+        check_row(place, row, by_id)
+        if row.item_id in rows:
             raise place.error("the item is annotated twice in this file; keep one of the rows")
-        found[row.item_id] = row
-    names = sorted({row.annotator for row in found.values()})
+        rows[row.item_id] = row
+    names = sorted({row.annotator for row in rows.values()})
     if len(names) > 1:
-        told = ", ".join(map(named, names[:3])) + (", …" if len(names) > 3 else "")
-        raise DataError(f"holds rows of several annotators ({told}); one file each", path)
-    if annotator is not None and names not in ([], [annotator]):
-        raise DataError(f"is {named(names[0])}'s file, not {annotator}'s; give another path", path)
-    return list(found.values())
+        shown_names = ", ".join(map(named, names[:3])) + (", …" if len(names) > 3 else "")
+        raise DataError(f"holds rows of several annotators ({shown_names}); one file each", path)
+    return list(rows.values())
 
 
 def parse_row(place: Place, value: object) -> Row:
-    """A row by its form alone. Raises DataError."""
+    """A row, checked without its item. Raises DataError."""
     record = place.mapping(value, "an annotation")
     name = place.name(record.get("item_id"), "item_id")
     annotator = place.at(name).name(record.get("annotator"), "annotator")
@@ -116,13 +110,13 @@ def _list(place: Place, record: Mapping[str, Any], key: str) -> list[Any]:
     return [] if value is None else place.sequence(value, key)
 
 
-def check_row(place: Place, row: Row, known: Mapping[str, Item]) -> None:
-    """Whether the row can be about these items. Raises DataError."""
-    item = known.get(row.item_id)
+def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:
+    """Check a row against the items by id. Raises DataError."""
+    item = items.get(row.item_id)
     if item is None:
         raise place.error("no such item: these annotations are of another build; give the items they were made from")
-    if row.fingerprint is not None and row.fingerprint != fingerprint(item):
-        raise place.error("the item reads otherwise now: these annotations are of another build")
+    if row.fingerprint not in (None, item.fingerprint):
+        raise place.error("the item has changed: these annotations are of another build")
     if not row.answers and not row.remove:
         raise place.error("answers are missing; skipped items have no row")
     check_answers(place, item, row.answers)
@@ -132,8 +126,8 @@ def check_answers(place: Place, item: Item, answers: Sequence[str]) -> None:
     """Letters must name options, and single choice has one. Raises DataError."""
     if item.format == "direct":
         return
-    wrong = [letter for letter in answers if letter not in list(letters(item))]
+    wrong = [letter for letter in answers if letter not in list(item.letters)]
     if wrong:
-        raise place.error(f"answer {shown(wrong[0])} names no option; they are {', '.join(letters(item))}")
+        raise place.error(f"answer {shown(wrong[0])} names no option; they are {', '.join(item.letters)}")
     if item.format == "single" and len(answers) > 1:
         raise place.error(f"a single-choice item has one answer, not {len(answers)}")

@@ -1,0 +1,219 @@
+"""Annotation pages: one HTML file per annotator with the dialogues and the items, which opens from disk offline."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_json, write_text
+from remind.core.progress import track
+from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.data.readers import read
+from remind.refmem.items import Item, read_items
+from remind.states.pyramid import LETTERS
+from remind.text.strategy import guide
+from sae.pages import page
+
+#: Longer side of a picture in the page, in pixels.
+PICTURE_SIZE = 480
+
+
+@dataclass
+class AnnotateConfig:
+    """Write the pages on which annotators check draft items."""
+
+    drafts: str
+    """Draft items (items.jsonl of a build's filtered stage)."""
+    input: str | list[str]
+    """The dialogues of that build; a list of several is merged."""
+    out: str
+    """Folder for the pages (annotate_NAME.html)."""
+    annotators: list[str] = field(default_factory=lambda: ["A", "B", "C"])
+    """Their names; a name and the seed set the order of items and candidate answers."""
+    format: str | None = None
+    """Format of the dialogues; None: recognised from the content."""
+    seed: int = 0
+    """Seed of the orders."""
+    around: int = 4
+    """Turns shown before and after each proposed evidence turn; a key shows the rest of the dialogue."""
+    pictures: bool = True
+    """Put images that have a file into the page, scaled down; otherwise captions alone."""
+
+    def __post_init__(self) -> None:
+        names = [file_name(name) for name in self.annotators]
+        if not names or not all(name.strip() for name in self.annotators) or len(set(names)) < len(names):
+            raise ConfigError("annotators: give at least one name, all different as file names")
+        if self.around < 0:
+            raise ConfigError(f"around is at least 0, not {self.around}")
+
+
+def file_name(annotator: str) -> str:
+    """The file name of an annotator's page."""
+    return "annotate_" + re.sub(r"[^\w.-]+", "_", annotator.strip()) + ".html"
+
+
+def write_pages(cfg: AnnotateConfig) -> list[Path]:
+    """Write the annotators' pages and print their paths.
+
+    Raises:
+        DataError, FormatError, ImagePathError: files that cannot be used.
+    """
+    items = read_items(cfg.drafts)
+    paths = [cfg.input] if isinstance(cfg.input, str) else cfg.input
+    corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
+    pages = []
+    for name in track(cfg.annotators, "pages", len(cfg.annotators)):
+        data = page_data(items, corpus, name, cfg.seed, cfg.around, cfg.pictures)
+        pages.append(Path(cfg.out).absolute() / file_name(name))
+        write_text(pages[-1], page_html(data))
+    print("\n".join(f"page: {path}" for path in pages))
+    return pages
+
+
+def page_html(data: Mapping[str, Any]) -> str:
+    """The page that shows `page_data`."""
+    package = "remind.refmem"
+    return page(
+        package,
+        "page/page.html.j2",
+        scripts=[(package, f"page/{name}.js") for name in ("state", "context", "form", "keys")],
+        styles=[(package, "page/page.css")],
+        data=data,
+        pictures=True,
+        annotator=data["annotator"],
+        total=len(data["items"]),
+    )
+
+
+def page_data(
+    items: Sequence[Item], corpus: Corpus, annotator: str, seed: int = 0, around: int = 4, pictures: bool = True
+) -> dict[str, Any]:
+    """The data of an annotator's page. The generated answers are not in it.
+
+    Args:
+        seed: with the annotator's name, orders items and candidate answers.
+        around: see `windows`.
+        pictures: put the images in, scaled down; otherwise captions alone stand for them.
+
+    Raises:
+        ConfigError: no items, or a blank name.
+        DataError: an item whose dialogue or evidence is missing.
+        ImagePathError: an image file that cannot be read.
+    """
+    if not items or not annotator.strip():
+        raise ConfigError("a page needs items and the name of its annotator")
+    ordered = order_for(items, annotator, seed)
+    dialogues = {item.dialogue_id: corpus.dialogue(item.dialogue_id) for item in ordered}
+    return {
+        "annotator": annotator,
+        "build": sha256_json(sorted(item.fingerprint for item in items))[:16],
+        "letters": LETTERS,
+        "items": [
+            {
+                "id": item.id,
+                "dialogue": item.dialogue_id,
+                "dimension": item.dimension.replace("_", " "),
+                "hint": guide(item.dimension).demand,
+                "format": item.format,
+                "question": item.question,
+                "choices": list(item.options) or candidates_for(item, annotator, seed),
+                "evidence": list(item.evidence),
+                "images": list(item.images),
+                "near": windows(dialogues[item.dialogue_id], item, around),
+                "fingerprint": item.fingerprint,
+            }
+            for item in ordered
+        ],
+        "dialogues": {name: _sessions(dialogue, pictures) for name, dialogue in dialogues.items()},
+    }
+
+
+def order_for(items: Sequence[Item], annotator: str, seed: int) -> list[Item]:
+    """The items in this annotator's order; another annotator or seed gives another one."""
+    ordered = sorted(items, key=lambda item: item.id)
+    random.Random(f"{seed}:{annotator}").shuffle(ordered)
+    return ordered
+
+
+def candidates_for(item: Item, annotator: str, seed: int) -> list[str]:
+    """The candidate answers in an order that does not depend on which of them were generated as correct."""
+    candidates = sorted(set(item.candidates))
+    random.Random(f"{seed}:{annotator}:{item.id}").shuffle(candidates)
+    return candidates
+
+
+def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]]:
+    """Ranges of turns (first, last) around the proposed evidence, in order, at least one turn apart.
+
+    Args:
+        around: turns before and after each, within its session. Without evidence the range is the first session.
+
+    Raises:
+        DataError: evidence that is not in the dialogue.
+    """
+    turn_of = {image.index: turn.id for turn in dialogue.turns for image in turn.images}
+    for index in item.images:
+        if index not in turn_of:
+            raise DataError(f"its evidence image {index} is not in dialogue {dialogue.id!r}", record=item.id)
+    for turn in item.evidence:
+        if turn not in dialogue.positions:
+            raise DataError(f"its evidence turn {turn!r} is not in dialogue {dialogue.id!r}", record=item.id)
+    positions = {dialogue.positions[turn] for turn in (*item.evidence, *(turn_of[index] for index in item.images))}
+    shown: set[int] = set()
+    start = 0
+    for session in dialogue.sessions:
+        turns = range(start, start + len(session.turns))
+        if not positions and not shown:
+            shown.update(turns)
+        for n in positions.intersection(turns):
+            shown.update(range(max(turns.start, n - around), min(turns.stop, n + around + 1)))
+        start = turns.stop
+    starts = [n for n in sorted(shown) if n - 1 not in shown]
+    ends = [n for n in sorted(shown) if n + 1 not in shown]
+    return list(zip(starts, ends, strict=True))
+
+
+def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": session.id,
+            "time": session.time,
+            "turns": [
+                {
+                    "id": turn.id,
+                    "speaker": turn.speaker,
+                    "text": turn.text,
+                    "images": [
+                        {
+                            "index": image.index,
+                            "caption": image.caption,
+                            "src": _data_url(image) if pictures else None,
+                        }
+                        for image in turn.images
+                    ],
+                }
+                for turn in session.turns
+            ],
+        }
+        for session in dialogue.sessions
+    ]
+
+
+def _data_url(image: Image) -> str | None:
+    """The image as a data: URL; None if it has no file."""
+    if image.path is None:
+        return None
+    from remind.models.chat import open_image
+
+    picture = open_image(image.path)
+    picture.thumbnail((PICTURE_SIZE, PICTURE_SIZE))
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")

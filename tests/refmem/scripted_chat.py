@@ -1,0 +1,69 @@
+"""A chat model that follows a script, in this process or behind a server: valid items, and wrong guesses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from remind.llm.request import Reply, Request
+
+
+class Scripted:
+    """Replies with the JSON value that a function of the request and its number gives; None: an invalid reply."""
+
+    name = "scripted"
+
+    def __init__(self, answer: Callable[[Request, int], Any]) -> None:
+        self.answer, self.requests = answer, list[Request]()
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        replies = []
+        for request in requests:
+            self.requests.append(request)
+            value = self.answer(request, len(self.requests))
+            replies.append(Reply("no", failure="invalid") if value is None else Reply(json.dumps(value), value))
+            if on_reply is not None:
+                on_reply(len(replies) - 1, replies[-1])
+        return replies
+
+
+def items_for(system: str, user: str) -> dict[str, Any]:
+    """What refmem_items.j2 asks for: as many items of each format as it allows, on turns and images of the passages.
+
+    Each item has words of its own, so that none is a duplicate of another or gives its answer away.
+    """
+    turns = re.findall(r"^\[(?!image \d+\])([^\]]+)\]", user, re.MULTILINE)
+    images = [int(index) for index in re.findall(r"^\[image (\d+)\]", user, re.MULTILINE)]
+    most = re.search(r"at most (\d+) questions", system)
+    assert most is not None
+    rows = []
+    for kind in re.findall(r'^- "(single|multi|direct)":', system, re.MULTILINE):
+        for number in range(int(most[1])):
+            digest = hashlib.sha256(f"{system}{user}{kind}{number}".encode()).hexdigest()
+            words = [digest[place : place + 8] for place in range(0, 32, 8)]
+            rows.append(
+                {
+                    "format": kind,
+                    "question": f"Which word goes with {digest[32:40]}, {digest[40:48]} and {digest[48:56]}?",
+                    "options": [] if kind == "direct" else words,
+                    "answers": {"single": ["B"], "multi": ["A", "C"], "direct": words[:1]}[kind],
+                    "candidates": words if kind == "direct" else [],
+                    "evidence": [turns[0], turns[-1]],
+                    "images": images[:2] if 'in "images"' in system else [],
+                }
+            )
+    return {"items": rows}
+
+
+def value_for(system: str, user: str) -> dict[str, Any] | None:
+    """The reply to a prompt of a build; None for any other prompt."""
+    if '"candidates"' in system:
+        return items_for(system, user)
+    if "conversation that you do not have" in system:
+        return {"answers": ["nothing"]}
+    return None
