@@ -24,7 +24,7 @@ from remind.core.files import write_json
 from remind.data.dialogue import FORMATS, Corpus
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
-from remind.perception import PerceptionConfig
+from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.states.pyramid import LEVELS
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
@@ -78,13 +78,19 @@ class DemoConfig:
         )
     )
     """Progressive Reflective Alignment (Eq. 6-7)."""
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8))
+    trainer: TrainerConfig = field(
+        default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8, eval_every=50)
+    )
     """The training loop, of SFT too."""
     sae_layers: tuple[int, ...] = (2, 3)
     """Layers of the backbone that get an SAE."""
-    sae: SAETrainConfig = field(default_factory=SAETrainConfig)
+    sae: SAETrainConfig = field(
+        default_factory=lambda: SAETrainConfig(d_sae=1024, k=16, steps=200, batch_size=512, lr=1e-3)
+    )
     """Training of the SAEs, on dialogues that share nothing with the questions."""
-    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
+    perception: PerceptionConfig = field(
+        default_factory=lambda: PerceptionConfig(retrieve=RetrieveConfig(top_share=0.3))
+    )
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Guidance, resonance, selection (Section 4.3)."""

@@ -1,11 +1,7 @@
 #!/usr/bin/env python
-"""Compare two evaluation runs question by question: compare.py FIRST SECOND."""
+"""The command `remind compare` as a file, for `accelerate launch`."""
 
-import sys
-
-from remind.core.cli import main
-from remind.evaluation.compare import compare_and_show, with_options
-from remind.evaluation.config import CompareConfig
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(CompareConfig, compare_and_show, __doc__, with_options(sys.argv[1:]))
+    run("compare")

@@ -274,14 +274,3 @@ def compare_and_show(cfg: CompareConfig) -> None:
     print(table(compare(cfg)))
     if cfg.out is not None:
         print(f"comparison: {cfg.out}")
-
-
-def with_options(argv: Sequence[str]) -> list[str]:
-    """The command line with up to two leading plain arguments as --first and --second."""
-    plain: list[str] = []
-    for argument in argv[:2]:
-        if argument.startswith("-"):
-            break
-        plain.append(argument)
-    given = [part for pair in zip(("--first", "--second"), plain, strict=False) for part in pair]
-    return [*given, *argv[len(plain) :]]

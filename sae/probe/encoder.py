@@ -243,7 +243,7 @@ class Probe:
             The text of each is its decoded ids, with special tokens; `visual` flags image and video tokens.
 
         Raises:
-            as `encode`; ShapeError also for an attention mask that is not [B, T].
+            ShapeError: an attention mask that is not [B, T]. Other errors as `encode`.
         """
         inputs = on_device(self.model, inputs, "inputs")
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")

@@ -12,8 +12,9 @@ import pytest
 from in_process import run_script
 
 from experiments.official.export import ExportOfficialConfig, export_official
+from remind.core.cli import named
 from remind.core.errors import ConfigError, DataError
-from remind.evaluation.compare import compare, load_run, table, with_options
+from remind.evaluation.compare import compare, load_run, table
 from remind.evaluation.config import CompareConfig, EvaluateConfig
 from remind.evaluation.intervals import paired_bootstrap
 from remind.evaluation.run import evaluate
@@ -173,7 +174,7 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
     ],
 )
 def test_plain_arguments(given: list[str], wanted: list[str]) -> None:
-    assert with_options(given) == wanted
+    assert named(given, ("first", "second")) == wanted
 
 
 def test_the_script(tmp_path: Path) -> None:
