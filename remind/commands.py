@@ -57,7 +57,7 @@ COMMANDS = {
         "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
     ),
     "export": Command(
-        "remind.alignment.export:ExportConfig",
+        "remind.alignment.config:ExportConfig",
         "remind.alignment.export:export",
         "Write a trained checkpoint as a plain Hugging Face folder.",
     ),

@@ -17,8 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
-from remind.alignment.objective import Edge, Objective
+from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.data.dialogue import FORMATS, Corpus
@@ -210,7 +209,8 @@ def _build_states(cfg: DemoConfig, world: World, out: Path) -> None:
 
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
     """The run and the checkpoint exported from it."""
-    from remind.alignment.export import ExportConfig, export
+    from remind.alignment.config import ExportConfig
+    from remind.alignment.export import export
     from remind.alignment.trainer import train
 
     # an earlier demo's, which this one replaces; a run is never written over

@@ -106,7 +106,7 @@ def load_config(model: str) -> Any:
         ModelError: neither, no decoder, or a configuration that names kernels from elsewhere.
     """
     if model in _BUILT_IN:
-        from benchmarks.pra_step.variants import config_of
+        from experiments.flops import config_of
 
         return config_of(model, None)  # type: ignore[arg-type]
     folder = Path(model).expanduser()
@@ -149,7 +149,7 @@ class Counted:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        from benchmarks.pra_step.flops import executed
+        from experiments.flops import executed
 
         past: Any = None
 

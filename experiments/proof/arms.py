@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from remind.alignment.objective import Edge, Objective
-from remind.alignment.step import StepKind
+from remind.alignment.config import Edge, Objective, StepKind
 from remind.core.errors import ConfigError
 
 

@@ -16,13 +16,11 @@ from typing import Any
 from experiments.proof.conditions import split_records, training_records
 from experiments.proof.flops import fixed_cost, size_of, step_cost
 from experiments.proof.store import RunStore, Spec, accuracy
-from remind.alignment.cache import Cache, Crew
+from remind.alignment.cache import Cache
 from remind.alignment.checkpoint import folder_of
-from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
-from remind.alignment.decoded import decode
+from remind.alignment.config import DataConfig, TeacherConfig, TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.teachers import TeacherConfig
-from remind.alignment.tokens import row_of
+from remind.alignment.tokens import decode, example_of
 from remind.alignment.trainer import Trainer
 from remind.core.errors import ModelError
 from remind.core.files import write_json
@@ -92,7 +90,7 @@ class Runner:
         trace: list[dict[str, float]] = []
 
         def measure(trainer: MonitoredTrainer) -> None:
-            answers = self._answer(replace(self.base, model=trainer.workers.model), spec)
+            answers = self._answer(replace(self.base, model=trainer.model), spec)
             trace.append({"step": trainer.step, **{level: accuracy(right) for level, right in answers.items()}})
 
         out = self.work / "run"
@@ -104,7 +102,7 @@ class Runner:
             raise SystemExit(143)
         rows = read_metrics(out)
         result = {
-            "right": self._answer(replace(self.base, model=trainer.workers.model), spec),
+            "right": self._answer(replace(self.base, model=trainer.model), spec),
             "steps": trainer.step,
             "flops": self._flops(trainer, pseudo_labelled),
             "stopped": stopped,
@@ -139,7 +137,7 @@ class Runner:
         unlabelled = [record for record in records if record.target is None and record.split == "train"]
         with quiet():
             cache, most = Cache(self.work / "decoded"), self.config.max_new_tokens
-            targets = decode(self.base, unlabelled, "x2", most, cache, Crew(), self.store.weights, None, 32)
+            targets = decode(self.base, unlabelled, "x2", most, cache, self.store.weights, batch_size=32)
         ids = {record.question_id for record in unlabelled}
         labelled = [
             replace(record, target=targets.get(record.question_id)) if record.question_id in ids else record
@@ -148,13 +146,13 @@ class Runner:
         return labelled, [record for record in labelled if record.question_id in ids]
 
     def _flops(self, trainer: Trainer, pseudo_labelled: Sequence[StateRecord]) -> float:
-        size, objective, passes = size_of(trainer.workers.model), trainer.cfg.objective, trainer.parts.passes
+        size, objective, passes = size_of(trainer.model), trainer.cfg.objective, trainer.parts.passes
         items = trainer.data.train.items
         total = fixed_cost(items, objective, size)
         for record in pseudo_labelled:
-            row = row_of(self.base.tokenizer, record)
-            answer = 1 if row.answer is None else len(row.answer)
-            total += size.forward(len(row.prompts[2]) + answer - 1, answer)
+            example = example_of(self.base.tokenizer, record)
+            answer = max(1, len(example.answer))
+            total += size.forward(len(example.prompts[2]) + answer - 1, answer)
         for step in range(trainer.step):
             total += step_cost([items[index] for index in trainer.order.batch(step)], objective, passes, size)
         return total

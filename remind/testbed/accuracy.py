@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remind.alignment.trainer import TrainConfig, Trainer
+from remind.alignment.config import TrainConfig
+from remind.alignment.trainer import Trainer
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation import metrics
 from remind.evaluation.parse import parse_answer
@@ -95,7 +96,7 @@ def train_with_accuracy(
     base = load_backbone(cfg.model, dtype=cfg.dtype)
 
     def measure(trainer: MonitoredTrainer) -> None:
-        backbone = replace(base, model=trainer.workers.model)
+        backbone = replace(base, model=trainer.model)
         correct = {level: correct_answers(backbone, records, level, max_new_tokens) for level in LEVELS}
         row = {level: sum(hits) / len(hits) for level, hits in correct.items()}
         trainer.folder.record({"step": trainer.step, "kind": "accuracy", "questions": len(records), **row})

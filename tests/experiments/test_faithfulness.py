@@ -29,7 +29,7 @@ from experiments.faithfulness.turns import (
     prompt_of,
     without_turns,
 )
-from remind.alignment.data import example_of
+from remind.alignment.tokens import example_of
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn

@@ -15,9 +15,9 @@ from experiments.proof.plan import equal_steps
 from experiments.proof.statistics import draws, estimate, resampled_means, share_of, stretch
 from experiments.proof.store import collapsed
 from experiments.proof.table import Comparison
-from remind.alignment.example import Example
-from remind.alignment.objective import Objective
+from remind.alignment.config import Objective
 from remind.alignment.step import plan
+from remind.alignment.tokens import Example
 
 # FLOPs
 

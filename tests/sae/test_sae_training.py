@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from remind.alignment.config import as_dict
+from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import Counter as ProgressBar
 from remind.data.dialogue import Dialogue, Image, Session, Turn

@@ -250,9 +250,10 @@ def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
+    from remind.alignment.config import TrainConfig, TrainerConfig
     from remind.alignment.metrics import read_metrics
-    from remind.alignment.trained import trained_backbone
-    from remind.alignment.trainer import TrainConfig, Trainer, TrainerConfig
+    from remind.alignment.model import trained_backbone
+    from remind.alignment.trainer import Trainer
     from remind.testbed.accuracy import train_with_accuracy
     from remind.testbed.ladder import LadderConfig, records, write_states
     from remind.testbed.world import WorldConfig, make_world
@@ -272,7 +273,7 @@ def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
     accuracy = [row for row in rows["a"] if row["kind"] == "accuracy"]
     assert [row["step"] for row in accuracy] == [0, 2, 3]
     assert all(row[level] * 4 == int(row[level] * 4) for row in accuracy for level in ("x0", "x1", "x2"))
-    own, found = plain.workers.model.state_dict(), trained_backbone(run).model.state_dict()
+    own, found = plain.model.state_dict(), trained_backbone(run).model.state_dict()
     assert all(torch.equal(own[name], found[name]) for name in own)
     with pytest.raises(ConfigError, match="questions"):
         train_with_accuracy(SimpleNamespace(), [], 1)  # type: ignore[arg-type]
