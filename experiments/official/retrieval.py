@@ -207,7 +207,8 @@ def rankings(
     Args:
         question, vector: the question's text and φ of it [d].
     """
-    from remind.perception.retrieve import relevance, turn_scores
+    from remind.perception.hybrid import turn_scores
+    from remind.perception.retrieve import relevance
     from remind.text.words import stems
 
     def scores(method: str) -> np.ndarray:

@@ -31,8 +31,9 @@ from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
 from remind.perception import PerceptionConfig, RetrieveConfig
+from remind.perception.bm25 import BM25
 from remind.states.pyramid import Segment
-from remind.text.words import BM25, stems
+from remind.text.words import stems
 
 
 def dcg(relevances: Sequence[int], k: int) -> float:

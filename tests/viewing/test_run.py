@@ -208,7 +208,7 @@ def changed(built: Any, folder: Path, **config: Any) -> Path:
 
 
 def test_settings_of_a_manifest_come_back() -> None:
-    from remind.grounding.fusion import FusionConfig
+    from remind.grounding.config import FusionConfig
 
     settings = GroundingConfig(alpha=3.0, fuse=FusionConfig(bm25=2.0), agg="max")
     assert grounding_config({**asdict(settings), "added_later": 1}) == settings

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from remind.core.files import write_text
-from remind.grounding.guidance import flat
+from remind.grounding.features import flat
 from remind.grounding.resonance import local_alignment
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, Rendered, Span
