@@ -73,7 +73,7 @@ COMMANDS = {
         positional=("first", "second"),
     ),
     "inspect": Command(
-        "remind.viewing.inspector.config:InspectConfig",
+        "remind.viewing.inspector.run:InspectConfig",
         "remind.viewing.inspector:inspect_grounding",
         "Write offline pages that show the grounding of one question or of all.",
     ),

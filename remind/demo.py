@@ -285,7 +285,7 @@ def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "
 
 def plot(rows: Mapping[str, Row], path: Path) -> Path:
     """Accuracy under x0, x1, x2 before and after, over all formats."""
-    from remind.viewing.plots.style import LEVEL_COLOURS
+    from remind.viewing.plots import LEVEL_COLOURS
     from sae.figures import Picture, new_figure
 
     figure = new_figure(7.5, 1.2 + 0.6 * len(rows))

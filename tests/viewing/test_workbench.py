@@ -1,4 +1,4 @@
-"""What notebooks show: text stays text, numbers are those of the model, and watching a run does not change it."""
+"""What notebooks show: text stays text, numbers are those of the model, and measuring accuracy changes no run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from remind.viewing import (
     show_levels,
     turn_features,
 )
-from remind.viewing.page import shaded
+from remind.viewing.pages import shaded
 from remind.viewing.plots import answer_probabilities, plot_answers, plot_carried, plot_salience, plot_settings
 from sae import TopKSAE
 
@@ -165,7 +165,7 @@ def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> Non
     assert found["x1"]["B"] == pytest.approx(chance, rel=1e-3)
     axes = plot_answers({"before": found}, ["A"]).figure.axes[0]
     assert [label.get_fontweight() for label in axes.get_xticklabels()] == ["bold", *["normal"] * 3]
-    with pytest.raises(ConfigError, match="say which answers"):
+    with pytest.raises(ConfigError, match="give candidates"):
         answer_probabilities(nano, replace(record, format="direct", options=()))
 
 
