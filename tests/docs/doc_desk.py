@@ -62,7 +62,6 @@ RECIPES: dict[str, str] = {
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
     "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
     "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
-    "remind.viewing.inspector.picture": "",
 }
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
@@ -110,8 +109,6 @@ class Desk:
             pytest.fail(f"{command}: no recipe for {program}; say in RECIPES how it is made small")
         config = Path(command.config or "").stem
         added = f"{RECIPES[program]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
-        if program == "remind.viewing.inspector.picture":
-            added += f" --chromium {shlex.quote(_browser())}"
         given = [PLACEHOLDERS.get(word, word) for word in command.arguments]
         taken = {word for word in given if word.startswith("--")}
         return [*given, *_without(shlex.split(added), taken if config == "proof" else set())]
