@@ -42,8 +42,8 @@ COMMANDS = {
         "Run everything once in a small synthetic world whose answers are known.",
     ),
     "train-sae": Command(
-        "remind.sae_training.config:TrainSAEConfig",
-        "remind.sae_training:train_sae",
+        "remind.train_sae.config:TrainSAEConfig",
+        "remind.train_sae:train_sae",
         "Train Top-K sparse autoencoders on dialogues, one for each layer of a backbone.",
     ),
     "build-states": Command(

@@ -173,7 +173,7 @@ def demo(cfg: DemoConfig) -> Path:
 def _build_states(cfg: DemoConfig, world: World, out: Path) -> None:
     """The stages that dialogues of one's own go through; nothing is known of the world."""
     from remind.pipeline import BuildStatesConfig, build_states
-    from remind.sae_training import TrainSAEConfig, train_sae
+    from remind.train_sae import TrainSAEConfig, train_sae
 
     talk = make_world(WorldConfig(train=12, dev=0, test=0, rule="none", by_template=False, seed=cfg.seed + 90_000))
     write_refmem(talk.corpus, out / "talk.jsonl")

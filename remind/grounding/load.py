@@ -28,7 +28,7 @@ def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache:
     if given is not None:
         return Path(given)
     from remind.data.sample import corpus_path
-    from remind.sae_training import quick_sae
+    from remind.train_sae import quick_sae
 
     return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
 

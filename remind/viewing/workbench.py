@@ -218,7 +218,7 @@ def _illustrated_world(folder: Path, **settings: Any) -> Path:
 
 def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
     from remind.data.sample import corpus_path
-    from remind.sae_training import TrainSAEConfig, quick_sae, train_sae
+    from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
     from sae.config import SAETrainConfig
 
     if backbone != "nano":

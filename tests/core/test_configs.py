@@ -14,8 +14,8 @@ from remind.demo import DemoConfig
 from remind.evaluation.config import EvaluateConfig
 from remind.pipeline import BuildStatesConfig
 from remind.refmem.config import RefMemConfig
-from remind.sae_training import TrainSAEConfig
 from remind.testbed.write import MakeWorldConfig
+from remind.train_sae import TrainSAEConfig
 from remind.viewing.inspector import InspectConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"

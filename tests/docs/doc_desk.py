@@ -156,7 +156,8 @@ class Desk:
         """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
         from remind import demo
-        from remind.sae_training import TrainSAEConfig, quick
+        from remind.train_sae import TrainSAEConfig
+        from remind.train_sae import train as quick
 
         told = [PLACEHOLDERS.get(word, word) for word in command.words if re.match(r"[A-Z_]+=", word)]
         own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up", **dict(w.split("=", 1) for w in told)}

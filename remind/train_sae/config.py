@@ -21,8 +21,7 @@ class TrainSAEConfig:
     backbone: str = "minilm"
     """Model whose hidden states are learned: minilm, nano, or a Hugging Face folder or id."""
     layers: list[int | str] | None = None
-    """Layers by number (0 embeddings … n output of the last block) or name (blocks.14.hook_resid_pre, last, the module
-    of a block, whose output is meant). None: four spread evenly."""
+    """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
     limit: int | None = None
     """Use at most this many turns, of dialogues drawn at random."""
     held_out: float = 0.1
@@ -30,8 +29,7 @@ class TrainSAEConfig:
     evaluate_on: list[str] = field(default_factory=list)
     """Files or folders of dialogues to evaluate on instead of held-out ones; all of `data` is then trained on."""
     name_speakers: bool = True
-    """Train on numbered speakers ("Speaker 1") under names drawn at random, anew for each session, for the SAE is to
-    read dialogues whose speakers have names."""
+    """Give numbered speakers ("Speaker 1") random names in training, since the SAE will read dialogues with names."""
     window: int | None = None
     """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
     windows_per_batch: int = 16
@@ -66,13 +64,11 @@ class TrainSAEConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out must be at least 0 and below 1, not {self.held_out}")
-        for name in ("limit", "window", "windows_per_batch", "idf_turns"):
+        lowest = dict.fromkeys(("limit", "window", "windows_per_batch", "idf_turns"), 1)
+        for name, least in (lowest | dict.fromkeys(("image_tokens", "checkpoint_every", "loss_windows"), 0)).items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-        for name in ("image_tokens", "checkpoint_every", "loss_windows"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative")
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}")
 
 
 def default_layers(n_layers: int) -> list[int]:
