@@ -16,7 +16,7 @@ from remind.core.files import sha256_file, sha256_json
 from remind.core.progress import track
 from remind.models.backbone import Backbone
 from remind.models.chat import chat_ids
-from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.models.windows import image_block, pixel_inputs, takes_images
 from remind.states.parquet import StateRecord, read_part
 
 

@@ -1,4 +1,4 @@
-"""The accelerator of a run: how its processes found each other, and what of accelerate the trainer can work under."""
+"""The accelerator of a training run, and the strategies the trainer supports."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
 
     device = torch.accelerator.current_accelerator(check_available=True)
     accelerator = Accelerator(
-        # without it, processes launched on a machine without a GPU would not join but each train alone; and Apple's
-        # GPUs have no float64, in which metrics are summed
+        # without it, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64, in
+        # which metrics are summed
         cpu=device is None or device.type == "mps",
         log_with=list(trackers) or None,
         project_dir=str(out),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        # the step accumulates by itself; a number in the launcher's config would divide the loss once more
+        # the step accumulates by itself; a number in the launcher's config would divide the loss again
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -42,7 +42,7 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ConfigError(f"mixed_precision {accelerator.mixed_precision} is not supported; use no or bf16")
     if launched > 1:
-        atexit.register(_part)
+        atexit.register(_leave_group)
     return accelerator
 
 
@@ -51,6 +51,6 @@ def sharded(accelerator: Any) -> bool:
     return bool(accelerator.distributed_type.value == "FSDP")
 
 
-def _part() -> None:
+def _leave_group() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

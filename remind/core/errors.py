@@ -1,4 +1,4 @@
-"""Typed errors. Each message is one line that says what is wrong, where, and what to do."""
+"""Typed errors, each with a one-line message: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _REPR.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: short however long or deep it is, and without control characters."""
+    """A value as quoted in a message: shortened, and without control characters."""
     return _REPR.repr(value)
 
 
 def named(record: str) -> str:
-    """An id as a message points at it: as it is, unless it is long or holds what cannot be printed."""
+    """An id as used in a message: unchanged unless it is long or not printable."""
     return record if len(record) <= _QUOTED and record.isprintable() else shown(record)[1:-1]
 
 
@@ -48,7 +48,7 @@ class DataError(RemindError):
 
 
 class FormatError(DataError):
-    """The file is not of the format asked for, or of none we know."""
+    """A file that is not of the expected format, or of no known one."""
 
 
 class ImagePathError(DataError):
@@ -60,4 +60,4 @@ class ConfigError(RemindError):
 
 
 class ModelError(RemindError):
-    """A model, layer, SAE or checkpoint that does not fit what is asked of it."""
+    """A model, layer, SAE or checkpoint that cannot be used here."""

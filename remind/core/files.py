@@ -1,4 +1,4 @@
-"""Files that are whole or absent: every write goes to a temporary name beside its target and is renamed."""
+"""Atomic writes (to a temporary name beside the target, then renamed), JSON files and hashes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from remind.core.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Of Linux: paths start where the process is; two names swap what they stand for.
+#: Constants of Linux: paths are relative to the working directory; two names are exchanged.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
 def atomic_path(target: str | Path) -> Iterator[Path]:
-    """A temporary path beside `target` that becomes `target` when the block ends well, and vanishes otherwise."""
+    """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise."""
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
@@ -38,10 +38,8 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files private; give what an ordinary open() would have given
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
+        # mkstemp creates private files
+        temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -49,39 +47,43 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: str | Path) -> Iterator[Path]:
-    """Like `atomic_path` for a whole folder. An existing target is replaced only when the block ends well."""
+    """Like `atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o777 & ~mask)
+        temporary.chmod(0o777 & ~_umask())
         put_folder(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def put_folder(made: Path, target: Path) -> None:
-    """Give a folder its final name in the same parent folder; one that bears it goes once the new one is there.
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
-    Where the system can, the two swap their names in one step, so that whoever is killed leaves one of them there.
-    Elsewhere there is a moment in which neither is.
+
+def put_folder(folder: Path, target: Path) -> None:
+    """Rename a folder to `target` in the same parent folder, replacing an existing one.
+
+    On Linux the two names are exchanged in one step, so that a killed process leaves one of them in place. Elsewhere
+    there is a moment without either.
 
     Raises:
-        OSError: no right to write; what was there stays or is put back.
+        OSError: no permission to write; the existing one stays or is put back.
     """
     if not target.exists():
-        made.rename(target)
+        folder.rename(target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    if _swap(made, target):
-        made.rename(old / "old")
+    if _swap(folder, target):
+        folder.rename(old / "old")
     else:
         target.rename(old / "old")
         try:
-            made.rename(target)
+            folder.rename(target)
         except OSError:
             (old / "old").rename(target)
             old.rmdir()
@@ -90,7 +92,7 @@ def put_folder(made: Path, target: Path) -> None:
 
 
 def _swap(one: Path, other: Path) -> bool:
-    """Let two names swap what they stand for, in one step. False if the system cannot do so."""
+    """Exchange two names in one step. False if the system cannot."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -106,13 +108,13 @@ def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
 
 
 def missing_folders(path: str | Path) -> list[Path]:
-    """Which of a folder and those above it are not there, the innermost first."""
+    """A folder and its parents that do not exist, the innermost first."""
     path = Path(path)
     return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, the innermost first, up to one that holds something or cannot be removed."""
+    """Remove folders in order, up to one that is not empty or cannot be removed."""
     for folder in folders:
         if folder.exists():
             try:
@@ -127,7 +129,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_rows(path: str | Path, rows: Iterable[Any]) -> None:
-    """A JSONL file: each row a line."""
+    """Write a JSON Lines file."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -137,39 +139,41 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """A safetensors file. Raises OSError where there is no room or no right to write."""
+    """Write a safetensors file. Raises OSError on a full disk or without permission."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with atomic_path(path) as temporary:
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
-        except SafetensorError as error:  # what the library makes of a full disk
+        except SafetensorError as error:  # raised on a full disk
             raise OSError(errno.EIO, str(error), str(path)) from None
 
 
-class KeyTwice(ValueError):
-    """A JSON object that names a key twice, of which `json` would silently keep the last."""
+class DuplicateKeyError(ValueError):
+    """A JSON object with a key twice, of which `json` would silently keep the last value."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `object_pairs_hook`. Raises KeyTwice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """For `object_pairs_hook`. Raises DuplicateKeyError."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise KeyTwice(f"the key {key[:80]!r} stands twice in one object; which value counts is unclear")
+                raise DuplicateKeyError(
+                    f"the key {key[:80]!r} occurs twice in one object; which value counts is unclear"
+                )
             seen.add(key)
-    return found
+    return result
 
 
 def read_json(path: str | Path) -> Any:
     """Parse a JSON file.
 
     Raises:
-        DataError: it is missing, no regular file, not UTF-8 or not JSON, or an object names a key twice; names file
-            and, where it can, line.
+        DataError: missing, no regular file, not UTF-8, not JSON, or an object with a key twice; names the file and, if
+            possible, the line.
     """
     path = Path(path)
     try:
@@ -185,7 +189,7 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"not UTF-8 (byte {error.start})", path) from None
     except RecursionError:
         raise DataError("nested too deeply", path) from None
-    except KeyTwice as error:
+    except DuplicateKeyError as error:
         raise DataError(str(error), path) from None
     except ValueError as error:
         line = getattr(error, "lineno", None)
@@ -203,23 +207,20 @@ def sha256_file(path: str | Path) -> str:
 
 
 def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:
-    """SHA-256 of every file among `paths`, by name; of those in a folder, by the path inside it.
-
-    Of several that bear one name the later ones bear a number, so that none stands for another.
-    """
-    found: dict[str, str] = {}
+    """SHA-256 of every file of `paths` by name; files of folders by their path inside. Repeated names are numbered."""
+    hashes: dict[str, str] = {}
     for path in map(Path, paths):
         inside = path.is_dir()
         for file in sorted(path.rglob("*")) if inside else [path]:
             if file.is_file():
                 name = file.relative_to(path).as_posix() if inside else file.name
                 names = (name if number == 1 else f"{name} ({number})" for number in count(1))
-                found[next(name for name in names if name not in found)] = sha256_file(file)
-    return found
+                hashes[next(name for name in names if name not in hashes)] = sha256_file(file)
+    return hashes
 
 
 def tensors_hash(tensors: Mapping[str, Any]) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes; entries that are no tensors count by their text."""
+    """SHA-256 of names, dtypes, shapes and bytes; other values are hashed as text."""
     import torch
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Processes that work beside this one, and which of several this one is."""
+"""Worker processes, locks between processes, memory and shards of work."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from remind.core.errors import ConfigError
 
 
 def leave_with_parent() -> None:
-    """Call in a new process: it ends when its parent does.
-
-    A process whose parent was killed would go on beside the one that is started to go on with the work.
-    """
+    """Call in a worker process to end it when its parent ends, so that it does not compete with a resumed run."""
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -42,11 +39,11 @@ def spawned_pool(
     arguments: tuple[Any, ...] = (),
     libraries: tuple[str, ...] = (),
 ) -> ProcessPoolExecutor:
-    """Fresh processes (copies of this one would share locks of threads that are not theirs), each begun with `start`.
+    """A pool of new processes (forks of this one could inherit locked locks), each initialised with `start`.
 
     Args:
-        libraries: modules that they need. Where the system can, a process that does nothing else imports them once, and
-            the others are copies of it, so that they begin at once and share that memory.
+        libraries: modules to import. On Linux a fork server imports them once for all workers, which saves time and
+            memory.
     """
     context = multiprocessing.get_context("forkserver" if libraries and _can_copy(libraries) else "spawn")
     begin = (dict(os.environ), start, arguments)
@@ -54,20 +51,19 @@ def spawned_pool(
 
 
 def _can_copy(libraries: tuple[str, ...]) -> bool:
-    """Begin the process that is copied, if there is none yet."""
-    # elsewhere the system's libraries do not bear it
+    """Start the fork server. False if the system has none; macOS libraries do not survive a fork."""
     if sys.platform != "linux":
         return False
     forkserver.set_forkserver_preload(["remind", *libraries])
     try:
         forkserver.ensure_running()
-    except OSError:  # no socket can be made: the folder for temporary files has too long a name, or holds none
+    except OSError:  # no socket: the path of the folder for temporary files is too long, or the file system has none
         return False
     return True
 
 
 def _begin(environment: dict[str, str], start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    # that of the process copied is what it was when that began
+    # a fork server keeps the environment of its start
     os.environ.clear()
     os.environ.update(environment)
     if start is not None:
@@ -76,10 +72,10 @@ def _begin(environment: dict[str, str], start: Callable[..., None] | None, argum
 
 @contextmanager
 def locked(file: Path, wait: bool = True) -> Iterator[None]:
-    """One process at a time for what this file stands for; the system frees the lock of a process that dies.
+    """Hold a lock file; the system frees the lock of a process that dies.
 
     Raises:
-        ConfigError: another process has it, and this one is not to wait.
+        ConfigError: another process holds it and `wait` is false.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -94,10 +90,9 @@ def locked(file: Path, wait: bool = True) -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Return to the system what lies free between blocks in use.
+    """Return free memory to the system.
 
-    Tensors of ever new sizes leave holes that glibc keeps: over a thousand dialogues they come to more than all that is
-    in use.
+    glibc keeps the holes left by tensors of varying sizes; over a thousand dialogues they exceed the memory in use.
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)
@@ -112,10 +107,10 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def resident(field: str, process: int | str = "self") -> int:
-    """Resident memory of a process in bytes: VmRSS as it is now, VmHWM the most so far or since it was last reset.
+    """Resident memory of a process in bytes: field VmRSS now, VmHWM the peak.
 
     Raises:
-        OSError: there is no /proc, or no such process any more.
+        OSError: no /proc, or no such process.
     """
     status = Path(f"/proc/{process}/status").read_text()
     # a process that has just ended has no such lines
@@ -123,7 +118,7 @@ def resident(field: str, process: int | str = "self") -> int:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -135,7 +130,7 @@ class Shard:
     count: int = 1
 
     def holds(self, number: int) -> bool:
-        """Whether piece `number` (from 0) is this shard's; pieces are dealt out in turn."""
+        """Whether piece `number` (from 0) belongs to this shard: every `count`-th does."""
         return number % self.count == self.index
 
     def __str__(self) -> str:
@@ -143,14 +138,14 @@ class Shard:
 
 
 def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> Shard:
-    """Which part of the work is this process's.
+    """The shard of this process.
 
     Args:
-        text: `i/n` counts from 1; auto: what accelerate launch or torchrun say, else everything; slurm: the task of a
-            job array, else of the job step; None: everything.
+        text: `i/n` counted from 1; auto: from accelerate launch or torchrun, else everything; slurm: from the task of
+            a job array, else of the job step; None: everything.
 
     Raises:
-        ConfigError: not one of these, i outside 1 to n, or slurm where Slurm says nothing.
+        ConfigError: none of these, i outside 1 to n, or slurm outside of Slurm.
     """
     environment = os.environ if environment is None else environment
     if text is None:
@@ -158,10 +153,10 @@ def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
     if text == "auto":
         return _numbers(environment, "RANK", "WORLD_SIZE") or Shard()
     if text == "slurm":
-        found = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
-        if found is None:
+        shard = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
+        if shard is None:
             raise ConfigError("shard slurm: neither a task of a job array nor of a job step (srun)")
-        return found
+        return shard
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ConfigError(f"shard is i/n with i from 1 to n, auto or slurm, not {text!r}")
@@ -172,12 +167,12 @@ def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | 
     if index not in environment or count not in environment:
         return None
     try:
-        found = Shard(int(environment[index]), int(environment[count]))
+        shard = Shard(int(environment[index]), int(environment[count]))
     except ValueError:
-        found = Shard(0, 0)
-    if not 0 <= found.index < found.count:
+        shard = Shard(0, 0)
+    if not 0 <= shard.index < shard.count:
         raise ConfigError(f"{index} {environment[index]!r} of {count} {environment[count]!r} is no part of the work")
-    return found
+    return shard
 
 
 def _array(environment: Mapping[str, str]) -> Shard | None:
@@ -194,11 +189,7 @@ def _array(environment: Mapping[str, str]) -> Shard | None:
 
 
 def device_of(device: str, number: int) -> str:
-    """The device of a process: `cuda` goes round the GPUs, process by process; others are taken as they are.
-
-    Args:
-        number: of the process among those on this machine.
-    """
+    """The device of process `number` on this machine: `cuda` alternates between the GPUs, others are used as given."""
     if device != "cuda":
         return device
     import torch

@@ -1,4 +1,4 @@
-"""The nouns everything else speaks: Image, Turn, Session, Dialogue, Question, Corpus."""
+"""Dialogues and questions about them: Image, Turn, Session, Dialogue, Question, Corpus."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Image:
 
     Attributes:
         index: 0-based over the whole dialogue, in order of appearance; never renumbered after retrieval.
-        path: a file inside the data folder, or None where only a caption or a remote reference is known.
+        path: a file inside the data folder, or None if only a caption or a remote reference is known.
         caption: what the image shows, or None.
-        source: the reference as the file gives it (URL or file name). Never fetched.
+        source: the reference in the file (URL or file name); never fetched.
     """
 
     index: int
@@ -51,7 +51,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One utterance. `time` is ISO 8601 where the file gives an absolute time, else the file's own words, else None."""
+    """One utterance. `time` is ISO 8601 if the file gives an absolute time, else its own words, else None."""
 
     id: str
     speaker: str
@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A sitting of the conversation: turns without a long break, in order. `time` as in `Turn`."""
+    """Part of a dialogue without long breaks: turns in order. `time` as in `Turn`."""
 
     id: str
     time: str | None
@@ -81,23 +81,23 @@ class Dialogue:
     sessions: tuple[Session, ...]
 
     def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise DataError(problem, record=named(self.id))
+
+    def _problem(self) -> str | None:
         if len({session.id for session in self.sessions}) < len(self.sessions):
-            raise DataError("a session id occurs twice; ids must be unique in a dialogue", record=named(self.id))
+            return "a session id occurs twice; ids must be unique in a dialogue"
         seen: set[str] = set()
         image_index = 0
         for turn in self.turns:
             if turn.id in seen:
-                what = f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
-                raise DataError(what, record=named(self.id))
+                return f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
             seen.add(turn.id)
             for image in turn.images:
                 if image.index != image_index:
-                    raise DataError(
-                        f"image index {image.index} in turn {shown(turn.id)} should be {image_index}", record=self.id
-                    )
+                    return f"image index {image.index} in turn {shown(turn.id)} should be {image_index}"
                 image_index += 1
-        if not seen:
-            raise DataError("the dialogue has no turns", record=named(self.id))
+        return None if seen else "the dialogue has no turns"
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
@@ -111,7 +111,7 @@ class Dialogue:
 
     @cached_property
     def session_of(self) -> dict[str, Session]:
-        """Turn id to the session it stands in."""
+        """Turn id to its session."""
         return {turn.id: session for session in self.sessions for turn in session.turns}
 
     @cached_property
@@ -137,8 +137,8 @@ class Question:
 
     Attributes:
         format: "single" (one option), "multi" (a set of options) or "direct" (free text).
-        options: option texts in order (letter A is the first); empty for "direct".
-        answers: option letters for "single" and "multi"; acceptable answers for "direct"; empty if no gold is known.
+        options: option texts, the first is letter A; empty for "direct".
+        answers: option letters for "single" and "multi", acceptable answers for "direct"; empty if unknown.
         evidence: ids of the gold evidence turns that exist in the dialogue.
         images: gold image indices.
         dimension: one of `DIMENSIONS`, or None for questions of other benchmarks.
@@ -168,7 +168,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dangling:
-    """An evidence reference that names nothing in its dialogue, as the file wrote it."""
+    """An evidence reference, verbatim, that names no turn of its dialogue."""
 
     question_id: str
     reference: str
@@ -176,13 +176,13 @@ class Dangling:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a reader returns.
+    """Dialogues with questions about them, as a reader returns them.
 
     Attributes:
         dialogues, questions: in file order.
         dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
-        references: how many evidence references the files hold, the dangling ones included.
-        referenced: the same by question id, where there are any.
+        references: number of evidence references in the files, including the dangling ones.
+        referenced: the same by question id, for questions with references.
 
     Raises:
         DataError: a dialogue or question id twice, or a question whose dialogue is missing.
@@ -226,18 +226,14 @@ class Corpus:
 
     @staticmethod
     def merge(parts: Sequence[Corpus], paths: Sequence[str | Path] | None = None) -> Corpus:
-        """One corpus of several.
-
-        Args:
-            paths: the file of each part, for errors.
+        """One corpus of several. `paths`: the file of each part, for errors.
 
         Raises:
-            DataError: a dialogue or question id stands twice. Names the file if `paths` are given, and the first one.
+            DataError: a dialogue or question id that occurs twice; names both files if `paths` are given.
         """
-        if paths is not None:
-            first: dict[tuple[str, str], str | Path] = {}
-            for part, path in zip(parts, paths, strict=True):
-                note_ids(part, path, first)
+        first: dict[tuple[str, str], str | Path] = {}
+        for part, path in zip(parts, paths or [], strict=paths is not None):
+            note_ids(part, path, first)
         return Corpus(
             dialogues=tuple(d for part in parts for d in part.dialogues),
             questions=tuple(q for part in parts for q in part.questions),
@@ -248,14 +244,13 @@ class Corpus:
 
 
 def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path]) -> None:
-    """Add what a file holds to `first`: ("dialogue" or "question", its id) to the file it stands in.
+    """Add the ids of a file to `first`: ("dialogue" or "question", id) to the first file with it.
 
     Raises:
-        DataError: an id that is there already. Names both files.
+        DataError: an id that is there already; names both files.
     """
-    for what, found in (("dialogue", corpus.dialogues), ("question", corpus.questions)):
-        for one in found:
-            if (what, one.id) in first:
-                before = first[what, one.id]
-                raise DataError(f"{what} id {shown(one.id)} occurs twice, first in {before}", path)
-            first[what, one.id] = path
+    ids = [("dialogue", dialogue.id) for dialogue in corpus.dialogues]
+    for key in ids + [("question", question.id) for question in corpus.questions]:
+        if key in first:
+            raise DataError(f"{key[0]} id {shown(key[1])} occurs twice, first in {first[key]}", path)
+        first[key] = path

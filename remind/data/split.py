@@ -1,4 +1,4 @@
-"""Which questions train and which test: by evidence cluster or by dialogue, so that the two share no gold evidence."""
+"""Train, dev and test splits by evidence cluster or by dialogue, so that no gold evidence is shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remind.data.dialogue import Question
 
 
 class HasQuestions(Protocol):
-    """A corpus, or what is kept of one."""
+    """A corpus, or its outline."""
 
     @property
     def questions(self) -> Sequence[Question]: ...
@@ -25,13 +25,13 @@ class SplitConfig:
 
     by: Literal["auto", "dialogue", "evidence"] = "auto"
     """Unit that is never divided: a dialogue, or an evidence cluster (questions linked by shared gold evidence turns or
-    images). auto: dialogues where there are at least two with questions, else evidence clusters."""
+    images). auto: dialogues if at least two have questions, else evidence clusters."""
     train: float = 0.2
     """Share of the questions for training (the paper divides 2:8, Appendix D.6)."""
     dev: float = 0.1
     """Share for choosing settings and checkpoints; the rest is the test split."""
     seed: int = 0
-    """Order in which the units are dealt out."""
+    """Order in which the units are assigned."""
 
     def __post_init__(self) -> None:
         if min(self.train, self.dev) < 0 or self.train + self.dev > 1:
@@ -39,7 +39,7 @@ class SplitConfig:
 
 
 def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
-    """Questions grouped by shared gold evidence (connected components); one without evidence stands alone."""
+    """Questions grouped by shared gold evidence (connected components); one without evidence is a group by itself."""
     parent = list(range(len(questions)))
 
     def root(node: int) -> int:
@@ -61,11 +61,11 @@ def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
 
 
 def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
-    """Question id to "train", "dev" or "test". A split the benchmark gives is kept.
+    """Question id to "train", "dev" or "test". A split given by the benchmark is kept.
 
-    Units are dealt in an order that depends on their ids and the seed alone: the first fill train, the next dev, the
-    rest is test. A unit goes to train (dev) while that brings the share closer to what was asked; with two units or
-    more at least one trains and one tests.
+    Units are taken in an order that depends only on their ids and the seed: the first fill train, the next dev, the
+    rest is test. A unit goes to train (dev) while that brings its share closer to the configured one. Of two or more
+    units at least one is for training and one for testing.
     """
     splits = {question.id: question.split for question in corpus.questions if question.split is not None}
     free = [question for question in corpus.questions if question.split is None]
@@ -89,7 +89,7 @@ def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
     for name, share in (("train", config.train), ("dev", config.dev)):
         wanted, taken = share * len(free), 0
         needed = name == "train" and share > 0 and len(units) > 1
-        # the last unit is kept for the test split unless that was asked to be empty
+        # the last unit is kept for the test split unless that is configured to be empty
         spare = 1 if config.train + config.dev < 1 else 0
         while cursor < len(units) - spare and wanted > 0:
             size = len(units[cursor])
@@ -107,7 +107,7 @@ def check_overlap(
     questions: Iterable[tuple[str, str, str, Sequence[str | int]]],
     file_of: Callable[[str], str | Path | None] = lambda _: None,
 ) -> None:
-    """Raise DataError where one piece of gold evidence serves both a training and a test question.
+    """Raise DataError if a piece of gold evidence is shared by a training and a test question.
 
     Args:
         questions: (question id, dialogue id, split, gold evidence turn ids and image indices) of each.

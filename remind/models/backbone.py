@@ -1,4 +1,4 @@
-"""A model with its tokenizer and processor: positions, hidden states at chosen layers, chats with images."""
+"""A model with its tokenizer and processor: position ids, hidden states, chats with images."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ Kind = Literal["vlm", "causal", "encoder"]
 
 
 class ImageProcessor:
-    """Processor of images and text alone: what the toolkit needs of Qwen3-VL's, without torchvision.
-
-    The full processor also holds a video processor, which cannot be built where torchvision is missing.
-    """
+    """Processor of images and text, without the video processor of Qwen3-VL's, which needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         self.image_processor = image_processor
@@ -44,10 +41,10 @@ class Backbone:
     """A model, ready for reading hidden states or generating.
 
     Attributes:
-        name: what it was loaded as.
+        name: name, folder or hub id it was loaded by.
         model: in eval mode.
-        tokenizer: fast (character offsets are needed).
-        processor: with an `image_processor`; None for models of text alone.
+        tokenizer: a fast one (character offsets are needed).
+        processor: has an `image_processor`; None for text models.
         kind: "vlm", "causal" or "encoder".
     """
 
@@ -78,7 +75,7 @@ class Backbone:
         declared = self.tokenizer.model_max_length
         if limit is None:
             return int(declared)
-        # RoBERTa counts positions from 2 and only its tokenizer knows; decoders often declare no more than a habit
+        # RoBERTa counts positions from 2, which its tokenizer accounts for; tokenizers of decoders often declare less
         return int(min(limit, declared)) if self.kind == "encoder" else int(limit)
 
     @property
@@ -90,12 +87,12 @@ class Backbone:
         return next(self.model.parameters()).dtype
 
     def tokenize(self, text: str) -> Tokens:
-        """`text` as plain text: no special tokens added, and none made of strings in it such as `<|im_end|>`."""
+        """`text` as plain text: no special tokens are added or recognised in it."""
         return tokenize(self.tokenizer, text)
 
     @cached_property
     def frame(self) -> tuple[list[int], list[int]]:
-        """Special tokens the tokenizer puts before and after a text: [CLS] and [SEP], a BOS, often none."""
+        """Special tokens the tokenizer adds before and after a text: [CLS] and [SEP], a BOS, often none."""
         plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         framed = self.tokenizer("a")["input_ids"]
         start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
@@ -105,9 +102,9 @@ class Backbone:
         """Explicit position ids for `inputs`: input_ids[B, T] and, if given, attention_mask[B, T] and image_grid_thw.
 
         Returns:
-            For models with multimodal RoPE [3, B, T] from the model's own `get_rope_index`: with images 1-D positions
-            are wrong for them, and left to itself the model may reuse offsets of an earlier image. For other causal
-            models [B, T], counted over unmasked tokens. None where the model takes none (encoders number their own).
+            For models with multimodal RoPE [3, B, T] from the model's `get_rope_index`, since without explicit
+            positions the model may reuse the offsets of an earlier image. For other causal models [B, T], counted over
+            unmasked tokens. None if the model takes none (encoders).
         """
         input_ids = inputs["input_ids"]
         assert input_ids is not None
@@ -132,19 +129,19 @@ class Backbone:
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Tensor | None, layers: Sequence[int], **kwargs: Any
     ) -> dict[int, Tensor]:
-        """Residual stream at `layers` from one forward that stops after the deepest of them; no gradient, no head.
+        """Residual stream at `layers` from one forward that stops after the deepest; no gradient, no head.
 
         Args:
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens; None: all are tokens.
             layers: 0 (embeddings) to n_layers (output of the last block, before the final norm).
-            kwargs: further inputs, e.g. pixel_values and image_grid_thw of `encode_messages`.
+            kwargs: further inputs, e.g. pixel_values and image_grid_thw from `encode_messages`.
 
         Returns:
             Layer to [B, T, d], on the model's device.
 
         Raises:
-            ModelError: a layer the model has not.
+            ModelError: a layer out of range.
         """
         from sae.errors import LayerError
         from sae.hooks import hidden_states
@@ -167,22 +164,21 @@ class Backbone:
         """A chat with images as model inputs.
 
         Args:
-            messages: as qwen-vl-utils has them:
+            messages: in the format of qwen-vl-utils:
                 `[{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": question}]}]`.
-                An image is a path, a `file://` path or a PIL image; addresses on the web are refused.
+                An image is a path, a `file://` path or a PIL image; URLs are refused.
             add_generation_prompt: whether the assistant's header follows.
 
         Returns:
-            input_ids, attention_mask [1, T]; with images also pixel_values, image_grid_thw and, if the model wants
+            input_ids, attention_mask [1, T]; with images also pixel_values, image_grid_thw and, if the model takes
             them, mm_token_type_ids [1, T].
 
         Raises:
             ImagePathError: an image that is missing or cannot be read.
-            ModelError: images for a model that takes none, videos, or a tokenizer without a chat template.
+            ModelError: images for a model without them, videos, or a tokenizer without a chat template.
         """
         image_processor: Any = getattr(self.processor, "image_processor", None)
-        patch = getattr(image_processor, "patch_size", 16)
-        images = read_images(messages, patch)
+        images = read_images(messages, getattr(image_processor, "patch_size", 16))
         extra: dict[str, Tensor] = {}
         counts: list[int] = []
         if images:
@@ -198,7 +194,7 @@ class Backbone:
         return inputs
 
     def modality(self, input_ids: Tensor) -> Tensor | None:
-        """mm_token_type_ids of inputs with images, [B, T]: 0 text, 1 image, 2 video; None if the model takes none."""
+        """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image, 2 video; None if the model takes none."""
         return self._modality(input_ids) if self._takes("mm_token_type_ids") else None
 
     @property
@@ -210,7 +206,6 @@ class Backbone:
         return argument in inspect.signature(self._bare.forward).parameters
 
     def _modality(self, input_ids: Tensor) -> Tensor:
-        """0 for text, 1 for image, 2 for video tokens; [B, T]."""
         kinds = torch.zeros_like(input_ids, dtype=torch.int32)
         for value, name in ((1, "image_token_id"), (2, "video_token_id")):
             token = getattr(self.model.config, name, None)

@@ -1,11 +1,12 @@
-"""Chats become tokens and images: safe against special tokens written in a dialogue, and local files only."""
+"""Chats as tokens and images: special tokens written in a dialogue stay text, and images are local files."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
 #: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
 Message = Mapping[str, Any]
 _IMAGE_TOKEN = "<|image_pad|>"
-#: What a picture may be, by its content. Others of Pillow's formats start programs (EPS) or are hardly ever read.
+#: Accepted image formats, by content. Others of Pillow's formats start programs (EPS) or are rare.
 PICTURE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-
-#: Most pixels of a picture (Pillow refuses twice as many, and only warns of these).
+#: Most pixels of an image (Pillow refuses twice as many, and only warns of these).
 MOST_PIXELS = 89_478_485
-#: Most bytes of a picture's file, which Pillow reads whole as soon as it opens a WebP or AVIF: what the largest picture
-#: takes uncompressed.
+#: Most bytes of an image file (the largest image uncompressed): Pillow reads a whole WebP or AVIF when it opens it.
 MOST_BYTES = 1 << 28
 
 
@@ -40,20 +39,19 @@ class Tokens(NamedTuple):
 
 
 def tokenize(tokenizer: Any, text: str) -> Tokens:
-    """`text` as plain text with character offsets: nothing added, and strings such as `<|im_end|>` stay text.
-
-    So do `<think>`, `<tool_call>` and their like, which tokenizers add without calling them special.
+    """`text` as plain text with character offsets: no special tokens, and strings such as `<|im_end|>` or `<think>`
+    stay text.
 
     Raises:
-        ModelError: the tokenizer is not a fast one and so knows no offsets.
+        ModelError: the tokenizer is not a fast one and has no offsets.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{type(tokenizer).__name__} knows no character offsets; a fast tokenizer is needed")
+        raise ModelError(f"{type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
     added = _added(tokenizer)
-    if added.unsaid is not None and added.unsaid.search(text):
-        plain = _plain(tokenizer, added).encode(text, add_special_tokens=False)
+    if added.not_special is not None and added.not_special.search(text):
+        plain = added.plain.encode(text, add_special_tokens=False)
         return Tokens(list(plain.ids), list(plain.offsets))
-    # verbose=False: a history longer than the model is for the caller to window
+    # verbose=False: no warning for a text longer than the model, which the caller cuts into windows
     encoded = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
     )
@@ -61,20 +59,34 @@ def tokenize(tokenizer: Any, text: str) -> Tokens:
 
 
 class _Added:
-    """The tokens added to a vocabulary that stand for more than their text, white space aside.
+    """The added tokens of a tokenizer, without those of white space.
 
     Attributes:
-        ids: all of them, by their text.
-        unsaid: finds those that a tokenizer takes for tokens wherever they stand; None: there are none.
+        ids: by text.
+        all: a pattern that finds any of them; None if there are none.
+        not_special: the same for those that are not special: `split_special_tokens` does not keep these as text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         tokens = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content.strip(" \t\r\n\u2581")}
         self.ids = {token.content: index for index, token in tokens.items()}
-        self.unsaid = _any_of(token.content for token in tokens.values() if not token.special)
-        self.own = _any_of(self.ids)
-        #: A tokenizer for which all of them are special.
-        self.plain: Any = None
+        self.all = _any_of(self.ids)
+        self.not_special = _any_of(token.content for token in tokens.values() if not token.special)
+        self._backend = tokenizer.backend_tokenizer
+
+    @cached_property
+    def plain(self) -> Any:
+        """A tokenizer with the same rules for which all of the added tokens are special, and so can stay text."""
+        from tokenizers import Tokenizer
+
+        content = json.loads(self._backend.to_str())
+        for token in content["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in self.ids
+        plain = Tokenizer.from_str(json.dumps(content))
+        plain.no_truncation()
+        plain.no_padding()
+        plain.encode_special_tokens = True
+        return plain
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
@@ -87,33 +99,18 @@ _ADDED: WeakKeyDictionary[Any, tuple[int, _Added]] = WeakKeyDictionary()
 
 def _added(tokenizer: Any) -> _Added:
     size = len(tokenizer)
-    known = _ADDED.get(tokenizer)
-    if known is None or known[0] != size:
-        known = _ADDED[tokenizer] = (size, _Added(tokenizer))
-    return known[1]
-
-
-def _plain(tokenizer: Any, added: _Added) -> Any:
-    """The tokenizer's rules without any of its added tokens; made when first needed."""
-    if added.plain is None:
-        from tokenizers import Tokenizer
-
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-        for token in content["added_tokens"]:
-            token["special"] = token["special"] or token["content"] in added.ids
-        added.plain = Tokenizer.from_str(json.dumps(content))
-        added.plain.no_truncation()
-        added.plain.no_padding()
-        added.plain.encode_special_tokens = True
-    return added.plain
+    cached = _ADDED.get(tokenizer)
+    if cached is None or cached[0] != size:
+        cached = _ADDED[tokenizer] = (size, _Added(tokenizer))
+    return cached[1]
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The one way prompts become tokens: `text` as the user's message, then the header of the answer.
+    """Tokens of a prompt: `text` as the user's message, then the header of the answer.
 
-    Strings in `text` that look like special tokens are tokenised as text; the chat template's own stay special, and
-    so does the marker where it has a token and `text` shows it as a marker (`pyramid.marker_places`).
-    Without a chat template: `text` and a line end, after the bos token if the tokenizer puts one.
+    Strings in `text` that look like special tokens are tokenised as text; those of the chat template stay special, and
+    so does the marker if it has a token and is used as a marker in `text` (`pyramid.marker_places`).
+    Without a chat template: `text` and a line end, after the bos token if the tokenizer adds one.
     """
     if tokenizer.chat_template:
         return chat_ids(tokenizer, [{"role": "user", "content": text}])
@@ -124,7 +121,7 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
-    """As `prompt_ids`, with the characters of `text` that each token covers; those of the template lie outside of it.
+    """As `prompt_ids`, with the characters of `text` that each token covers (outside of it for the template's).
 
     Raises:
         ModelError: a chat template that does not show the text once and unchanged.
@@ -133,19 +130,19 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
     chunks = [(text + "\n", False)]
     if tokenizer.chat_template:
         chunks = _render(tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
-    if tokenizer.chat_template and not _said(tokenizer, [text]):
+    if tokenizer.chat_template and not _has_added_tokens(tokenizer, [text]):
         whole = "".join(chunk for chunk, _ in chunks)
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        found = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
+        tokens = Tokens(list(encoded["input_ids"]), list(encoded["offset_mapping"]))
     else:
-        found = _cut(tokenizer, chunks, [])
-    front = len(ids) - len(found.ids)
-    if front < 0 or ids[front:] != found.ids:
+        tokens = _cut(tokenizer, chunks, [])
+    front = len(ids) - len(tokens.ids)
+    if front < 0 or ids[front:] != tokens.ids:
         raise ModelError("the characters of this prompt's tokens cannot be found; its tokenizer cuts it otherwise")
     number = next(number for number, (_, own) in enumerate(chunks) if not own)
-    # a template may have trimmed what it shows
+    # the template may have trimmed the text
     shift = (text + "\n").index(chunks[number][0]) - sum(len(chunk) for chunk, _ in chunks[:number])
-    placed = [(start + shift, end + shift) if end > start else (-1, -1) for start, end in found.offsets]
+    placed = [(start + shift, end + shift) if end > start else (-1, -1) for start, end in tokens.offsets]
     return Tokens(ids, [(-1, -1)] * front + placed)
 
 
@@ -176,7 +173,7 @@ def chat_ids(
     if not tokenizer.chat_template:
         raise ModelError("the tokenizer has no chat template")
     texts = [text for message in messages for text in _texts(message)]
-    if not image_tokens and not _said(tokenizer, texts):
+    if not image_tokens and not _has_added_tokens(tokenizer, texts):
         rendered = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
@@ -184,17 +181,16 @@ def chat_ids(
     return _cut(tokenizer, _render(tokenizer, messages, add_generation_prompt), list(image_tokens)).ids
 
 
-def _said(tokenizer: Any, texts: Iterable[str]) -> bool:
-    """Whether one of the texts holds what the tokenizer would take for a token of its own."""
-    own = _added(tokenizer).own
-    return own is not None and any(own.search(text) for text in texts)
+def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
+    """Whether one of the texts contains a string that the tokenizer would take for an added token."""
+    pattern = _added(tokenizer).all
+    return pattern is not None and any(pattern.search(text) for text in texts)
 
 
 def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[int]) -> Tokens:
-    """Tokens of (text, whether it is the template's own) chunks; offsets are those in the chunks together.
+    """Tokens of (text, whether it is from the template) chunks, with offsets in the joined chunks.
 
-    The text is cut at the template's added tokens and each piece tokenised without any, which is what a tokenizer
-    does itself, only that here such tokens written in a message do not count.
+    The text is cut at the template's added tokens and the markers, and each piece is tokenised as plain text.
     """
     added = _added(tokenizer)
     ids: list[int] = []
@@ -207,14 +203,19 @@ def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[
         text = "".join(piece)
         piece.clear()
         if text:
-            found = tokenize(tokenizer, text)
-            ids.extend(found.ids)
-            offsets.extend((done + start, done + end) for start, end in found.offsets)
+            tokens = tokenize(tokenizer, text)
+            ids.extend(tokens.ids)
+            offsets.extend((done + start, done + end) for start, end in tokens.offsets)
         done += len(text)
 
     for text, from_template in chunks:
         cursor = 0
-        for start, end in _own_places(added, text, from_template):
+        places: Iterable[tuple[int, int]] = ()
+        if from_template and added.all is not None:
+            places = (match.span() for match in added.all.finditer(text))
+        elif not from_template and MARKER in added.ids:
+            places = marker_places(text)
+        for start, end in places:
             piece.append(text[cursor:start])
             flush()
             name = text[start:end]
@@ -230,17 +231,9 @@ def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[
     return Tokens(ids, offsets)
 
 
-def _own_places(added: _Added, text: str, from_template: bool) -> Iterator[tuple[int, int]]:
-    """Where tokens stand that are meant: all in the template, in what is said our own markers."""
-    if from_template and added.own is not None:
-        yield from (match.span() for match in added.own.finditer(text))
-    elif not from_template and MARKER in added.ids:
-        yield from marker_places(text)
-
-
 def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
-    """The chat template filled in, as (text, whether it is the template's own) in order."""
-    # plain letters, so that no template trims or escapes them; longer than any such run in the messages
+    """The chat template filled in, as (text, whether it is from the template) in order."""
+    # plain letters, which no template trims or escapes, and which are not in the messages
     stem = "slot"
     while stem in repr(messages):
         stem += "x"
@@ -266,7 +259,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: 
     chunks = [(texts[int(part)], False) if number % 2 else (part, True) for number, part in enumerate(parts)]
     if "".join(text for text, _ in chunks) == plain:
         return chunks
-    # some templates trim what they are given
+    # some templates trim the messages
     return [(text if own else text.strip(), own) for text, own in chunks]
 
 
@@ -279,48 +272,45 @@ def _is_text(part: Mapping[str, Any]) -> bool:
     return "text" in part and part.get("type", "text") == "text"
 
 
-def _is_image(part: Mapping[str, Any]) -> bool:
-    return "image" in part or part.get("type") == "image"
-
-
 def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
     """The images of a chat in order, in RGB, their sides multiples of two patches.
 
-    Read from local files alone, then sized by qwen-vl-utils where that can be imported (it needs torchvision), else by
-    the same rule: `resized_height` and `resized_width`, or `min_pixels` and `max_pixels` of the message part.
+    Sized by the rule of qwen-vl-utils: `resized_height` and `resized_width`, or `min_pixels` and `max_pixels` of the
+    message part.
 
     Raises:
-        ImagePathError: an image that is missing, not a local file or cannot be read.
+        ImagePathError: an image that is missing, not a local file, cannot be read, or is far longer than wide.
         ModelError: a video.
     """
     parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
     if any("video" in part or part.get("type") == "video" for part in parts):
         raise ModelError("videos are not supported; give single frames as images")
-    shown = [part for part in parts if _is_image(part)]
-    if not shown:
-        return []
+    # one after the other, so that only one is in memory at its stored size
+    return [
+        _resized(open_image(part.get("image")), part, 2 * patch_size)
+        for part in parts
+        if "image" in part or part.get("type") == "image"
+    ]
+
+
+def _resized(image: PILImage, part: Mapping[str, Any], factor: int) -> PILImage:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    least, most = 4 * factor**2, 16384 * factor**2
     try:
-        from qwen_vl_utils import process_vision_info
-    except (ImportError, RuntimeError):  # a torchvision that does not fit its torch raises RuntimeError
-
-        def sized(part: Mapping[str, Any]) -> PILImage:
-            return _resize(part, 2 * patch_size)
-    else:
-
-        def sized(part: Mapping[str, Any]) -> PILImage:
-            try:
-                made = process_vision_info([{"role": "user", "content": [part]}], image_patch_size=patch_size)[0]
-            except ValueError as error:
-                raise _unusable(part["image"], error) from None
-            image: PILImage = made[0]
-            return image
-
-    # one after the other: no more than one is in memory as large as it is stored
-    return [sized({**part, "image": open_image(part.get("image"))}) for part in shown]
+        if "resized_height" in part and "resized_width" in part:
+            height, width = smart_resize(part["resized_height"], part["resized_width"], factor, least, most)
+        else:
+            least, most = part.get("min_pixels", least), part.get("max_pixels", most)
+            height, width = smart_resize(image.height, image.width, factor, least, most)
+    except ValueError as error:
+        what = f"an image of {image.width} x {image.height} pixels cannot be used: {error}"
+        raise ImagePathError(what) from None
+    return image.resize((width, height))
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height in pixels, from the head of a local file alone. Raises ImagePathError."""
+    """Width and height in pixels from the header of a local file. Raises ImagePathError."""
     return opened(str(path), load=False).size
 
 
@@ -342,10 +332,10 @@ def open_image(value: Any) -> PILImage:
 
 
 def opened(text: str, load: bool = True) -> PILImage:
-    """A picture in a local file as it is stored.
+    """The image in a local file as stored; `load` decodes its pixels.
 
     Raises:
-        ImagePathError: no local file, no picture, or one of more than `MOST_PIXELS` or `MOST_BYTES`.
+        ImagePathError: no local file, no image, or more than `MOST_PIXELS` or `MOST_BYTES`.
     """
     from PIL import Image
 
@@ -353,14 +343,12 @@ def opened(text: str, load: bool = True) -> PILImage:
         raise ImagePathError(f"image {text[:80]!r} is not a local file; nothing is fetched")
     path = Path(text.removeprefix("file://"))
     try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ImagePathError(
-                "cannot be read as an image: not a regular file" if path.exists() else "no such image", path
-            )
+        if not path.is_file():  # opening a pipe would block
+            what = "cannot be read as an image: not a regular file" if path.exists() else "no such image"
+            raise ImagePathError(what, path)
         if (size := path.stat().st_size) > MOST_BYTES:
-            raise ImagePathError(
-                f"an image file of {size >> 20} MiB is too large ({MOST_BYTES >> 20} MiB at most)", path
-            )
+            what = f"an image file of {size >> 20} MiB is too large ({MOST_BYTES >> 20} MiB at most)"
+            raise ImagePathError(what, path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path, formats=PICTURE_FORMATS)
@@ -370,26 +358,6 @@ def opened(text: str, load: bool = True) -> PILImage:
             image.load()
     except ImagePathError:
         raise
-    except Exception as error:  # decoders of damaged files raise all sorts
+    except Exception as error:  # decoders raise many kinds for damaged files
         raise ImagePathError(f"cannot be read as an image: {error}", path) from None
     return image
-
-
-def _unusable(image: PILImage, error: ValueError) -> ImagePathError:
-    return ImagePathError(f"an image of {image.width} x {image.height} pixels cannot be used: {error}")
-
-
-def _resize(part: Mapping[str, Any], factor: int) -> PILImage:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-    image: PILImage = part["image"]
-    least, most = 4 * factor**2, 16384 * factor**2
-    try:
-        if "resized_height" in part and "resized_width" in part:
-            height, width = smart_resize(part["resized_height"], part["resized_width"], factor, least, most)
-        else:
-            least, most = part.get("min_pixels", least), part.get("max_pixels", most)
-            height, width = smart_resize(image.height, image.width, factor, least, most)
-    except ValueError as error:
-        raise _unusable(image, error) from None
-    return image.resize((width, height))

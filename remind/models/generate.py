@@ -15,8 +15,8 @@ from remind.models.backbone import end_token_id, prompt_ids
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
 
-#: too_long: no room for prompt and answer in the model's context. error: the model could not be run on it. server: no
-#: reply after all tries. refused: the server will not answer it. invalid: a reply that is none.
+#: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
+#: retries. refused: the server declines to answer. invalid: an unusable reply.
 Failure = Literal["too_long", "error", "server", "refused", "invalid"]
 
 
@@ -25,8 +25,8 @@ class Generation:
     """One output.
 
     Attributes:
-        text: what the model wrote, without the end token; "" on failure.
-        prompt_tokens, new_tokens: lengths, the end token not counted.
+        text: without the end token; "" on failure.
+        prompt_tokens, new_tokens: lengths without the end token.
         finished: whether an end token came within `max_new_tokens`.
         failure: why there is no output, or None.
         message: the failure in words.
@@ -41,7 +41,7 @@ class Generation:
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Indices in batches of similar length, the longest first so that memory runs out at once or not at all."""
+    """Indices in batches of similar length, longest first, so that memory runs out at the start or not at all."""
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
@@ -62,15 +62,14 @@ def generate(
     done: Sequence[bool] | None = None,
     on_output: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation | None]:
-    """The greedy continuation (temperature 0) of each prompt as a user message.
+    """Greedy answers (temperature 0) to prompts.
 
-    The output of a prompt does not depend on the others but for rounding. Batches are formed over all prompts, the
-    done ones included, so that a resumed run computes in the same batches as an uninterrupted one. A batch that fails
-    is tried again one by one.
+    Batches are formed over all prompts, including those that are done, so that a resumed run has the same batches as an
+    uninterrupted one. The prompts of a batch that fails are tried again one by one.
 
     Args:
-        prompts: user messages; the chat template is applied here.
-        done: which prompts need no output any more; their places in the result are None.
+        prompts: user messages, without the chat template.
+        done: which prompts are skipped; their result is None.
         on_output: called with index and output as each becomes known.
 
     Raises:
@@ -83,7 +82,7 @@ def generate(
     skip = [False] * len(prompts) if done is None else list(done)
     if all(skip):
         return [None] * len(prompts)
-    # arrays: a list of Python integers takes nine times the memory, and a split may hold 10^8 tokens
+    # arrays: lists of integers take nine times the memory, and a split may have 10^8 tokens
     ids = [array("i", prompt_ids(backbone.tokenizer, prompt)) for prompt in prompts]
     outputs: list[Generation | None] = [None] * len(prompts)
 
@@ -101,7 +100,7 @@ def generate(
             put(index, Generation("", len(tokens), failure="too_long", message=message))
     settings = _settings(backbone, max_new_tokens)
     training = backbone.model.training
-    backbone.model.eval()  # dropout, and a key-value cache that checkpointing in training mode would drop
+    backbone.model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
     try:
         for group in batches([len(ids[index]) for index in fitting], batch_size):
             members = [fitting[place] for place in group]
@@ -116,7 +115,7 @@ def generate(
 
 
 def _settings(backbone: Backbone, max_new_tokens: int) -> Any:
-    """Plain greedy search. What a model's own generation_config could bring in besides is set back explicitly."""
+    """Plain greedy search; options of the model's generation_config are reset explicitly."""
     from transformers import GenerationConfig
 
     own = getattr(backbone.model, "generation_config", None)
@@ -146,7 +145,7 @@ def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Gene
         if len(rows) == 1:
             message = " ".join(str(error).split())[:300] or type(error).__name__
             return [Generation("", len(rows[0]), failure="error", message=message)]
-    # outside the handler: the error holds the failed forward's tensors
+    # outside the handler, since the error holds the tensors of the failed forward
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return [output for row in rows for output in _run(backbone, [row], settings)]

@@ -1,5 +1,4 @@
-"""Code from elsewhere that libraries would fetch from the hub and import: kernels, named by a model's configuration or
-asked for by bitsandbytes."""
+"""Keeps libraries from fetching kernels, which are code, from the hub."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from typing import Any
 
 from remind.core.errors import ModelError
 
-#: What each field may name, which is what transformers brings along; any other name is a repository of the hub, or
-#: stands for one.
+#: Implementations that are part of transformers; any other name is or maps to a repository of the hub.
 _KNOWN = {
     "attn_implementation": ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
@@ -23,13 +21,13 @@ _KNOWN = {
 
 
 def check_kernels(name: str) -> None:
-    """Refuse a model whose configuration names kernels from elsewhere, at any depth. Nothing of it is loaded.
+    """Refuse a model whose configuration names external kernels, at any depth, before anything of it is loaded.
 
     Args:
-        name: a Hugging Face folder or hub id. One without a usable configuration passes: that is for its loader to say.
+        name: a Hugging Face folder or hub id; one without a usable configuration is left to its loader.
 
     Raises:
-        ModelError: it names such a kernel, or flash attention where the package `kernels` might fetch that.
+        ModelError: it names such a kernel, or flash attention if the installed package `kernels` might fetch it.
     """
     from transformers import PretrainedConfig
     from transformers.utils import is_kernels_available
@@ -51,34 +49,33 @@ def check_kernels(name: str) -> None:
 
 
 def _named(config: Any) -> list[tuple[str, str]]:
-    """Fields that name an implementation, with each name they hold: one, or one for each part of the model."""
-    found = []
-    open_ = [("", config)]
-    while open_:
-        field, value = open_.pop()
+    """(field, name) of every implementation named: one per field, or one for each part of the model."""
+    names = []
+    stack = [("", config)]
+    while stack:
+        field, value = stack.pop()
         if field and isinstance(value, str):
-            found.append((field, value))
+            names.append((field, value))
         elif isinstance(value, list | tuple):
-            open_ += [(field, one) for one in value]
+            stack += [(field, item) for item in value]
         elif isinstance(value, dict):
             for key, inner in value.items():
-                own = str(key).strip("_").removesuffix("_internal") in _KNOWN
-                open_.append((str(key) if own else field, inner))
-    return found
+                names_one = str(key).strip("_").removesuffix("_internal") in _KNOWN
+                stack.append((str(key) if names_one else field, inner))
+    return names
 
 
 def keep_out() -> None:
-    """Let bitsandbytes, wherever it is imported from, fetch nothing while it is imported.
+    """Keep bitsandbytes, which peft imports, from fetching a kernel when it is imported.
 
-    On processors with AVX512-BF16 it asks the hub for a kernel as soon as it is imported, which peft and with it
-    sentence-transformers and transformers do; without the package `kernels` it complains and goes on without.
+    On processors with AVX512-BF16 it asks the hub for a kernel at import, unless the package `kernels` is missing.
     """
-    if not any(isinstance(finder, _Alone) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Alone())
+    if not any(isinstance(finder, _BitsandbytesFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BitsandbytesFinder())
 
 
-class _Alone(MetaPathFinder):
-    """Finds bitsandbytes where it is, to be imported as if there were no package `kernels`."""
+class _BitsandbytesFinder(MetaPathFinder):
+    """Imports bitsandbytes as if there were no package `kernels`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -86,29 +83,27 @@ class _Alone(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target) if fullname == "bitsandbytes" else None
         if spec is None or spec.loader is None:
             return None
-        run = spec.loader.exec_module
+        execute = spec.loader.exec_module
 
-        def alone(module: ModuleType) -> None:
-            with _without_kernels():
-                run(module)
+        def without_kernels(module: ModuleType) -> None:
+            with _hidden_kernels():
+                execute(module)
 
-        spec.loader.exec_module = alone  # type: ignore[method-assign]
+        spec.loader.exec_module = without_kernels  # type: ignore[method-assign]
         return spec
 
 
 @contextmanager
-def _without_kernels() -> Iterator[None]:
-    there = "kernels" in sys.modules
-    before = sys.modules.get("kernels")
-    # what tells the user to install kernels
-    advice = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    silent = advice.disabled
-    advice.disabled = True
+def _hidden_kernels() -> Iterator[None]:
+    imported = sys.modules.pop("kernels", None)
+    # this logger advises to install kernels
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    disabled, logger.disabled = logger.disabled, True
     sys.modules["kernels"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        advice.disabled = silent
-        sys.modules.pop("kernels", None)
-        if there:
-            sys.modules["kernels"] = before  # type: ignore[assignment]
+        logger.disabled = disabled
+        del sys.modules["kernels"]
+        if imported is not None:
+            sys.modules["kernels"] = imported

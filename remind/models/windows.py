@@ -1,4 +1,4 @@
-"""Dialogue text cut into windows of tokens, and the windows as batches of model inputs."""
+"""Dialogue text, with or without its images, cut into windows of tokens, and the windows as batches of model inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Turn
-from remind.models.images import image_block, pixel_inputs
+from remind.models.chat import image_size, open_image
 from remind.states.pyramid import line_of, one_line
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens for one forward, without the frame of special tokens.
+    """Tokens for one forward, without the special tokens of `Backbone.frame`.
 
     Attributes:
-        ids: tokens; images stand as blocks of image tokens between their marks.
-        turns: number of the turn that each token belongs to.
+        ids: tokens; an image is a block of image tokens between its two marks.
+        turns: number of the turn of each token.
         images: files of the images, in order.
     """
 
@@ -36,13 +36,61 @@ class Window:
     images: tuple[str, ...] = ()
 
 
-def window_size(backbone: Backbone, asked: int | None) -> int:
-    """Tokens of text per forward, so that the tokenizer's own special tokens fit beside them."""
+def window_size(backbone: Backbone, size: int | None) -> int:
+    """Tokens of text per forward, by default 2048 (256 for encoders), so that special tokens fit beside them.
+
+    Raises:
+        ConfigError: more than the model takes.
+    """
     most = backbone.max_length - sum(map(len, backbone.frame))
-    size = asked if asked is not None else (2048 if backbone.causal else 256)
-    if asked is not None and asked > most:
-        raise ConfigError(f"window {asked} is too long: {backbone.name} takes {most} tokens of text")
-    return min(size, most)
+    if size is not None and size > most:
+        raise ConfigError(f"window {size} is too long: {backbone.name} takes {most} tokens of text")
+    return min(size or (2048 if backbone.causal else 256), most)
+
+
+def takes_images(backbone: Backbone) -> bool:
+    """Whether images can be shown to the backbone: a Qwen-VL model with its image processor."""
+    return backbone.kind == "vlm" and hasattr(getattr(backbone.processor, "image_processor", None), "merge_size")
+
+
+def image_block(backbone: Backbone, path: str, most: int) -> list[int]:
+    """The tokens of an image, between its two marks: at most about `most`, for which the image is made smaller.
+
+    Raises:
+        ImagePathError: an image that is missing, cannot be read, or is far longer than it is wide.
+        ModelError: a backbone without images.
+    """
+    processor = _image_processor(backbone)
+    width, height = image_size(path)
+    try:
+        patches = processor.get_number_of_image_patches(height, width, _pixel_limits(processor, most))
+    except ValueError as error:  # extreme aspect ratios
+        raise ImagePathError(f"an image of {width} x {height} pixels cannot be shown: {error}", path) from None
+    config = backbone.model.config
+    count = patches // processor.merge_size**2
+    return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
+
+
+def pixel_inputs(backbone: Backbone, paths: Sequence[str], most: int) -> dict[str, Tensor]:
+    """pixel_values and image_grid_thw of images in order; `most` and errors as in `image_block`."""
+    processor = _image_processor(backbone)
+    limits = _pixel_limits(processor, most)
+    size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
+    # one at a time, so that only one is in memory at its stored size
+    parts = [processor(images=[open_image(path)], return_tensors="pt", size=size) for path in paths]
+    return {name: torch.cat([part[name] for part in parts]) for name in ("pixel_values", "image_grid_thw")}
+
+
+def _pixel_limits(processor: Any, most: int) -> dict[str, int]:
+    area = (processor.patch_size * processor.merge_size) ** 2
+    largest = min(int(processor.size["longest_edge"]), most * area)
+    return {"min_pixels": min(int(processor.size["shortest_edge"]), largest), "max_pixels": largest}
+
+
+def _image_processor(backbone: Backbone) -> Any:
+    if not takes_images(backbone):
+        raise ModelError(f"{backbone.name}: images need a Qwen-VL model with its image processor")
+    return backbone.processor.image_processor
 
 
 def prompt_lines(turn: Turn) -> str:
@@ -51,7 +99,7 @@ def prompt_lines(turn: Turn) -> str:
 
 
 class _Unit(NamedTuple):
-    """Tokens that stay together: one of a text, or all of an image."""
+    """Tokens that are not separated: one of a text, or all of an image."""
 
     ids: list[int]
     turn: int
@@ -61,10 +109,10 @@ class _Unit(NamedTuple):
 def make_windows(
     backbone: Backbone, dialogues: Sequence[Dialogue], size: int, label: str, image_tokens: int = 0
 ) -> list[Window]:
-    """Each session cut into windows of about equal length, at most `size` tokens; turns are numbered through.
+    """Each session cut into windows of about equal length, at most `size` tokens. Turns are numbered over dialogues.
 
     Args:
-        image_tokens: show images that lie on disk, each as at most so many tokens, before their captions; 0: none.
+        image_tokens: tokens per image at most, shown before its caption if its file exists; 0: no images.
 
     Raises:
         ConfigError: a window too small for an image.
@@ -89,7 +137,7 @@ def make_windows(
 
 
 def _pieces(turn: Turn, images: bool) -> list[tuple[str, str | None]]:
-    """The text of `prompt_lines`, cut where an image stands: (text, image before it)."""
+    """The text of `prompt_lines`, cut at the images: (text, image before it)."""
     pieces: list[tuple[str, str | None]] = [(line_of(turn) + "\n", None)]
     for image in turn.images:
         caption = f"[Image #{image.index} Caption] {one_line(image.caption)}\n" if image.caption else ""
@@ -105,10 +153,10 @@ def _cut(units: Sequence[_Unit], size: int) -> Iterator[Sequence[_Unit]]:
     total = sum(len(unit.ids) for unit in units)
     if not total:
         return
-    # images do not split, so that a part may have to end early
     target = math.ceil(total / math.ceil(total / size))
     start = length = 0
     for place, unit in enumerate(units):
+        # a part may end early before an image
         if length and (length >= target or length + len(unit.ids) > size):
             yield units[start:place]
             start, length = place, 0
@@ -125,11 +173,11 @@ def _window(units: Sequence[_Unit]) -> Window:
 
 
 def mixed(windows: Sequence[Window], per_batch: int, seed: int) -> list[Window]:
-    """In random order, but like lengths together within a stretch of 32 batches: less padding."""
+    """In random order, but sorted by length within 32 batches, for less padding."""
     order = list(windows)
     random.Random(seed).shuffle(order)
-    stretch = 32 * per_batch
-    return [window for part in _groups(order, stretch) for window in sorted(part, key=lambda w: len(w.ids))]
+    groups = _groups(order, 32 * per_batch)
+    return [window for group in groups for window in sorted(group, key=lambda w: len(w.ids))]
 
 
 def _groups(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
@@ -139,16 +187,16 @@ def _groups(windows: Sequence[Window], size: int) -> Iterator[Sequence[Window]]:
 def batches(
     backbone: Backbone, windows: Sequence[Window], count: int, image_tokens: int = 0
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Model inputs, padded on the right, and the turn of each token [B, T] (-1 where it has none).
+    """Model inputs of `count` windows each, padded on the right, and the turn of each token [B, T] (-1: none).
 
-    `image_tokens`: as the windows were made with.
+    Args:
+        image_tokens: as for `make_windows`.
     """
     before, after = backbone.frame
     pad = backbone.tokenizer.pad_token_id or 0
     for group in _groups(windows, count):
         longest = max(len(window.ids) for window in group)
-        length = longest + len(before) + len(after)
-        ids = torch.full((len(group), length), pad)
+        ids = torch.full((len(group), longest + len(before) + len(after)), pad)
         mask = torch.zeros_like(ids)
         turns = torch.full_like(ids, -1)
         for row, window in enumerate(group):

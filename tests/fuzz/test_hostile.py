@@ -31,9 +31,9 @@ def turn(**changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"speaker": "Ana", "text": "hi", "text": "ho"}', "the key 'text' stands twice in one object"),
-        ('[{"speaker": "Ana", "text": "hi", "text": "ho"}]', "the key 'text' stands twice in one object"),
-        (f"{turn()}\n" + '{"speaker": "A", "text": {"a": 1, "a": 2}}', "line 2]: the key 'a' stands twice"),
+        ('{"speaker": "Ana", "text": "hi", "text": "ho"}', "the key 'text' occurs twice in one object"),
+        ('[{"speaker": "Ana", "text": "hi", "text": "ho"}]', "the key 'text' occurs twice in one object"),
+        (f"{turn()}\n" + '{"speaker": "A", "text": {"a": 1, "a": 2}}', "line 2]: the key 'a' occurs twice"),
         (turn(speaker="\ud800"), "speaker holds half a character"),
         (turn(dialogue="a\nb\u202e" * 99, text=None), "text is missing or blank"),
         (turn(images=["a\0b"]), "is not a usable path"),
@@ -95,7 +95,7 @@ def test_speakers_that_are_no_list_of_names(tmp_path, speaker):
     with pytest.raises(DataError, match=r"not a list of names|half a character"):
         read(tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text(header.replace("\n", ",Speaker\n") + row)
-    with pytest.raises(DataError, match="the column 'Speaker' stands twice"):
+    with pytest.raises(DataError, match="the column 'Speaker' occurs twice"):
         read(tmp_path / "x.csv")
 
 

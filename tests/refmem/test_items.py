@@ -64,7 +64,7 @@ def test_files_that_hold_none(tmp_path: Path, read: Any) -> None:
         read(tmp_path / "gone.jsonl")
     path = tmp_path / "i.jsonl"
     path.write_text('{"id": "a",' + json.dumps(asdict(ITEMS[0]))[1:])
-    with pytest.raises(DataError, match="the key 'id' stands twice"):
+    with pytest.raises(DataError, match="the key 'id' occurs twice"):
         read(path)
     path.write_bytes(b'{"id": "\xff"}\n')
     with pytest.raises(DataError, match="not UTF-8"):

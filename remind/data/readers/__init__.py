@@ -28,18 +28,10 @@ class Reader(NamedTuple):
     stream: Callable[[Sequence[Source]], Iterator[Corpus]]
 
 
-# chat comes last: it takes any record with a text
-_READERS = {
-    "refmem": Reader(refmem.matches, refmem.stream),
-    "locomo": Reader(locomo.matches, locomo.stream),
-    "longmemeval": Reader(longmemeval.matches, longmemeval.stream),
-    "realtalk": Reader(realtalk.matches, realtalk.stream),
-    "msc": Reader(msc.matches, msc.stream),
-    "dialogcc": Reader(dialogcc.matches, dialogcc.stream),
-    "friends": Reader(friends.matches, friends.stream),
-    "chat": Reader(chat.matches, chat.stream),
-}
-#: The formats we read.
+# chat comes last: it accepts any record with a text
+_MODULES = (refmem, locomo, longmemeval, realtalk, msc, dialogcc, friends, chat)
+_READERS = {module.__name__.rpartition(".")[2]: Reader(module.matches, module.stream) for module in _MODULES}
+#: Names of the formats.
 FORMATS = tuple(_READERS)
 
 
@@ -47,29 +39,29 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
     """Read a dialogue file, or the files of one format in a folder (`.json`, `.jsonl`, `.csv`; not in its subfolders).
 
     Args:
-        path: a file, or a folder; files of a folder are taken in natural order (`Chat_2` before `Chat_10`), and those
-            that are of no format we know, or not of `format`, or no regular files, are left out with a warning in the
-            log. Links are followed wherever they lead; image paths start from where the link lies.
-        format: one of `FORMATS`; without it the content decides.
+        path: a file or a folder. Files of a folder are read in natural order (`Chat_2` before `Chat_10`); those of
+            another or no known format are left out with a warning in the log. Links are followed; image paths are
+            relative to the folder of the link.
+        format: one of `FORMATS`; by default it is recognised from the content.
 
     Raises:
-        FormatError: `format` is unknown, the file is not of it or of no format we know, a folder holds several formats.
+        FormatError: an unknown format, a file that is not of it, or a folder with files of several formats.
         ImagePathError: a local image that is missing or leaves the folder of its file.
-        DataError: no such file, no regular file, or a record that cannot be used; the message names file and record.
+        DataError: a file or record that cannot be used; the message names file and record.
     """
     pieces = list(stream(path, format))
     return Corpus.merge(pieces, [path] * len(pieces))
 
 
 def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
-    """What `read` gives, in the same order, as a sequence of small corpora: `Corpus.merge(list(stream(path)))`.
+    """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
-    Each is whole in itself: a dialogue with its questions (several, where a RefMem-Bench file mixes the questions of
-    several contexts). Of the file no more is held than the longest record, and the ids of dialogues over all pieces.
-    Files are read twice where a later line may belong to an earlier dialogue (chat, Friends), RefMem-Bench three times.
+    A piece is a dialogue with its questions (several dialogues if a RefMem-Bench file mixes their questions). Only one
+    piece is held in memory, with the ids of dialogues and RefMem-Bench questions. Files are read twice if a later line
+    may belong to an earlier dialogue (chat, Friends, RefMem-Bench).
 
     Raises:
-        As `read`, before the first piece or between two: what came before an error is of no error itself.
+        As `read`, before the first piece or between two.
     """
     path = Path(path)
     if format is not None and format not in _READERS:
@@ -80,14 +72,14 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         reason = "no such file or folder" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, path) from None
-    # new sources: those looked at hold their first record, which is good where it is all there is
     if stat.S_ISDIR(mode):
         paths, format = _folder(path, format)
-        sources = [Source(one) for one in paths]
+        sources = [Source(file) for file in paths]
     else:
-        looked_at = Source(path)
-        format = _check(looked_at, format)
-        sources = [looked_at if looked_at.is_sole else Source(path)]
+        source = Source(path)
+        format = _check(source, format)
+        # a source that was examined holds its first record: kept only if that is the whole file
+        sources = [source if source.is_sole else Source(path)]
     return _READERS[format].stream(sources)
 
 
@@ -98,25 +90,26 @@ def sniff(source: Source) -> str | None:
 
 def _check(source: Source, format: str | None) -> str:
     """The format of a single file, which must be `format` if that is given."""
-    found = sniff(source)
+    content = sniff(source)
     if format is not None and _READERS[format].matches(source):
         return format
-    if found is not None and format is None:
-        return found
+    if content is not None and format is None:
+        return content
     if longmemeval.without_haystack(source):
         raise FormatError(
             "holds LongMemEval's questions without haystacks; use a file of native instances", source.path
         )
-    if found is None and not source.is_json and source.path.suffix.lower() in {".json", ".jsonl"}:
+    if content is None and not source.is_json and source.path.suffix.lower() in {".json", ".jsonl"}:
         raise DataError("not JSON: it begins with neither { nor [", source.path, "line 1")
     if format is not None:
-        hint = "" if found is None else f": it looks like {found}"
+        hint = "" if content is None else f": it looks like {content}"
         raise FormatError(f"not a {format} file{hint}", source.path)
     raise FormatError(f"of no format we know ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
 
 
 def _folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
-    found: dict[str, list[Path]] = {}
+    """The files of a folder that are of one format, and that format."""
+    by_format: dict[str, list[Path]] = {}
     others: list[Path] = []
     for path in _files(folder):
         source = Source(path)
@@ -124,25 +117,19 @@ def _folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
         if name is None or (format is not None and name != format):
             others.append(path)
         else:
-            found.setdefault(name, []).append(path)
-    if not found:
+            by_format.setdefault(name, []).append(path)
+    if not by_format:
         wanted = "a format we know" if format is None else f"format {format}"
-        hint = _subfolders_with_data(folder)
+        names = {file.parent.name for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES and file.is_file()}
+        below = ", ".join(sorted(names)[:3])
+        hint = f"; subfolders are not read, and data files lie in {below}/: name that" if names else ""
         raise FormatError(f"the folder holds no file of {wanted}{hint}", folder)
-    if len(found) > 1:
-        raise FormatError(f"the folder holds files of several formats ({', '.join(found)}); name one", folder)
+    if len(by_format) > 1:
+        raise FormatError(f"the folder holds files of several formats ({', '.join(by_format)}); name one", folder)
+    [(name, paths)] = by_format.items()
     for path in others:
-        _log.warning("%s: left out, not a %s file", path, next(iter(found)))
-    name, paths = next(iter(found.items()))
+        _log.warning("%s: left out, not a %s file", path, name)
     return paths, name
-
-
-def _subfolders_with_data(folder: Path) -> str:
-    """A hint for folders whose data files lie one level down, which are not read."""
-    names = {path.parent.name for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES and path.is_file()}
-    return (
-        f"; subfolders are not read, and data files lie in {', '.join(sorted(names)[:3])}/: name that" if names else ""
-    )
 
 
 def _files(folder: Path) -> list[Path]:

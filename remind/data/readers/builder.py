@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from remind.core.errors import DataError
+from remind.core.errors import DataError, ImagePathError
 from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.evidence import Resolved
-from remind.data.readers.images import is_remote, local_file
-from remind.data.readers.place import Place, shown
-from remind.data.readers.source import Source
+from remind.data.readers.source import Place, Source, shown
 
 SPLITS = ("train", "dev", "test")
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
 T = TypeVar("T")
 
 
@@ -26,7 +26,7 @@ class Draft:
         self.place = place
         self.id = dialogue_id
         self._sessions: dict[str, tuple[str | None, list[Turn]]] = {}
-        self._turns: list[Turn] | None = None
+        self._turns: list[Turn] = []
         self._images = 0
 
     def session(self, session_id: str, time: str | None = None) -> None:
@@ -39,19 +39,31 @@ class Draft:
     def image(
         self, place: Place, reference: str | None = None, caption: str | None = None, source: str | None = None
     ) -> Image:
-        """The next image of the dialogue. `reference` is a path inside the data folder, or a URL that becomes `source`.
+        """The next image of the dialogue.
+
+        Args:
+            reference: a path inside the data folder, or a URL, which becomes `source` and is never fetched.
 
         Raises:
-            ImagePathError: see `local_file`.
+            ImagePathError: a path that leaves the folder of the data file, or names no file.
         """
         path = None
-        if reference and is_remote(reference):
+        if reference and _REMOTE.match(reference):
             source = source or reference
         elif reference:
-            path = local_file(place, reference)
+            path = _local_file(place, reference)
         image = Image(self._images, path, caption, source)
         self._images += 1
         return image
+
+    def images(self, place: Place, turn: Mapping[str, Any], urls: Sequence[Any]) -> list[Image]:
+        """Remote images of a turn by their URLs; `blip_caption` describes the first, or an image without a URL."""
+        caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
+        sources = [place.text(url, "img_url") for url in urls] or ([None] if caption else [])
+        return [
+            self.image(place, caption=caption if number == 0 else None, source=source)
+            for number, source in enumerate(sources)
+        ]
 
     def turn(
         self,
@@ -63,26 +75,39 @@ class Draft:
         images: Sequence[Image] = (),
     ) -> None:
         """Add a turn to the open session. Raises DataError without speaker, or without text and images."""
-        said = "" if text is None else place.text(text, "text")
-        turn = Turn(turn_id, place.name(speaker, "speaker"), said, time, tuple(images))
+        words = "" if text is None else place.text(text, "text")
+        turn = Turn(turn_id, place.name(speaker, "speaker"), words, time, tuple(images))
         check_turn(place, turn)
-        assert self._turns is not None
         self._turns.append(turn)
 
     def build(self) -> Dialogue:
         """Raises DataError where `Dialogue` does, with the place."""
+        sessions = tuple(Session(name, time, tuple(turns)) for name, (time, turns) in self._sessions.items() if turns)
         with self.place.located():
-            return Dialogue(
-                self.id,
-                tuple(Session(id_, time, tuple(turns)) for id_, (time, turns) in self._sessions.items() if turns),
-            )
+            return Dialogue(self.id, sessions)
+
+
+def _local_file(place: Place, reference: str) -> str:
+    """The absolute path of an image file, links resolved. Raises ImagePathError if it is missing or leaves the folder
+    of the data file."""
+    folder = place.path.parent.resolve()
+    try:
+        target = (folder / reference).resolve()
+        inside, exists = target.is_relative_to(folder), target.is_file()
+    except (OSError, ValueError, RuntimeError):
+        raise ImagePathError(f"image {shown(reference)} is not a usable path", place.path, place.record) from None
+    if not inside:
+        raise ImagePathError(f"image {shown(reference)} leaves the data folder {folder}", place.path, place.record)
+    if not exists:
+        raise ImagePathError(f"image {shown(reference)}: no such file in {folder}", place.path, place.record)
+    return str(target)
 
 
 class CorpusBuilder:
     """A corpus while its files are read, handed out piece by piece.
 
-    The ids of dialogues are unique over all pieces, and where each stood stays in memory. Those of questions are looked
-    at within a piece: most formats number them by dialogue, and the reader of one that does not looks further itself.
+    Ids of dialogues are unique over all pieces, and their places stay in memory. Ids of questions are unique if those
+    of dialogues are, since formats number questions by dialogue; RefMem-Bench, which does not, checks them itself.
     """
 
     def __init__(self) -> None:
@@ -91,16 +116,15 @@ class CorpusBuilder:
 
     def _begin(self) -> None:
         self._dialogues: dict[str, Dialogue] = {}
-        self._questions: dict[str, tuple[Place, Question]] = {}
+        self._questions: list[Question] = []
         self._dangling: list[Dangling] = []
         self._referenced: dict[str, int] = {}
 
     def add_dialogue(self, draft: Draft) -> Dialogue:
         """Raises DataError for an id that is taken, and where `Draft.build` does."""
         if first := self._places.get(draft.id):
-            raise draft.place.error(f"dialogue id {shown(draft.id)} occurs twice, first in {describe(first)}")
-        dialogue = draft.build()
-        self._dialogues[draft.id] = dialogue
+            raise draft.place.error(f"dialogue id {shown(draft.id)} occurs twice, first in {first}")
+        dialogue = self._dialogues[draft.id] = draft.build()
         self._places[draft.id] = draft.place
         return dialogue
 
@@ -110,14 +134,10 @@ class CorpusBuilder:
             raise place.error(f"its dialogue {shown(dialogue_id)} is missing")
         return self._dialogues[dialogue_id]
 
-    def add_question(self, place: Place, question: Question, evidence: Resolved | None = None) -> None:
-        """Raises DataError for an id that is taken, a missing dialogue, and where `check_question` does."""
-        evidence = evidence or Resolved()
-        if question.id in self._questions:
-            first = self._questions[question.id][0]
-            raise place.error(f"question id {shown(question.id)} occurs twice, first in {describe(first)}")
+    def add_question(self, place: Place, question: Question, evidence: Resolved) -> None:
+        """Raises DataError for a missing dialogue, and where `check_question` does."""
         check_question(place, question, self.dialogue(place, question.dialogue_id))
-        self._questions[question.id] = (place, replace(question, evidence=evidence.turn_ids))
+        self._questions.append(replace(question, evidence=evidence.turn_ids))
         self._dangling.extend(Dangling(question.id, reference) for reference in evidence.dangling)
         if evidence.references:
             self._referenced[question.id] = evidence.references
@@ -126,7 +146,7 @@ class CorpusBuilder:
         """What was added since the last piece."""
         corpus = Corpus(
             tuple(self._dialogues.values()),
-            tuple(question for _, question in self._questions.values()),
+            tuple(self._questions),
             tuple(self._dangling),
             sum(self._referenced.values()),
             self._referenced,
@@ -140,14 +160,36 @@ class CorpusBuilder:
             raise sources[0].place.error("holds no dialogues")
 
 
+def one_per_record(
+    sources: Sequence[Source], what: str, add: Callable[[CorpusBuilder, Place, int, dict[str, Any]], None]
+) -> Iterator[Corpus]:
+    """The pieces of files in which each record is a dialogue with its questions.
+
+    Args:
+        what: the record in words, for errors ("a sample").
+        add: adds a record, given its place and its number in the file (from 1), to the corpus.
+
+    Raises:
+        DataError: a record that is no object, no dialogue at all, and what `add` raises.
+    """
+    out = CorpusBuilder()
+    for source in sources:
+        for number, (place, value) in enumerate(source.records, start=1):
+            add(out, place, number, place.mapping(value, what))
+            yield out.piece()
+    out.end(sources)
+
+
 def complete(place: Place, parts: OrderedDict[str, T], last: Mapping[str, int], name: str, number: int) -> Iterator[T]:
     """Take out, from the front, the parts that no record after `number` adds to.
 
     Args:
-        place: the file. last: the last record of each part, as a first look found it. name: the part of this record.
+        place: the file.
+        last: the last record of each part, from a first pass over the file.
+        name: the part that record `number` belongs to.
 
     Raises:
-        DataError: the first look found no such record.
+        DataError: the first pass saw no such record: the file has changed since.
     """
     if last.get(name, -1) < number:
         raise _changed(place)
@@ -156,17 +198,13 @@ def complete(place: Place, parts: OrderedDict[str, T], last: Mapping[str, int], 
 
 
 def check_complete(place: Place, last: Mapping[str, int], number: int) -> None:
-    """Raises DataError if a first look found records after `number`, the last one there was."""
+    """Raises DataError if the first pass saw records after `number`, the last one of the second."""
     if number < max(last.values(), default=number):
         raise _changed(place)
 
 
 def _changed(place: Place) -> DataError:
     return place.error("changed while it was read; try again when nothing writes to it")
-
-
-def describe(place: Place) -> str:
-    return place.path.name if place.record is None else f"{place.path.name} [{place.record}]"
 
 
 def check_turn(place: Place, turn: Turn) -> None:
@@ -178,13 +216,8 @@ def check_turn(place: Place, turn: Turn) -> None:
 
 
 def check_question(place: Place, question: Question, dialogue: Dialogue) -> None:
-    """What `Question` promises. No answers at all means that no gold is known.
-
-    Raises:
-        DataError: blank text, answer or option; two options alike; unknown format, dimension or split; options with
-            "direct" or none without it; an answer that is no letter of an option or stands twice; several answers to
-            "single"; an image index out of range.
-    """
+    """Raises DataError for a blank question or gold answer, an unknown format, dimension or split, an image index out
+    of range, and options or answers that do not fit the format."""
     if not question.text.strip():
         raise place.error("the question is blank")
     # a blank one would be scored, and nothing could be right
@@ -224,6 +257,6 @@ def _check_options(place: Place, question: Question) -> None:
         if len(answer) != 1 or answer not in letters:
             raise place.error(f"answer {shown(answer)} is not the letter of an option (A to {letters[-1]})")
     if len(set(question.answers)) != len(question.answers):
-        raise place.error("an answer stands twice")
+        raise place.error("an answer occurs twice")
     if question.format == "single" and len(question.answers) > 1:
         raise place.error(f"a single question has one answer, not {len(question.answers)}")

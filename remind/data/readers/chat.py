@@ -26,10 +26,8 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
     A turn is `{"speaker" | "name" | "role", "text" | "content", "time"?, "session"?, "dialogue"?, "id"?, "images"?}`;
     `content` may be a list of OpenAI text and image_url parts; an image is a path, a URL or an object
-    `{"path" | "url", "caption"?, "source"?}`. Turns stand in the order of the lines. Where ids are not given, a
-    dialogue of its own line is `<file>-<number>`, turns without `dialogue` belong to `<file>`, sessions are `S1`,
-    turns `<session>:T<n>`. A session begins at the time of its first turn.
-    A piece is one dialogue.
+    `{"path" | "url", "caption"?, "source"?}`. Default ids: `<file>-<line>` for a whole dialogue, `<file>` for single
+    turns, sessions `S1`, turns `<session>:T<n>`. A session begins at the time of its first turn.
 
     Raises:
         DataError: a turn without speaker or text, an id twice, a session that comes back after another, two different
@@ -38,7 +36,7 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """
     out = CorpusBuilder()
     for source in sources:
-        # a first look tells when a dialogue of single turns is complete
+        # a first pass finds the last line of each dialogue
         last = {line.name: line.number for line in _lines(source)}
         drafts: OrderedDict[str, _Chat] = OrderedDict()
         number = 0
@@ -72,7 +70,7 @@ def _lines(source: Source) -> Iterator[_Line]:
 
 
 def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> object:
-    """What stands under either key. Raises DataError if it is not the same under both, so that nothing gets lost."""
+    """The value under either key. Raises DataError if both have one and they differ."""
     given = [record[key] for key in keys if record.get(key) is not None]
     if len(given) > 1 and given[0] != given[1]:
         raise place.error(f"{keys[0]} and {keys[1]} are both given and differ; keep one")
@@ -80,15 +78,15 @@ def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> obje
 
 
 def _add(drafts: OrderedDict[str, _Chat], source: Source, line: _Line) -> None:
+    chat = drafts.get(line.name)
     if line.turns is None:
-        if line.name not in drafts:
-            drafts[line.name] = _Chat(source.place.at(line.name), line.name)
-        chat = drafts[line.name]
+        if chat is None:
+            chat = drafts[line.name] = _Chat(source.place.at(line.name), line.name)
         if chat.whole:
             raise line.place.error(f"dialogue id {shown(line.name)} occurs twice: this turn follows a whole dialogue")
         chat.add(line.place, line.record)
         return
-    if line.name in drafts:
+    if chat is not None:
         raise line.place.error(f"dialogue id {shown(line.name)} occurs twice")
     place = line.place.at(line.name)
     chat = drafts[line.name] = _Chat(place, line.name, whole=True)
@@ -120,8 +118,7 @@ class _Chat:
         turn_id = f"{session}:T{self._sessions[session]}" if given is None else place.name(given, "id")
         speaker = next((turn[key] for key in _SPEAKER if turn.get(key) is not None), None)
         text, images = self._content(place, _one_of(place, turn, _WORDS))
-        listed = place.sequence(turn.get("images") or [], "images")
-        images += [self._image(place, entry) for entry in listed]
+        images += [self._image(place, entry) for entry in place.sequence(turn.get("images") or [], "images")]
         self.draft.turn(place, turn_id, speaker, text, time, images)
 
     def _content(self, place: Place, content: object) -> tuple[object, list[Image]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remind.data.dialogue import Corpus, Image
-from remind.data.readers.builder import CorpusBuilder, Draft
+from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
 from remind.data.readers.source import Place, Source
 
 _REFERENCES = ("image_url", "url", "image_path", "path", "image", "img_url", "img_path")
@@ -17,34 +17,31 @@ def matches(source: Source) -> bool:
     dialogue = source.first.get("dialogue")
     if not isinstance(dialogue, list):
         return False
-    # an empty one is ours to refuse: no other format has a list there
+    # an empty list is refused later; no other format has a list here
     return not dialogue or any(isinstance(turn, dict) and "utterance" in turn for turn in dialogue)
 
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue of one session (`S1`) per record, turns `S1:T<n>` from 1. URLs are kept as `Image.source`.
 
-    An image without a caption of its own takes the turn's `description`, if it is the turn's first.
-    A piece is one record.
+    The first image of a turn takes the turn's `description` if it has no caption of its own.
 
     Raises:
         DataError: a record that lacks what it needs.
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
-    out = CorpusBuilder()
-    for source in sources:
-        for number, (place, value) in enumerate(source.records, start=1):
-            record = place.mapping(value, "a dialogue")
-            given = record.get("dialogue_id")
-            name = f"{source.path.stem}-{number:05d}" if given is None else place.name(given, "dialogue_id")
-            place = place.at(name)
-            draft = Draft(place, name)
-            draft.session("S1")
-            for count, turn in enumerate(place.sequence(record.get("dialogue"), "dialogue"), start=1):
-                _turn(draft, place.at(f"S1:T{count}"), f"S1:T{count}", turn)
-            out.add_dialogue(draft)
-            yield out.piece()
-    out.end(sources)
+    return one_per_record(sources, "a dialogue", _dialogue)
+
+
+def _dialogue(out: CorpusBuilder, place: Place, number: int, record: dict[str, Any]) -> None:
+    given = record.get("dialogue_id")
+    name = f"{place.path.stem}-{number:05d}" if given is None else place.name(given, "dialogue_id")
+    place = place.at(name)
+    draft = Draft(place, name)
+    draft.session("S1")
+    for count, turn in enumerate(place.sequence(record.get("dialogue"), "dialogue"), start=1):
+        _turn(draft, place.at(f"S1:T{count}"), f"S1:T{count}", turn)
+    out.add_dialogue(draft)
 
 
 def _turn(draft: Draft, place: Place, turn_id: str, value: object) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from remind.data.readers.place import Place, shown
+from remind.data.readers.source import Place, shown
 
 _ID = re.compile(r"D(\d{1,6}):(\d{1,6})", re.ASCII)
 _TOKEN = re.compile(
@@ -34,7 +34,7 @@ class Resolved:
     Attributes:
         turn_ids: the turns they name, each once, in the order written.
         dangling: references that name no turn, as written (a number that continues a session with that session).
-        references: how many references there were: every turn named (again, if named again) and every dangling one.
+        references: number of references: every turn named (repetitions count) and every dangling one.
     """
 
     turn_ids: tuple[str, ...] = ()
@@ -52,8 +52,8 @@ def exact(references: Iterable[str], known: Iterable[str]) -> Resolved:
     )
 
 
-def written(place: Place, value: object) -> list[str]:
-    """What stands under `evidence` as texts: nothing, one or a list; numbers as their digits. Raises DataError."""
+def evidence_texts(place: Place, value: object) -> list[str]:
+    """The references of an `evidence` field: none, one or a list, numbers as their digits. Raises DataError."""
     items = value if isinstance(value, list) else [value]
     return [
         str(item) if isinstance(item, int) and not isinstance(item, bool) else place.text(item, "evidence")
@@ -75,13 +75,13 @@ class EvidenceIndex:
         self._ordered = sorted(self._by_number)
 
     def resolve(self, references: object) -> Resolved:
-        """Resolve what stands under `evidence`: a list of strings, or one string. Blank strings name nothing.
+        """Resolve an `evidence` field: a list of strings, or one string. Blank strings name nothing.
 
-        A range names its ends and every turn there is between them: by number within a session, by position across
-        sessions. A number alone continues the session before it (`D1:3, 5`). Text that is no reference dangles.
+        A range names its ends and every turn between them: by number within a session, by position across sessions.
+        A number alone continues the session before it (`D1:3, 5`). Text that is no reference dangles.
         """
         items = references if isinstance(references, list) else [references]
-        # a hostile file can name the same turns again and again: each is kept once, with how often it was named
+        # counted, since a hostile file can name the same turns very often
         turns: Counter[str] = Counter()
         dangling: list[str] = []
         for item in items:

@@ -26,17 +26,15 @@ def matches(source: Source) -> bool:
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per episode (`s01e02`), one session per scene (`S1`), turns `S<scene>:T<utterance>`.
 
-    Season and Episode 1, 01 and 001 are one number: rows that write it differently are of one episode, in the order of
-    the file, and a scene or an utterance that comes twice then is an error as in any episode.
-    Words said by several at once have the speaker `Monica Geller & Ross Geller`.
-    A piece is one episode.
+    Season and Episode 1, 01 and 001 are one number. Several speakers at once are joined: `Monica Geller & Ross Geller`.
 
     Raises:
-        DataError: a row that lacks a column, a speaker or words, a file that changes while it is read.
+        DataError: a row that lacks a column, a speaker or words, a scene or an utterance that occurs twice in an
+            episode, a file that changes while it is read.
     """
     out = CorpusBuilder()
     for source in sources:
-        # a first look tells when an episode is complete
+        # a first pass finds the last row of each episode
         last = {_episode(record): number for number, record in enumerate(source.rows(), start=1)}
         episodes: OrderedDict[str, list[Record]] = OrderedDict()
         number = 0
@@ -70,7 +68,7 @@ def _episode(record: Record) -> str:
 
 
 def _number(place: Place, row: dict[str, str], column: str) -> str:
-    """Two digits or more, however many noughts stand before them; words as they are."""
+    """A number with at least two digits, without further leading zeros; words as they are."""
     text = place.name(row[column], column).strip()
     return (text.lstrip("0") if text.isascii() and text.isdigit() else text).zfill(2)
 
@@ -79,7 +77,7 @@ def _speakers(place: Place, text: str) -> str:
     """`"['Monica Geller', 'Ross Geller']"`, or a plain name, as one speaker."""
     if not text.lstrip().startswith("["):
         return text
-    # nothing but a list of strings comes before Python's own parser, which deep nesting could exhaust
+    # only a list of strings is given to Python's parser, which deep nesting could exhaust
     if _NAMES.fullmatch(text.strip()):
         with warnings.catch_warnings(), suppress(ValueError, SyntaxError):
             warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from remind.data.dialogue import Corpus, Question
-from remind.data.readers.builder import CorpusBuilder, Draft
+from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
 from remind.data.readers.evidence import Resolved
 from remind.data.readers.locomo import answers_of
 from remind.data.readers.source import Place, Source
@@ -28,27 +28,19 @@ def without_haystack(source: Source) -> bool:
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per instance, in the order of the dates; sessions `S<n>` and turns `S<n>:T<m>`, counted from 1.
 
-    Session ids of the file are not kept, since gold ones say so in their name. Evidence: the turns with
-    `has_answer`; if none is flagged, all turns of the gold sessions. A gold session that is not in the haystack,
-    or has no turns there, dangles.
+    Session ids of the file are not kept, since they name the gold sessions. Evidence: the turns with `has_answer`; if
+    there are none, all turns of the gold sessions. A gold session that is missing or empty is a dangling reference.
     Questions whose id ends in `_abs` cannot be answered from the haystack; their gold answer says why.
-
-    A piece is one instance.
 
     Raises:
         DataError: a record that lacks what it needs, or lists of sessions, ids and dates of unequal length.
     """
-    out = CorpusBuilder()
-    for source in sources:
-        for place, value in source.records:
-            instance = place.mapping(value, "an instance")
-            question_id = place.name(instance.get("question_id"), "question_id")
-            _instance(out, place.at(question_id), question_id, instance)
-            yield out.piece()
-    out.end(sources)
+    return one_per_record(sources, "an instance", _instance)
 
 
-def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict[str, Any]) -> None:
+def _instance(out: CorpusBuilder, place: Place, _: int, instance: dict[str, Any]) -> None:
+    question_id = place.name(instance.get("question_id"), "question_id")
+    place = place.at(question_id)
     haystack = place.sequence(instance.get("haystack_sessions"), "haystack_sessions")
     names = _names(place, instance.get("haystack_session_ids"), "haystack_session_ids")
     dates = place.sequence(instance.get("haystack_dates"), "haystack_dates")
@@ -61,7 +53,6 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
         order.sort(key=times.__getitem__)
 
     gold = _names(place, instance.get("answer_session_ids") or [], "answer_session_ids")
-    wanted = set(gold)
     draft = Draft(place, question_id)
     flagged: list[str] = []
     in_gold: list[str] = []
@@ -72,9 +63,12 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
             where = place.at(turn_id)
             turn = where.mapping(value, "a turn")
             draft.turn(where, turn_id, turn.get("role"), turn.get("content"))
-            if _flag(where, turn.get("has_answer")):
+            flag = turn.get("has_answer")
+            if flag is not None and not isinstance(flag, bool):
+                raise where.error("has_answer should be true or false")
+            if flag:
                 flagged.append(turn_id)
-            if names[position] in wanted:
+            if names[position] in gold:
                 in_gold.append(turn_id)
     out.add_dialogue(draft)
 
@@ -95,12 +89,6 @@ def _instance(out: CorpusBuilder, place: Place, question_id: str, instance: dict
 
 def _names(place: Place, value: object, what: str) -> list[str]:
     return [place.name(name, f"an entry of {what}") for name in place.sequence(value, what)]
-
-
-def _flag(place: Place, value: object) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise place.error("has_answer should be true or false")
-    return bool(value)
 
 
 def iso_time(text: str) -> str:

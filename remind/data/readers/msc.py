@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remind.data.dialogue import Corpus
-from remind.data.readers.builder import CorpusBuilder, Draft
+from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
 from remind.data.readers.source import Place, Source
 
 _SPEAKER = re.compile(r"Speaker \d+")
@@ -21,28 +21,24 @@ def matches(source: Source) -> bool:
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per row: the previous sessions, then its own. Ids are `<file>-<initial_data_id>`.
 
-    The files of different session counts tell the same stories: a row of session 3 begins with what the row of
-    session 2 of the same `initial_data_id` holds. Read one file where no turn may come twice.
-
-    A piece is one row.
+    The files of different session counts overlap: a row of session 3 begins with the row of session 2 of the same
+    `initial_data_id`. Read one file if no turn may come twice.
 
     Raises:
         DataError: a record that lacks what it needs.
     """
-    out = CorpusBuilder()
-    for source in sources:
-        seen: set[str] = set()
-        for number, (place, value) in enumerate(source.records, start=1):
-            row = place.mapping(value, "a row")
-            metadata = row.get("metadata")
-            name = metadata.get("initial_data_id") if isinstance(metadata, dict) else None
-            key = None if name is None else place.name(name, "initial_data_id")
-            if key is None or key in seen:
-                key = f"row_{number:05d}"
-            seen.add(key)
-            out.add_dialogue(_row(place, f"{source.path.stem}-{key}", row))
-            yield out.piece()
-    out.end(sources)
+    seen: set[str] = set()
+
+    def add(out: CorpusBuilder, place: Place, number: int, row: dict[str, Any]) -> None:
+        metadata = row.get("metadata")
+        given = metadata.get("initial_data_id") if isinstance(metadata, dict) else None
+        name = None if given is None else f"{place.path.stem}-{place.name(given, 'initial_data_id')}"
+        if name is None or name in seen:
+            name = f"{place.path.stem}-row_{number:05d}"
+        seen.add(name)
+        out.add_dialogue(_row(place, name, row))
+
+    return one_per_record(sources, "a row", add)
 
 
 def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:
@@ -50,7 +46,7 @@ def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:
     previous = place.sequence(row.get("previous_dialogs", []), "previous_dialogs")
     for number, item in enumerate([*previous, row], start=1):
         session = place.mapping(item, "a session")
-        # the row itself is now; the others say how long ago they were
+        # the previous sessions say how long ago they were
         ago = None if item is row else place.optional_text(session.get("time_back"), "time_back")
         draft.session(f"S{number}", ago.strip() if ago else None)
         for index, value in enumerate(place.sequence(session.get("dialog"), "dialog")):
@@ -62,5 +58,5 @@ def _row(place: Place, dialogue_id: str, row: dict[str, Any]) -> Draft:
 
 
 def _speaker(name: object, index: int) -> str:
-    """Earlier sessions name no speakers, and some turns bear a worker's number instead; speakers always alternate."""
+    """Speakers alternate; earlier sessions name none, and some turns give a crowd worker's number instead."""
     return name if isinstance(name, str) and _SPEAKER.fullmatch(name) else f"Speaker {index % 2 + 1}"

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from remind.data.dialogue import Corpus, Image, Question
-from remind.data.readers.builder import CorpusBuilder, Draft
-from remind.data.readers.evidence import EvidenceIndex, written
-from remind.data.readers.images import find_file
-from remind.data.readers.locomo import answers_of, category_of, is_session, sessions
-from remind.data.readers.source import Place, Source
+from remind.core.errors import ImagePathError
+from remind.data.dialogue import Corpus, Image
+from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
+from remind.data.readers.locomo import add_questions, is_session, sessions, turn_of
+from remind.data.readers.source import Place, Source, shown
 
 _TIME_FORMAT = "%d.%m.%Y, %H:%M:%S"
 _OPTIMISED = re.compile(r"_opt(?=\.[^.]*$|$)")
@@ -25,70 +24,67 @@ def matches(source: Source) -> bool:
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """One dialogue per file, its id the file's name without suffix; questions `<dialogue id>-q<NNN>` from 000.
 
-    A turn stands in the session that lists it: its `dia_id` names another one in many files. A piece is one file.
+    A turn belongs to the session that lists it: its `dia_id` names another one in many files.
 
     Raises:
-        DataError: a record that lacks what it needs, a session under two keys or under one that is no session's.
-        ImagePathError: a photo whose name is a path, or that leaves the folder of the file. One that is not there is no
-            error: the chats are usually without their photos.
+        DataError: a record that lacks what it needs, a session under two keys or under a key that names no session.
+        ImagePathError: a photo whose name is a path, or that leaves the folder of the file. A missing photo is no
+            error: the chats are usually published without them.
     """
-    out = CorpusBuilder()
-    for source in sources:
-        for place, value in source.records:
-            _chat(out, place, source.path.stem, place.mapping(value, "a chat"))
-            yield out.piece()
-    out.end(sources)
+    return one_per_record(sources, "a chat", _chat)
 
 
-def _chat(out: CorpusBuilder, place: Place, dialogue_id: str, chat: dict[str, Any]) -> None:
+def _chat(out: CorpusBuilder, place: Place, _: int, chat: dict[str, Any]) -> None:
+    dialogue_id = place.path.stem
     draft = Draft(place.at(dialogue_id), dialogue_id)
     for listed in sessions(place, chat):
         draft.session(listed.id, _iso_time(listed.time))
-        for turn in listed.turns:
-            _turn(draft, listed.place, turn)
-    dialogue = out.add_dialogue(draft)
-    index = EvidenceIndex([turn.id for turn in dialogue.turns])
-    for number, item in enumerate(place.sequence(chat.get("qa", []), "qa")):
-        question_id = f"{dialogue_id}-q{number:03d}"
-        where = place.at(question_id)
-        item = where.mapping(item, "a question")
-        question = Question(
-            id=question_id,
-            dialogue_id=dialogue_id,
-            text=where.name(item.get("question"), "question"),
-            answers=answers_of(where, item),
-            category=category_of(where, item),
-        )
-        out.add_question(where, question, index.resolve(written(where, item.get("evidence"))))
-
-
-def _turn(draft: Draft, place: Place, value: object) -> None:
-    turn = place.mapping(value, "a turn")
-    turn_id = place.name(turn.get("dia_id"), "dia_id")
-    place = place.at(turn_id)
-    time = _iso_time(place.optional_text(turn.get("date_time"), "date_time"))
-    draft.turn(place, turn_id, turn.get("speaker"), turn.get("clean_text"), time, _images(draft, place, turn))
+        for value in listed.turns:
+            where, turn_id, turn = turn_of(listed.place, value)
+            time = _iso_time(where.optional_text(turn.get("date_time"), "date_time"))
+            images = _images(draft, where, turn)
+            draft.turn(where, turn_id, turn.get("speaker"), turn.get("clean_text"), time, images)
+    add_questions(out, place, out.add_dialogue(draft), place.sequence(chat.get("qa", []), "qa"))
 
 
 def _images(draft: Draft, place: Place, turn: dict[str, Any]) -> list[Image]:
     """One image per photo: the files list each photo twice, as sent and as an `_opt` copy."""
-    caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
     files = [place.text(name, "img_file") for name in place.sequence(turn.get("img_file") or [], "img_file")]
+    if not files:
+        return draft.images(place, turn, place.sequence(turn.get("img_url") or [], "img_url"))
+    caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
     photos: dict[str, list[str]] = {}
     for name in files:
         photos.setdefault(_OPTIMISED.sub("", name), []).append(name)
     images: list[Image] = []
     for original, copies in photos.items():
         copies.sort(key=lambda name: name != original)
-        found = next(filter(None, (find_file(place, name) for name in copies)), None)
-        images.append(draft.image(place, found, None if images else caption, copies[0]))
-    if images:
-        return images
-    urls = [place.text(url, "img_url") for url in place.sequence(turn.get("img_url") or [], "img_url")]
-    images = [draft.image(place, None, caption if number == 0 else None, url) for number, url in enumerate(urls)]
-    if caption and not images:
-        images = [draft.image(place, caption=caption)]
+        path = next(filter(None, (_photo(place, name) for name in copies)), None)
+        images.append(draft.image(place, path, None if images else caption, copies[0]))
     return images
+
+
+def _photo(place: Place, name: str) -> str | None:
+    """The absolute path of a photo beside the chat or in `images/` there, links resolved; None if there is none.
+
+    Raises:
+        ImagePathError: a path instead of a plain file name, or a link that leaves the folder of the chat.
+    """
+    if name in {".", ".."} or any(mark in name for mark in "/\\\0"):
+        what = f"image {shown(name)} is not a plain file name; it must not lead out of the folder of the chat"
+        raise ImagePathError(what, place.path, place.record)
+    root = place.path.parent.resolve()
+    for candidate in (root / name, root / "images" / name):
+        try:
+            target = candidate.resolve()
+            exists = target.is_file()
+        except (OSError, RuntimeError):  # a name too long for the file system, a link to itself
+            return None
+        if exists and not target.is_relative_to(root):
+            raise ImagePathError(f"image {shown(name)} leaves the data folder {root}", place.path, place.record)
+        if exists:
+            return str(target)
+    return None
 
 
 def _iso_time(text: str | None) -> str | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import ImagePathError
-from remind.core.files import atomic_path
-from remind.data.dialogue import Corpus, Dialogue, Image, Question
-from remind.data.readers.builder import CorpusBuilder, Draft, check_question, check_turn, describe
+from remind.core.files import write_rows
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Turn
+from remind.data.readers.builder import CorpusBuilder, Draft, check_question, check_turn
 from remind.data.readers.evidence import exact
 from remind.data.readers.source import Place, Source, shown
 
@@ -25,22 +24,22 @@ def matches(source: Source) -> bool:
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """Contexts become dialogues; images are numbered in order over the whole context. Files of a folder are one corpus:
-    a question may stand in another file than its context, and before it.
+    a question may be in another file than its context, and before it.
 
-    The files are read once to see which question asks about which context, then again for the contexts and, beside
-    them, for the questions. A piece is one context where the questions come in the order of their contexts.
+    A first pass finds the context of each question; then contexts and questions are read side by side. A piece is one
+    context if the questions come in the order of their contexts.
 
     Raises:
         DataError: a record of another type or that lacks what it needs, a question whose context is missing.
         ImagePathError: an image that is missing or leaves the folder of its file.
     """
-    count, asked = _look_through(sources)
+    count, context_of = _first_pass(sources)
     out = CorpusBuilder()
     contexts, questions = _of_type(sources, "context"), _of_type(sources, "question")
-    for some, several in cuts(count, asked):
-        for place, record in islice(contexts, some):
+    for n_contexts, n_questions in cuts(count, context_of):
+        for place, record in islice(contexts, n_contexts):
             out.add_dialogue(_context(place, record))
-        for place, record in islice(questions, several):
+        for place, record in islice(questions, n_questions):
             _question(out, place, record)
         yield out.piece()
     out.end(sources)
@@ -57,45 +56,29 @@ def _of_type(sources: Sequence[Source], wanted: str | None = None) -> Iterator[t
                 yield place, record
 
 
-def _look_through(sources: Sequence[Source]) -> tuple[int, Sequence[int]]:
-    """How many contexts there are, and for each question the number of its context. Raises DataError."""
-    known: dict[str, int] = {}
+def _first_pass(sources: Sequence[Source]) -> tuple[int, list[int]]:
+    """Number of contexts, and for each question the number of its context.
+
+    Raises:
+        DataError: a question id twice, or a question whose context is missing.
+    """
+    contexts: dict[str, int] = {}
+    questions: dict[str, tuple[Place, str]] = {}
     count = 0
-    # of the questions, which are many, as little is kept as tells whether all is well
-    names: dict[str, int] = {}
-    asked, prints = array("q"), array("q")
     for place, record in _of_type(sources):
         name = place.name(record.get("id"), "id")
         if record["type"] == "context":
-            known.setdefault(name, count)
+            contexts.setdefault(name, count)
             count += 1
-        else:
-            context = place.at(name).name(record.get("context_id"), "context_id")
-            asked.append(names.setdefault(context, len(names)))
-            prints.append(hash(name))
-    _check_unique(sources, prints)
-    if missing := names.keys() - known.keys():
-        for place, record in _of_type(sources, "question"):
-            context, where = place.name(record["context_id"], "context_id"), place.at(str(record["id"]))
-            if context in missing:
-                raise where.error(f"its dialogue {shown(context)} is missing")
-    number_of = [known[name] for name in names]
-    return count, array("q", (number_of[one] for one in asked))
-
-
-def _check_unique(sources: Sequence[Source], prints: array[int]) -> None:
-    """Raises DataError for a question id that occurs twice. `prints`: hashes of all of them."""
-    ordered = sorted(prints)
-    if not (twice := {one for one, other in pairwise(ordered) if one == other}):
-        return
-    seen: dict[str, Place] = {}
-    for place, record in _of_type(sources, "question"):
-        name = place.name(record["id"], "id")
+            continue
         place = place.at(name)
-        if name in seen:
-            raise place.error(f"question id {shown(name)} occurs twice, first in {describe(seen[name])}")
-        if hash(name) in twice:
-            seen[name] = place
+        if name in questions:
+            raise place.error(f"question id {shown(name)} occurs twice, first in {questions[name][0]}")
+        questions[name] = (place, place.name(record.get("context_id"), "context_id"))
+    for place, context in questions.values():
+        if context not in contexts:
+            raise place.error(f"its dialogue {shown(context)} is missing")
+    return count, [contexts[context] for _, context in questions.values()]
 
 
 def _context(place: Place, record: dict[str, Any]) -> Draft:
@@ -145,37 +128,38 @@ def _question(out: CorpusBuilder, place: Place, record: dict[str, Any]) -> None:
         time=place.optional_text(record.get("time"), "time"),
         split=place.optional_text(record.get("split"), "split"),
     )
-    known = out.dialogue(place, dialogue_id).positions
-    out.add_question(place, question, exact(_texts(place, record, "evidence"), known))
+    turn_ids = out.dialogue(place, dialogue_id).positions
+    out.add_question(place, question, exact(_texts(place, record, "evidence"), turn_ids))
 
 
 def _texts(place: Place, record: dict[str, Any], key: str) -> tuple[str, ...]:
     return tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
 
 
-def cuts(contexts: int, asked: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The smallest pieces, as (how many further contexts, how many further questions), in order.
+def cuts(contexts: int, context_of: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The smallest pieces, as (number of further contexts, number of further questions), in order.
 
     A piece holds the context of each of its questions, and pieces end to end give contexts and questions in the order
-    of the file. Where questions come in the order of their contexts, each context is a piece.
+    of the file.
 
     Args:
-        asked: for each question, the number of its context.
+        context_of: for each question, the number of its context.
     """
-    first, last = array("q", [len(asked)]) * (contexts + 1), array("q", [-1]) * contexts
-    for question, context in enumerate(asked):
+    # first question of any context from here on, and last question of each context
+    first, last = [len(context_of)] * (contexts + 1), [-1] * contexts
+    for question, context in enumerate(context_of):
         first[context] = min(first[context], question)
         last[context] = question
     for context in range(contexts - 1, 0, -1):
         first[context] = min(first[context], first[context + 1])
-    taken = (0, 0)
+    start = (0, 0)
     latest = -1
     for context in range(contexts):
         latest = max(latest, last[context])
-        # all questions up to the latest one are of contexts up to here
+        # all questions up to the latest one are about contexts up to here
         if latest < first[context + 1]:
-            yield context + 1 - taken[0], latest + 1 - taken[1]
-            taken = (context + 1, latest + 1)
+            yield context + 1 - start[0], latest + 1 - start[1]
+            start = (context + 1, latest + 1)
 
 
 def write_refmem(corpus: Corpus, path: str | Path) -> None:
@@ -186,20 +170,19 @@ def write_refmem(corpus: Corpus, path: str | Path) -> None:
         ImagePathError: an image file outside the folder of `path`, which its reader would refuse.
     """
     target = Path(path)
-    place = Place(target)
-    lines = [
-        place.text(json.dumps(record, ensure_ascii=False) + "\n", "a record") for record in _records(corpus, target)
-    ]
-    with atomic_path(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
+    records = list(_records(corpus, target))
+    for record in records:
+        Place(target).text(json.dumps(record, ensure_ascii=False), "a record")
+    write_rows(target, records)
 
 
 def _records(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
     folder = target.parent.resolve()
     for dialogue in corpus.dialogues:
+        place = Place(target, dialogue.id)
         for turn in dialogue.turns:
-            check_turn(Place(target, f"{dialogue.id}, {turn.id}"), turn)
-        yield {"type": "context", "id": dialogue.id, "sessions": _sessions(dialogue, target, folder)}
+            check_turn(place.at(turn.id), turn)
+        yield {"type": "context", "id": dialogue.id, "sessions": _sessions(dialogue, place, folder)}
     dangling: dict[str, list[str]] = {}
     for lost in corpus.dangling:
         dangling.setdefault(lost.question_id, []).append(lost.reference)
@@ -222,32 +205,24 @@ def _records(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def _sessions(dialogue: Dialogue, target: Path, folder: Path) -> list[dict[str, Any]]:
+def _sessions(dialogue: Dialogue, place: Place, folder: Path) -> list[dict[str, Any]]:
+    """Sessions as records, with image paths relative to `folder`."""
+
     def image_record(image: Image) -> dict[str, Any]:
         path = None
         if image.path is not None:
             try:
                 path = Path(image.path).resolve().relative_to(folder).as_posix()
             except ValueError:
-                raise ImagePathError(
-                    f"image {image.path!r} lies outside {folder}; write the file beside its images", target, dialogue.id
-                ) from None
+                what = f"image {image.path!r} lies outside {folder}; write the file beside its images"
+                raise ImagePathError(what, place.path, place.record) from None
         return {"path": path, "caption": image.caption, "source": image.source}
 
+    def turn_record(turn: Turn) -> dict[str, Any]:
+        images = [image_record(image) for image in turn.images]
+        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "time": turn.time, "images": images}
+
     return [
-        {
-            "id": session.id,
-            "time": session.time,
-            "turns": [
-                {
-                    "id": turn.id,
-                    "speaker": turn.speaker,
-                    "text": turn.text,
-                    "time": turn.time,
-                    "images": [image_record(image) for image in turn.images],
-                }
-                for turn in session.turns
-            ],
-        }
+        {"id": session.id, "time": session.time, "turns": [turn_record(turn) for turn in session.turns]}
         for session in dialogue.sessions
     ]

@@ -5,15 +5,84 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remind.core.errors import DataError
-from remind.data.readers.place import Place, shown
+from remind.core.errors import DataError, named, shown
 from remind.data.readers.window import Window, parse_line
 
 __all__ = ["Place", "Record", "Source", "shown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file and a record in it ("line 12", "conv-26, D1:3"), with the checks of values that every reader shares."""
+
+    path: Path
+    record: str | None = None
+
+    def at(self, record: str) -> Place:
+        record = named(record)
+        return Place(self.path, record if self.record is None else f"{self.record}, {record}")
+
+    def error(self, message: str) -> DataError:
+        return DataError(message, self.path, self.record)
+
+    def __str__(self) -> str:
+        return self.path.name if self.record is None else f"{self.path.name} [{self.record}]"
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Give DataErrors that name no file this place."""
+        try:
+            yield
+        except DataError as error:
+            if error.path is not None:
+                raise
+            # the message of an error has its white space collapsed
+            message = str(error).removeprefix(" ".join(f"[{error.record}]: ".split()) + " ")
+            raise type(error)(message, self.path, self.record or error.record) from None
+
+    def mapping(self, value: object, what: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.error(f"{what} should be an object, not {_kind(value)}")
+        return value
+
+    def sequence(self, value: object, what: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.error(f"{what} should be a list, not {_kind(value)}")
+        return value
+
+    def text(self, value: object, what: str) -> str:
+        """A string, possibly empty."""
+        if not isinstance(value, str):
+            raise self.error(f"{what} should be text, not {_kind(value)}")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise self.error(f"{what} holds half a character (a lone surrogate at {error.start})") from None
+        return value
+
+    def optional_text(self, value: object, what: str) -> str | None:
+        return None if value is None else self.text(value, what)
+
+    def name(self, value: object, what: str) -> str:
+        """A string that is not blank; whole numbers are taken as their digits."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if value is None or not (text := self.text(value, what)).strip():
+            raise self.error(f"{what} is missing or blank")
+        return text
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "missing or null"
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
 
 
 class Record(NamedTuple):
@@ -22,7 +91,7 @@ class Record(NamedTuple):
 
 
 class Source:
-    """One file, read record by record: never more of it is held than the longest record and the next few.
+    """One file, read record by record: no more of it is held than the longest record and the next few.
 
     Raises:
         DataError: not a regular file, not readable, empty, not UTF-8, or not JSON or CSV (with the line).
@@ -31,24 +100,22 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = Place(path)
-        #: Where the one object of the file stands, once that is known.
+        #: Place of the object that is the whole file, once the first record was read.
         self._sole: Place | None = None
 
     @cached_property
     def is_json(self) -> bool:
         with Window(self.path) as window:
-            while not (start := window.text.lstrip()[:1]):
-                window.position = len(window.text)
-                if not window.more():
-                    raise DataError("the file is empty", self.path)
+            start = window.skip()
+        if not start:
+            raise DataError("the file is empty", self.path)
         return start in "{["
 
     @property
     def records(self) -> Iterator[Record]:
-        """From the first one on, each time anew.
+        """Records from the first one on: lines of JSON Lines, elements of a JSON list, or the one JSON object.
 
-        JSON Lines give one record a line, a JSON list one an element, a JSON object one. An object alone in its file is
-        a line where the file is called `.jsonl`, and is not read again once `first` holds it.
+        A single object in a `.jsonl` file is a line. It is not parsed again once `first` holds it.
         """
         if self.is_sole and self._sole is not None:
             yield Record(self._sole, self.first)
@@ -61,7 +128,7 @@ class Source:
 
     @property
     def any_records(self) -> Iterator[Record]:
-        """As `records`; none of an empty file."""
+        """As `records`; none for an empty file."""
         with Window(self.path) as window:
             empty = not window.skip()
         if not empty:
@@ -82,7 +149,8 @@ class Source:
                 window.position += 1
                 window.skip()
         window.position += 1
-        window.finish()
+        if window.skip():
+            raise window.error("Extra data")
         if not number:
             raise DataError("the file holds no records", self.path)
 
@@ -91,9 +159,9 @@ class Source:
         value = window.value()
         is_line = isinstance(value, dict) and window.line() == line and window.ends_line()
         if not window.skip():
-            # JSON Lines of a single line, where the name says so; any other object is the file itself
-            named = is_line and self.path.suffix.lower() == ".jsonl"
-            place = self.place.at(f"line {line}") if named else self.place
+            # JSON Lines of a single line if the name says so; any other object is the file itself
+            is_line = is_line and self.path.suffix.lower() == ".jsonl"
+            place = self.place.at(f"line {line}") if is_line else self.place
             self._sole = place if isinstance(value, dict) else None
             yield Record(place, value)
             return
@@ -113,7 +181,7 @@ class Source:
 
     @property
     def is_sole(self) -> bool:
-        """Whether `first` was asked for, and is all there is."""
+        """Whether `first` was read and is the whole file."""
         return self._sole is not None and "first" in self.__dict__
 
     @cached_property
@@ -128,13 +196,13 @@ class Source:
                 return []
 
     def rows(self) -> Iterator[Record]:
-        """The rows of a CSV file as objects by column, each time anew.
+        """The rows of a CSV file as objects by column.
 
         Raises:
-            DataError: a row that lacks or exceeds the columns, or two columns of one name.
+            DataError: a row with too few or too many columns, or two columns of one name.
         """
-        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
-            raise self.place.error(f"the column {shown(twice[0])} stands twice in the header")
+        if repeated := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise self.place.error(f"the column {shown(repeated[0])} occurs twice in the header")
         with Window(self.path) as window:
             reader = csv.DictReader(_csv_lines(window), strict=True)
             while True:

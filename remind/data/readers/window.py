@@ -1,4 +1,4 @@
-"""The text of a file of which only a part is held, and JSON values read from it one by one."""
+"""A file of which only a part is held in memory, and JSON values read from it one by one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from types import TracebackType
 from typing import Any
 
 from remind.core.errors import DataError
-from remind.core.files import KeyTwice, unique_keys
+from remind.core.files import DuplicateKeyError, unique_keys
 
-#: Bytes read at a time; what does not fit makes it grow.
+#: Bytes read at a time; more for a value that does not fit.
 CHUNK = 1 << 20
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _REST_OF_LINE = re.compile(r"[ \t\r]*(\n|\Z)")
 _LONG_NUMBER = re.compile(r"(?<!\d)\d{4301}\d*+(?!\Z|[.eE])", re.ASCII)
-#: No literal and no escape is longer, so that an error further from the end is one whatever follows.
+#: Longer than any literal or escape: an error further from the end is one whatever follows.
 _MARGIN = 16
 
 
 class Window:
-    """A file from `position` on; what lies before is dropped.
+    """A file from `position` on; the text before it is dropped.
 
     Attributes:
-        text: the part held. position: where to go on in it.
+        text: the part held.
+        position: where reading goes on in `text`.
 
     Raises:
-        DataError: not a regular file, not readable, not UTF-8 (with byte and line; once what is before was handed out).
+        DataError: not a regular file, not readable, or not UTF-8 (with byte and line, once the text before it is read).
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +59,7 @@ class Window:
         self._file.close()
 
     def more(self, times: int = 1) -> bool:
-        """Hold at least as much again from `position` on. False at the end of the file.
-
-        Args:
-            times: how many times as much, where what is held from `position` on is longer than a chunk.
-        """
+        """Read another chunk, or `times` the text held from `position` on if that is longer. False at the end."""
         if self._bad is not None:
             line = self.line(len(self.text))
             raise DataError(f"not UTF-8 (byte {self._bad}); convert the file", self.path, f"line {line}")
@@ -77,7 +74,7 @@ class Window:
             raise DataError(f"cannot be read: {error.strerror}", self.path) from None
         self._ended = not block
         text = self._decoded(block)
-        # a mark of three bytes may come in several blocks
+        # the byte order mark may come in several blocks
         if not self._begun and text:
             self._begun, text = True, text.removeprefix("\ufeff")
         self.text = rest + text
@@ -93,7 +90,7 @@ class Window:
             return error.object[: error.start].decode()
 
     def line(self, position: int | None = None) -> int:
-        """Number of the line that `position` (or another place in `text`) stands on, from 1."""
+        """Number, from 1, of the line of `position` (or of another place in `text`)."""
         return self._line + self.text.count("\n", 0, self.position if position is None else position)
 
     def skip(self) -> str:
@@ -114,22 +111,21 @@ class Window:
         return match is not None
 
     def value(self) -> Any:
-        """The JSON value that begins here. Raises DataError with the line if there is none, or an object names a key
-        twice."""
+        """The JSON value at `position`. Raises DataError with the line if it is none or an object has a key twice."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self.text, self.position)
             except RecursionError:
                 raise DataError("nested too deeply", self.path) from None
-            except KeyTwice as error:
+            except DuplicateKeyError as error:
                 raise DataError(str(error), self.path, f"line {self.line()}") from None
             except json.JSONDecodeError as error:
-                # an unclosed string is always the end of what is held
-                known = error.pos < len(self.text) - _MARGIN and not error.msg.startswith("Unterminated string")
-                # decoding begins anew each time, so a long value should not need it often
-                if known or not self.more(3):
+                # an unclosed string may go on in the next chunk
+                final = error.pos < len(self.text) - _MARGIN and not error.msg.startswith("Unterminated string")
+                # decoding starts again each time, so it should be rare for a long value
+                if final or not self.more(3):
                     raise self.error(error.msg, error.pos) from None
-            except ValueError as error:  # more digits than Python converts, unless they turn out to be of a fraction
+            except ValueError as error:  # more digits than Python converts, unless a fraction follows
                 if _LONG_NUMBER.search(self.text, self.position) or not self.more():
                     raise DataError(f"not JSON: {error}", self.path) from None
             else:
@@ -140,11 +136,6 @@ class Window:
 
     def error(self, message: str, position: int | None = None) -> DataError:
         return DataError(f"not JSON: {message}", self.path, f"line {self.line(position)}")
-
-    def finish(self) -> None:
-        """Raises DataError if anything follows but white space."""
-        if self.skip():
-            raise self.error("Extra data")
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Number and text of each line from here on, without its line end (\\n alone ends lines)."""
@@ -172,7 +163,7 @@ def parse_line(path: Path, number: int, line: str) -> Any:
         return _DECODER.decode(line)
     except RecursionError:
         raise DataError("nested too deeply", path, f"line {number}") from None
-    except KeyTwice as error:
+    except DuplicateKeyError as error:
         raise DataError(str(error), path, f"line {number}") from None
     except ValueError as error:
         raise DataError(f"not JSON: {getattr(error, 'msg', error)}", path, f"line {number}") from None
