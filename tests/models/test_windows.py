@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image as Picture
-from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.models.windows import image_block, pixel_inputs, takes_images
 
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
@@ -138,7 +138,7 @@ def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypa
         seen.append(weakref.ref(image))
         return image
 
-    monkeypatch.setattr("remind.models.images.open_image", watched)
+    monkeypatch.setattr("remind.models.windows.open_image", watched)
     alone = pixel_inputs(nano, paths, 500)
     assert len(seen) == len(paths)
     assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))
