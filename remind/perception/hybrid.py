@@ -35,9 +35,9 @@ def retrieve_turns(
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
     """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
-    neighbours = Neighbours(index.session_lengths, config.sigma)
+    neighbours = Neighbours([len(session.turns) for session in index.dialogue.sessions], config.sigma)
     lexical = _standardise(index.bm25.scores(stems(question)))
-    dense = _standardise(relevance(vector, index.vectors).double().numpy())
+    dense = _standardise(relevance(vector, index.vectors, index.norms).double().numpy())
     return neighbours.mix(lexical, config.lexical_context) + neighbours.mix(dense, config.dense_context)
 
 

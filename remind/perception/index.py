@@ -115,10 +115,10 @@ class DialogueIndex:
         built = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
         return parse(*self.folder.write("bm25", {"turns": n, "terms": built.terms}, built.tensors()))
 
-    @property
-    def session_lengths(self) -> list[int]:
-        """How many turns each session has."""
-        return [len(session.turns) for session in self.dialogue.sessions]
+    @cached_property
+    def norms(self) -> Tensor:
+        """Length of every turn's vector [n]; computing it takes as long as the cosines themselves."""
+        return self.vectors.norm(dim=-1)
 
     @cached_property
     def sessions(self) -> np.ndarray:

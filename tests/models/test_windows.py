@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image as Picture
-from remind.models.windows import image_block, pixel_inputs, takes_images
 
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.models.backbone import Backbone
 from remind.models.chat import open_image
 from remind.models.load import load_backbone
-from remind.models.windows import batches, make_windows
+from remind.models.windows import batches, image_block, make_windows, pixel_inputs, takes_images
 from sae.harvest import harvest
 
 
