@@ -1,4 +1,4 @@
-# make demo | test | soak | lint: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
+# make demo | test | soak | lint | docs: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test soak lint clean
+.PHONY: demo test soak lint docs notebooks clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 demo: $(VENV)/.ready
-	$(BIN)/python scripts/demo.py --config configs/demo.yaml
+	$(BIN)/remind demo
 
 # One thread for each of the two workers: more of them wait for each other instead of working.
 test: export OMP_NUM_THREADS ?= 1
@@ -35,5 +35,16 @@ soak: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+# The pages of docs/ with a reference of the Python API, as a web site in site/ that needs no network.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.ready
+	$(PIP) -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
+# The notebooks again, with their outputs.
+notebooks: export REMIND_QUIET = 1
+notebooks: $(VENV)/.ready
+	$(BIN)/python notebooks/execute.py
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

@@ -5,19 +5,21 @@ from __future__ import annotations
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import accumulate, cycle, pairwise
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.grounding_input import bench_backbone, bench_state
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
 from remind.core.progress import Counter
+from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding.codes import joint_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import turn_idf
@@ -26,9 +28,19 @@ from remind.grounding.guidance import guidance
 from remind.grounding.places import token_places
 from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
 from remind.models.backbone import Backbone
-from remind.states.pyramid import FactualState, render
+from remind.models.load import load_backbone
+from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
 
+#: Text decoders of Qwen3-VL as `nano_model` builds them, with random weights; only the vocabulary is smaller.
+SHAPES: dict[str, dict[str, int]] = {
+    "qwen3-vl-2b": {"hidden_size": 2048, "layers": 28, "heads": 16, "kv_heads": 8},
+    "qwen3-vl-8b": {"hidden_size": 4096, "layers": 36, "heads": 32, "kv_heads": 8},
+}
+_STRATEGY = Strategy(
+    ("Collect what is said about the habit in order of time.", "Compare earlier and later statements."),
+    *(("Mara",), ("running", "the morning", "coffee"), ("how the opinion changes",), ("since spring",)),
+)
 _LEGEND = """forward: the backbone up to the deepest hooked layer. scoring: all that follows it, Eq. 2 to blocks.
 ratio: scoring / forward, medians over the rounds. products: of the coders' encoders alone, [tokens, d] x [d, d_sae];
 no coder that looks at every feature can do without them, so their share of the forward bounds the ratio from below."""
@@ -70,6 +82,49 @@ class BenchGroundingConfig:
             raise ConfigError(f"k = {self.k} of {self.d_sae} features; need k <= d_sae")
 
 
+def bench_backbone(name: str, dtype: str, device: str) -> Backbone:
+    """A backbone by name, or a decoder of one of `SHAPES` with random weights."""
+    if name not in SHAPES:
+        return load_backbone(name, dtype=dtype, device=device)
+    from remind.models.nano import nano_model
+
+    nano = load_backbone("nano", dtype=dtype, device=device)
+    model = nano_model(**SHAPES[name]).to(nano.device, nano.dtype)
+    return Backbone(f"{name}, random weights", model, nano.tokenizer, nano.processor, nano.kind)
+
+
+def bench_state(backbone: Backbone, tokens: int) -> FactualState:
+    """x0 of as many turns of the bundled dialogues, repeated where needed, as fit into `tokens` tokens."""
+    from remind.data.readers import read
+    from remind.data.sample import sample_path
+
+    corpus = read(sample_path())
+    sessions: list[Session] = []
+    used = images = 0
+    for session in cycle([session for dialogue in corpus.dialogues for session in dialogue.sessions]):
+        turns: list[Turn] = []
+        for turn in session.turns:
+            shown = tuple(Image(images + n, caption=image.caption) for n, image in enumerate(turn.images))
+            images += len(shown)
+            turns.append(Turn(f"{len(sessions)}:{len(turns)}", turn.speaker, turn.text, turn.time, shown))
+            used += len(backbone.tokenize(turn.text).ids)
+        sessions.append(Session(str(len(sessions)), session.time, tuple(turns)))
+        if used >= tokens:
+            break
+    dialogue = Dialogue("bench", tuple(sessions))
+    question = Question("bench", "bench", "How has the habit changed since spring?")
+    bounds = [0, *accumulate(len(session.turns) for session in sessions)]
+
+    def first(turns: int) -> FactualState:
+        segments = [Segment(start, min(end, turns) - 1) for start, end in pairwise(bounds) if start < turns]
+        return FactualState(dialogue, question, tuple(segments), _STRATEGY)
+
+    def length(turns: int) -> int:
+        return len(backbone.tokenize(render(first(turns)).text).ids)
+
+    return first(max(1, bisect_right(range(1, bounds[-1] + 1), tokens, key=length)))
+
+
 class _Replay(Backbone):
     """A backbone whose forward has been computed before."""
 
@@ -80,7 +135,7 @@ class _Replay(Backbone):
 
 
 def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
-    """Run, print and return the figures: seconds, ratios, and what they were taken on.
+    """Run, print and return the figures: seconds, ratios, and what they were measured on.
 
     Raises:
         ConfigError: settings out of range. ModelError: an encoder, or a model that does not take that many tokens.
@@ -88,14 +143,14 @@ def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
     backbone = bench_backbone(cfg.backbone, cfg.dtype, cfg.device)
     if not backbone.causal:
         raise ModelError(f"{backbone.name} is an encoder: it cannot read x0 in one forward; take a causal model")
-    layers = cfg.layers or _spread(backbone.n_layers)
+    depth = backbone.n_layers
+    spread = sorted({max(1, round(depth * share)) for share in (0.2, 0.4, 0.6, 0.8)})
+    layers = cfg.layers or (spread if len(spread) == 4 else list(range(max(1, depth - 3), depth + 1)))
     state = bench_state(backbone, cfg.tokens)
-    saes = {
-        layer: TopKSAE(
-            backbone.hidden_size, cfg.d_sae, cfg.k, generator=torch.Generator().manual_seed(layer)
-        ).requires_grad_(False)
-        for layer in layers
-    }
+    saes = {}
+    for layer in layers:
+        generator = torch.Generator().manual_seed(layer)
+        saes[layer] = TopKSAE(backbone.hidden_size, cfg.d_sae, cfg.k, generator=generator).requires_grad_(False)
     config = replace(cfg.grounding, context_codes="joint", idf="dialogue")
     seconds = _joint_seconds(backbone, saes, state, config, cfg)
     scoring = [whole - prompt for whole, prompt in zip(seconds["whole"], seconds["prompt"], strict=True)]
@@ -126,11 +181,6 @@ def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
     return figures
 
 
-def _spread(depth: int) -> list[int]:
-    layers = sorted({max(1, round(depth * share)) for share in (0.2, 0.4, 0.6, 0.8)})
-    return layers if len(layers) == 4 else list(range(max(1, depth - 3), depth + 1))
-
-
 def _joint_seconds(
     backbone: Backbone,
     saes: Mapping[int, TopKSAE],
@@ -140,40 +190,39 @@ def _joint_seconds(
 ) -> dict[str, list[float]]:
     """Seconds of every part in every round. whole: grounding without its forward, the prompt included."""
     replay = _Replay(backbone.name, backbone.model, backbone.tokenizer, backbone.processor, backbone.kind)
-    grounder = Grounder(replay, dict(saes), None, config)
-    coders = grounder.encoder.saes
-    text = render(state)
-    tokens = backbone.tokenize(text.text)
-    length = sum(start < text.strategy[1] for start, _ in tokens.offsets)
+    grounder = Grounder(replay, saes, None, config)
+    rendered = render(state)
+    tokens = backbone.tokenize(rendered.text)
+    length = sum(start < rendered.strategy[1] for start, _ in tokens.offsets)
     before, after = backbone.frame
     ids = torch.tensor([[*before, *tokens.ids[:length], *after]])
     if ids.shape[1] > backbone.max_length:
         raise ModelError(f"{backbone.name} takes {backbone.max_length} tokens, not {ids.shape[1]}; set tokens lower")
-    # a first forward, also to warm up
     replay.states = backbone.hidden_states(ids, None, list(saes))
-    states = {layer: found[0] for layer, found in replay.states.items()}
+    states = {layer: hidden[0] for layer, hidden in replay.states.items()}
     codes = joint_codes(grounder.encoder, state)
-    guides = {
-        layer: guidance(found.reasoning, found.anchors, found.idf, config.alpha)
-        for layer, found in codes.layers.items()
-    }
+
+    def guides_of() -> dict[int, Tensor]:
+        layers = codes.layers.items()
+        return {layer: guidance(own.reasoning, own.anchors, own.idf, config.alpha) for layer, own in layers}
+
+    guides = guides_of()
     runs = torch.tensor(state.runs)[codes.turn]
 
     def resonance() -> Tensor:
-        return combine_layers(
-            [
-                token_resonance(found.dialogue, guides[layer], codes.turn, codes.speakers(layer), 1.0, run=state.runs)
-                for layer, found in codes.layers.items()
-            ]
-        )
+        by_layer = []
+        for layer, own in codes.layers.items():
+            speakers = codes.speakers(layer)
+            by_layer.append(token_resonance(own.dialogue, guides[layer], codes.turn, speakers, 1.0, run=state.runs))
+        return combine_layers(by_layer)
 
     scores = resonance()
     product = torch.empty(min(1024, ids.shape[1]), cfg.d_sae, device=backbone.device)
 
     def products() -> None:
-        for layer, found in states.items():
-            weights = coders[layer].W_enc  # type: ignore[attr-defined]
-            for part in found.to(weights.dtype).split(len(product)):
+        for layer, hidden in states.items():
+            weights = saes[layer].W_enc
+            for part in hidden.to(weights.dtype).split(len(product)):
                 torch.mm(part, weights, out=product[: len(part)])
 
     def prompt() -> None:
@@ -186,35 +235,24 @@ def _joint_seconds(
         "prompt": prompt,
         "products": products,
         "encode": lambda: grounder.encoder.encode([tokens.ids[:length]]),
-        "idf": lambda: [turn_idf(found.dialogue, codes.turn, cfg.d_sae) for found in codes.layers.values()],
-        "guidance": lambda: [
-            guidance(found.reasoning, found.anchors, found.idf, config.alpha) for found in codes.layers.values()
-        ],
+        "idf": lambda: [turn_idf(own.dialogue, codes.turn, cfg.d_sae) for own in codes.layers.values()],
+        "guidance": guides_of,
         "resonance": resonance,
         "smoothing": lambda: smooth_runs(scores, runs, config.sigma),
     }
-    return _take_turns(parts, cfg.rounds, backbone.device)
-
-
-def _take_turns(parts: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in parts}
-    with torch.no_grad(), Counter("rounds", rounds) as bar:
-        # the forward is warm already and may take minutes
-        for name, run in parts.items():
-            if name != "forward":
-                run()
-        for _ in range(rounds):
+    with torch.no_grad(), Counter("rounds", cfg.rounds) as bar:
+        for run in list(parts.values())[1:]:  # the forward is warm already, and it may take minutes
+            run()
+        for _ in range(cfg.rounds):
             for name, run in parts.items():
-                seconds[name].append(_timed(run, device))
+                seconds[name].append(_timed(run, backbone.device))
             bar.step()
     return seconds
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> float:
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     started = perf_counter()
     run()
@@ -226,21 +264,15 @@ def _windowed_seconds(
     backbone: Backbone, saes: Mapping[int, TopKSAE], state: FactualState, config: GroundingConfig
 ) -> dict[str, float]:
     """Seconds of one question whose dialogue is new, in memory, and on disk as another process left it."""
+    seconds = {}
     with tempfile.TemporaryDirectory() as folder:
-
-        def fresh() -> Grounder:
-            grounder = Grounder(backbone, dict(saes), None, config)
-            grounder.windowed = type(grounder.windowed)(
-                grounder.encoder, config.window_tokens, config.cached_dialogues, folder
-            )
+        first, second = (Grounder(backbone, saes, None, replace(config, codes_folder=folder)) for _ in range(2))
+        for name, grounder in (("new", first), ("memory", first), ("disk", second)):
             assert grounder.windowed.store is not None
             # hashing the weights happens once in a process, not once a question
             grounder.windowed.store.path([])
-            return grounder
-
-        first, second = fresh(), fresh()
-        runs: Sequence[tuple[str, Grounder]] = (("new", first), ("memory", first), ("disk", second))
-        return {name: _timed(lambda g=grounder: g.ground(state), backbone.device) for name, grounder in runs}  # type: ignore[misc]
+            seconds[name] = _timed(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
+    return seconds
 
 
 def _print(figures: Mapping[str, Any]) -> None:

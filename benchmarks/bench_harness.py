@@ -6,7 +6,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ import torch
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.evaluation.answerers import OnOutput
+from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.harness import evaluate
 from remind.evaluation.identity import versions
+from remind.evaluation.run import evaluate
 from remind.models.encoder import SentenceEncoder
-from remind.models.generate import Generation
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
@@ -46,34 +45,16 @@ class HarnessBenchConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
-class Instant:
-    """Answers without a model: well-formed outputs that cite one of ten lines, so that little is left to encode."""
-
-    key = "instant"
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.asked = 0
-
-    def about(self) -> dict[str, Any]:
-        return {"name": "instant", "kind": "none", "max_length": None}
-
-    def answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        outputs: list[Generation | None] = [None] * len(prompts)
-        for n, skip in enumerate(done):
-            if not skip:
-                self.asked += 1
-                text = f"<answer>A</answer><explanation>Ana: remark {n % 10}</explanation>"
-                outputs[n] = output = Generation(text, len(prompts[n]) // 4, 12, finished=True)
-                on_output(n, output)
-        return outputs
+def _reply(number: int, asked: list[int]) -> str:
+    """A well-formed output that cites one of ten lines, so that little is left to encode."""
+    asked.append(number)
+    return f"<answer>A</answer><explanation>Ana: remark {number % 10}</explanation>"
 
 
 def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
     """Run, run again, and report again; prints seconds, and per question what is not model time."""
-    answerer = Instant()
+    asked: list[int] = []
+    answerer = FixedAnswers("none", lambda n: _reply(n, asked))
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="remind-bench-") as folder:
         states = _states(cfg, Path(folder) / "states")
@@ -82,10 +63,8 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         rows["first run"] = _timed(lambda: evaluate(run, answerer=answerer))
         rows["again, all known"] = _timed(lambda: evaluate(run, answerer=answerer))
         rows["stage report alone"] = _timed(lambda: evaluate(replace(run, stage="report")))
-        if answerer.asked != cfg.questions:
-            raise DataError(
-                f"{answerer.asked} questions were asked, not {cfg.questions}: known answers were asked again"
-            )
+        if len(asked) != cfg.questions:
+            raise DataError(f"{len(asked)} questions were asked, not {cfg.questions}: known answers were asked again")
     found = {
         "questions": cfg.questions,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",

@@ -1,7 +1,416 @@
-"""Time, operations and memory of an alignment step, variant by variant, beside a fine-tuning step on the same x0."""
+"""Time, operations and memory of an alignment step, variant by variant, beside a fine-tuning step on the same x0.
 
-from benchmarks.pra_step import BenchStepConfig, bench_step
+Every variant is one forward and backward over one microbatch, without the optimiser's step, which is the same for all.
+Weights are random and built from the configuration; nothing is loaded. The variants take turns round by round, so that
+a slow minute of the machine affects all alike, and the first round is not counted. A ratio is the median over rounds of
+the variant's time over that of `sft` in the same round. Time is that of the clock on CUDA, and on a CPU that of the
+processor over all threads, which other programs on the machine disturb less.
+
+`operations` are those of `flops.executed`, and their ratio to those of `sft` is what the time ratio would be if nothing
+else took time. MFU is their rate over the GPU's bfloat16 peak without sparsity.
+
+Memory on CUDA is the peak of torch's allocator. On a CPU the variant runs alone in a process in which the kernel's peak
+of resident memory is reset before the step, and freed tensors go back to the kernel at once: a process that runs
+several variants keeps the largest peak, and its allocator keeps what others freed. AdamW's two moments, which are there
+during every step of a run, are added to the total by their size, not allocated.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from experiments.flops import Arch, config_of, executed
+from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.data import Example
+from remind.alignment.model import checkpoint_activations, head_weight, trainable
+from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
+from remind.alignment.step import AlignmentModel, MicroBatch, collate, plan, run
+from remind.alignment.teachers import teach, topk_targets
 from remind.core.cli import main
+from remind.core.errors import ConfigError
+from remind.core.files import write_json
+from remind.core.processes import resident
+from remind.core.progress import Counter
+
+Tune = Literal["full", "lora"]
+Variant = Literal["sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive"]
+Step = Callable[[], None]
+TOP_K = 64
+LEGEND = """sft: cross-entropy on x0 alone, logits of the answer only.
+sequential: x2 without gradient, then x1 forward and back, then x0 forward and back.
+shared: the same, with the common prefix of x1 and x2 computed once. joint: all levels forward, then back.
+base_hidden, base_topk: edges 0 <- 1 and 0 <- 2 with cached targets: hidden states and a frozen head, or top-64.
+naive: three forwards with whole logits [T, V], one backward through all three."""
+_SFT = Objective(lambda_hard=1.0, edges=())
+_PRA = Objective()
+_BASE = Objective(edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base")
+#: bfloat16 peak without sparsity, FLOP/s, by a part of the device's name; the first that fits
+PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A40": 150e12}
+_RESET = Path("/proc/self/clear_refs")
+#: blocks above this many bytes are returned when freed
+_MMAP = "65536"
+
+
+@dataclass
+class BenchStepConfig:
+    """Compare variants of the alignment step with a fine-tuning step on the same x0."""
+
+    arch: Arch = "small"
+    """small: Qwen3-VL's shape at width 512, 6 layers and a vocabulary of 8,192, where matrix products already dominate
+    on a CPU; nano; or the real sizes. Weights are random."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights; adapters are float32."""
+    tokens: int = 1024
+    """T: tokens of x0 with its answer."""
+    answer: int = 48
+    """L: tokens of the answer."""
+    markers: float = 0.02
+    """Tokens of x1 beyond those of x0 (markers and reminder), as a share of T."""
+    summary: float = 0.04
+    """Tokens of x2 beyond those of x1, as a share of T."""
+    question: float = 0.015
+    """Tokens between the summary and the answer, as a share of T."""
+    batch: int = 1
+    """Samples in the microbatch, all of one length."""
+    layers: int | None = None
+    """Keep only so many decoder layers; None: all."""
+    tune: tuple[Tune, ...] = ("full", "lora")
+    """full: all weights of the language model. lora: adapters of rank 64 on it, of rank 8 on small and nano."""
+    variants: tuple[Variant, ...] = ("sequential", "shared", "joint", "base_hidden", "base_topk", "naive")
+    """Which variants, besides sft."""
+    checkpointing: bool = True
+    """Compute the activations inside each layer again in the backward pass."""
+    rounds: int = 5
+    """Rounds that count."""
+    memory: bool = True
+    """Measure memory as well; on a CPU this takes a process for each variant."""
+    out: str | None = None
+    """JSON file for the figures; None: they are only printed."""
+
+    def __post_init__(self) -> None:
+        self.tune, self.variants = tuple(self.tune), tuple(self.variants)
+        if self.rounds < 1 or self.batch < 1 or self.answer < 1 or self.tokens < 2 * self.answer:
+            raise ConfigError("rounds, batch and answer must be 1 or more, and tokens at least twice the answer")
+        if min(self.markers, self.summary, self.question) < 0 or self.question > 0.4:
+            raise ConfigError("markers, summary and question are shares of 0 or more, question at most 0.4")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"device {self.device}: there is no CUDA device here; set device cpu")
+
+
+def build(cfg: BenchStepConfig, tune: Tune) -> Any:
+    """The model with random weights on its device, ready to be tuned; in training mode."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, cfg.dtype))
+    try:
+        with torch.device(cfg.device):
+            model = Qwen3VLForConditionalGeneration(config_of(cfg.arch, cfg.layers))
+    finally:
+        torch.set_default_dtype(default)
+    rank = 8 if cfg.arch in ("small", "nano") else 64
+    tuned = trainable(model, LoraConfig(r=rank, alpha=2 * rank) if tune == "lora" else None)
+    if cfg.checkpointing:
+        checkpoint_activations(model)
+    return tuned
+
+
+def microbatch(cfg: BenchStepConfig, tokens: int | None = None) -> MicroBatch:
+    """Random tokens laid out as states are: x2 is x1 with a summary before the question.
+
+    `tokens`: another T.
+    """
+    size = tokens or cfg.tokens
+    answer = min(cfg.answer, size // 2)
+    markers, summary, question = (round(share * size) for share in (cfg.markers, cfg.summary, cfg.question))
+    vocabulary = config_of(cfg.arch, cfg.layers).text_config.vocab_size - 8
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(n: int) -> Tensor:
+        return torch.randint(0, vocabulary, (n,), generator=generator, dtype=torch.int32)
+
+    examples = []
+    for number in range(cfg.batch):
+        query, dialogue, reminder = ids(question + 1), ids(size - answer - question - 1), ids(markers)
+        x0 = torch.cat([dialogue, query])
+        x1 = torch.cat([dialogue, reminder, query])
+        x2 = torch.cat([dialogue, reminder, ids(summary), query])
+        examples.append(Example(str(number), (x0, x1, x2), ids(answer)))
+    return collate(examples, [1 / cfg.batch] * cfg.batch).to(cfg.device)
+
+
+def make_step(name: Variant, model: Any, batch: MicroBatch) -> Step:
+    """One forward and backward of a variant. Cached targets are computed here, outside the step."""
+    if name == "naive":
+        return lambda: _naive(model, batch)
+    fixed: dict[int, FixedTeacher] = {}
+    objective = _SFT if name == "sft" else _PRA
+    if name in ("base_hidden", "base_topk"):
+        objective = _BASE
+        fixed = _cached(AlignmentModel(model, objective), batch, name == "base_topk")
+    passes = plan(objective, "joint" if name == "joint" else "sequential", name == "shared")
+    wrapped = AlignmentModel(model, objective)
+
+    def step() -> None:
+        run(wrapped, batch, passes, lambda loss: loss.backward(), fixed=fixed)
+
+    return step
+
+
+def _cached(wrapped: AlignmentModel, batch: MicroBatch, top_k: bool) -> dict[int, FixedTeacher]:
+    head = head_weight(wrapped.model)
+    hidden = teach(wrapped, batch, (1, 2))
+    if top_k:
+        return {
+            level: TopKTeacher(*topk_targets(h, head.detach(), wrapped.objective.tau, TOP_K))
+            for level, h in hidden.items()
+        }
+    # a head that is trained has to be kept as it was
+    weight = head.detach().clone() if head.requires_grad else None
+    return {level: HiddenTeacher(h, weight) for level, h in hidden.items()}
+
+
+def _naive(model: Any, batch: MicroBatch) -> None:
+    logits = []
+    for ids in batch.input_ids:
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(3, *ids.shape)
+        # as libraries' own losses do: all of them, widened
+        logits.append(model(input_ids=ids, position_ids=positions, use_cache=False).logits.float())
+    total: Any = 0
+    for row, length in enumerate(batch.lengths.tolist()):
+        starts = batch.starts[:, row].tolist()
+        parts = [z[row, start : start + length] for z, start in zip(logits, starts, strict=True)]
+        targets = batch.targets[batch.rows == row]
+        loss = pra_loss(parts[0], parts[1], parts[2], targets, target_grad="flow")
+        total = total + batch.weights[row].float() * loss.total
+    total.backward()
+
+
+class Memory(NamedTuple):
+    """Bytes. total: the highest during the step, weights and moments included; work: beyond what was there before."""
+
+    total: int
+    work: int
+
+
+def moments(model: torch.nn.Module) -> int:
+    """Bytes of two tensors like each trained parameter."""
+    return sum(2 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+
+
+def cuda_memory(step: Callable[[], None], model: torch.nn.Module, device: str) -> Memory:
+    """Of one call of `step`, which trains `model`."""
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return Memory(peak + moments(model), peak - before)
+
+
+def cpu_memory(cfg: BenchStepConfig, tune: Tune, name: Variant) -> Memory | None:
+    """Of one step in a process of its own; None where the kernel does not tell (other systems than Linux)."""
+    if not os.access(_RESET, os.W_OK):
+        return None
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    before = {key: os.environ.get(key) for key in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")}
+    os.environ.update(dict.fromkeys(before, _MMAP))
+    try:
+        process = context.Process(target=_child, args=(theirs, cfg, tune, name))
+        process.start()
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+    theirs.close()
+    try:
+        figures = ours.recv_bytes().decode()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+    total, work = map(int, figures.split())
+    return Memory(total, work)
+
+
+def _child(connection: Any, cfg: BenchStepConfig, tune: Tune, name: Variant) -> None:
+    tiny = BenchStepConfig(arch="nano", tokens=64, answer=8, tune=(tune,))
+    # libraries take memory of their own on first use
+    make_step(name, build(tiny, tune), microbatch(tiny))()
+    gc.collect()
+    bare = resident("VmRSS")
+    model, batch = build(cfg, tune), microbatch(cfg)
+    step = make_step(name, model, batch)
+    gc.collect()
+    before = resident("VmRSS")
+    _RESET.write_text("5")
+    step()
+    peak = resident("VmHWM")
+    connection.send_bytes(f"{peak - bare + moments(model)} {peak - before}".encode())
+
+
+@dataclass
+class Row:
+    """One variant; None: not measured. `failed`: why there are no figures."""
+
+    variant: str
+    seconds: float | None = None
+    ratio: float | None = None
+    operations: int | None = None
+    operations_ratio: float | None = None
+    mfu: float | None = None
+    memory: Memory | None = None
+    total_ratio: float | None = None
+    work_ratio: float | None = None
+    failed: str | None = None
+
+
+def bench_step(cfg: BenchStepConfig) -> dict[str, Any]:
+    """Run, print and return the figures: `about`, `config`, and `rows` by how the model is tuned."""
+    about = _about(cfg)
+    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    print(f"{cfg.arch}, T {cfg.tokens}, L {cfg.answer}, batch {cfg.batch}, checkpointing {cfg.checkpointing}")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    figures = {"about": about, "config": asdict(cfg), "rows": rows}
+    for tune in cfg.tune:
+        measured = _measure(cfg, tune)
+        print(f"\n{tune}\n{_table(measured)}", flush=True)
+        rows[tune] = [asdict(row) | {"memory": row.memory and row.memory._asdict()} for row in measured]
+        if cfg.out:
+            write_json(cfg.out, figures)
+    print(f"\n{LEGEND}\nload at the end: {os.getloadavg()[0]:.1f}")
+    if cfg.out:
+        print(f"figures are in {cfg.out}")
+    return figures
+
+
+def _about(cfg: BenchStepConfig) -> dict[str, str]:
+    cuda = cfg.device.startswith("cuda")
+    device = torch.cuda.get_device_name(cfg.device) if cuda else f"{torch.get_num_threads()} threads"
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {"machine": platform.platform(), "device": device, **libraries, "load": f"{os.getloadavg()[0]:.1f}"}
+
+
+def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
+    names: tuple[Variant, ...] = ("sft", *(name for name in cfg.variants if name != "sft"))
+    rows = {name: Row(name) for name in names}
+    times: dict[Variant, list[float]] = {name: [] for name in names}
+    cuda = cfg.device.startswith("cuda")
+    if cfg.memory and not cuda:
+        for name in names:
+            rows[name].memory = cpu_memory(cfg, tune, name)
+    model, batch = build(cfg, tune), microbatch(cfg)
+    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar, _new_alone():
+        for number in range(cfg.rounds + 1):
+            for name in (name for name in names if not rows[name].failed):
+                step: Step | None = None
+                try:
+                    step = make_step(name, model, batch)
+                    if number:
+                        times[name].append(_seconds(step, cfg.device))
+                    else:
+                        rows[name].operations = executed(step)
+                        model.zero_grad(set_to_none=True)
+                        if cfg.memory and cuda:
+                            rows[name].memory = cuda_memory(step, model, cfg.device)
+                except torch.OutOfMemoryError:
+                    rows[name].failed = "out of memory"
+                model.zero_grad(set_to_none=True)
+                # what one variant keeps (cached targets, a copy of the head) must not weigh on the next
+                step = None
+                gc.collect()
+                bar.step(note=name)
+    base = rows["sft"]
+    for name, row in rows.items():
+        _compare(row, base, times[name], times["sft"], _peak(cfg.device))
+    return list(rows.values())
+
+
+@contextmanager
+def _new_alone() -> Iterator[None]:
+    """Inside the block the collector looks at what is made there, not at all the libraries have left."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _compare(row: Row, base: Row, times: list[float], reference: list[float], peak: float | None) -> None:
+    if row.failed or base.failed:
+        return
+    row.seconds = median(times)
+    row.ratio = median(one / other for one, other in zip(times, reference, strict=True))
+    if row.operations and base.operations:
+        row.operations_ratio = row.operations / base.operations
+        row.mfu = None if peak is None else row.operations / row.seconds / peak
+    if row.memory and base.memory:
+        row.total_ratio = row.memory.total / base.memory.total
+        row.work_ratio = row.memory.work / base.memory.work
+
+
+def _seconds(step: Step, device: str) -> float:
+    if not device.startswith("cuda"):
+        began = process_time()
+        step()
+        return process_time() - began
+    torch.cuda.synchronize(device)
+    began = perf_counter()
+    step()
+    torch.cuda.synchronize(device)
+    return perf_counter() - began
+
+
+def _peak(device: str) -> float | None:
+    if not device.startswith("cuda"):
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def _table(rows: list[Row]) -> str:
+    def number(value: float | None, unit: float = 1, digits: int = 2) -> str:
+        return "-" if value is None else f"{value / unit:.{digits}f}"
+
+    heads = ("seconds", "x sft", "GFLOP", "x sft", "MFU %", "total MB", "x sft", "work MB", "x sft")
+    lines = [" " * 12 + "".join(f"{head:>10}" for head in heads)]
+    for row in rows:
+        total, work = row.memory or (None, None)
+        cells = (
+            number(row.seconds, digits=3),
+            number(row.ratio),
+            number(row.operations, 1e9, 1),
+            number(row.operations_ratio),
+            number(row.mfu, 0.01, 1),
+            number(total, 1e6, 1),
+            number(row.total_ratio),
+            number(work, 1e6, 1),
+            number(row.work_ratio),
+        )
+        lines.append(f"{row.variant:<12}" + (row.failed or "".join(f"{cell:>10}" for cell in cells)))
+    return "\n".join(lines)
+
 
 if __name__ == "__main__":
     main(BenchStepConfig, bench_step, __doc__)

@@ -12,10 +12,12 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
+from experiments.evidence.data import gold_turns
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.progress import track
-from remind.data.dialogue import Corpus, Dialogue, Question
+from remind.data.dialogue import Corpus, Question
+from remind.data.readers import read
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
@@ -65,8 +67,6 @@ def bench_retrieval(cfg: BenchRetrievalConfig) -> dict[str, dict[str, dict[str, 
     Raises:
         ConfigError: an input without gold evidence.
     """
-    from remind.data.readers import read
-
     paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
     corpora = [(path, read(path)) for path in paths]
     encoder = SentenceEncoder(device=cfg.device)
@@ -101,7 +101,7 @@ def bench_corpus(corpus: Corpus, perception: Perception, limit: int | None = Non
     """A row per question that has gold evidence in its dialogue."""
     rows = []
     for dialogue, questions in corpus.by_dialogue():
-        asked = [question for question in questions if gold_turns(dialogue, question)][:limit]
+        asked = [question for question in questions if len(gold_turns(dialogue, question))][:limit]
         if not asked:
             continue
         index = perception.index(dialogue)
@@ -109,14 +109,6 @@ def bench_corpus(corpus: Corpus, perception: Perception, limit: int | None = Non
         for question, vector in track(list(zip(asked, vectors, strict=True)), f"retrieve {dialogue.id}", len(asked)):
             rows.append(_row(index, question, vector, perception.config))
     return rows
-
-
-def gold_turns(dialogue: Dialogue, question: Question) -> set[int]:
-    """Positions of the gold evidence turns; for a visual question of the turns that hold its gold images."""
-    if question.visual:
-        wanted = set(question.images)
-        return {p for p, turn in enumerate(dialogue.turns) if wanted & {image.index for image in turn.images}}
-    return {dialogue.positions[turn_id] for turn_id in question.evidence}
 
 
 def _row(index: DialogueIndex, question: Question, vector: Tensor, config: PerceptionConfig) -> Row:
@@ -136,7 +128,7 @@ def _row(index: DialogueIndex, question: Question, vector: Tensor, config: Perce
     for method, scores in (("turns", _z(lexical) + _z(dense)), ("bm25", lexical), ("dense", dense)):
         order = np.argsort(-scores, kind="stable")
         found[method] = order[: int(np.searchsorted(np.cumsum(costs[order]), budget)) + 1].tolist()
-    gold = gold_turns(index.dialogue, question)
+    gold = set(gold_turns(index.dialogue, question).tolist())
     return Row(
         category=str(question.dimension or question.category or "none"),
         recall={name: len(gold & set(kept)) / len(gold) for name, kept in found.items()},

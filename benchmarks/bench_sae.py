@@ -205,7 +205,7 @@ def backbone(args: argparse.Namespace) -> tuple[Any, list[int], int]:
             torch.set_default_dtype(torch.float32)
         return model, [7, 14, 22, 29], args.length
     from remind.models.load import load_backbone
-    from remind.sae_training import default_layers
+    from remind.train_sae.config import default_layers
 
     loaded = load_backbone(args.backbone, device=args.device)
     return loaded.model, default_layers(loaded.n_layers), min(args.length, loaded.max_length)

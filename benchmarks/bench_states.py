@@ -45,7 +45,7 @@ class BenchStatesConfig:
     out: str | None = None
     """JSON file for the figures; None: they are only printed."""
     given: list[str] = field(default_factory=list)
-    """Further arguments of build_states.py."""
+    """Further arguments of remind build-states."""
 
 
 def bench_states(cfg: BenchStatesConfig) -> list[dict[str, Any]]:
@@ -152,9 +152,8 @@ def _megabytes(folder: Path) -> float:
 
 def _build(cfg: BenchStatesConfig, path: Path, out: Path, cache: Path) -> dict[str, float]:
     """Seconds and the largest resident memory of any of its processes, in MB."""
-    script = Path(__file__).parent.parent.parent / "scripts" / "build_states.py"
-    command = [sys.executable, str(script), "--input", str(path), "--out", str(out), "--cache", str(cache)]
-    command += ["--sae", cfg.sae, "--workers", str(cfg.workers), *cfg.given]
+    command = [sys.executable, "-m", "remind", "build-states", "--input", str(path), "--out", str(out)]
+    command += ["--cache", str(cache), "--sae", cfg.sae, "--workers", str(cfg.workers), *cfg.given]
     began, peak = perf_counter(), 0.0
     with (out.parent / "said").open("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
@@ -167,7 +166,7 @@ def _build(cfg: BenchStatesConfig, path: Path, out: Path, cache: Path) -> dict[s
             process.kill()
         said.seek(0)
         if process.returncode:
-            raise ModelError(f"build_states.py failed: {said.read()[-500:]}")
+            raise ModelError(f"remind build-states failed: {said.read()[-500:]}")
     return {"seconds": perf_counter() - began, "peak_mb": peak}
 
 

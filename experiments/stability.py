@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.proof.arms import Knobs
-from experiments.proof.bench import Shelf, Spec, base_spec
 from experiments.proof.conditions import named
-from experiments.proof.config import BenchConfig
-from experiments.proof.queue import read_result, run_all
-from experiments.proof.runs import share
-from experiments.proof.table import FALL, collapsed
+from experiments.proof.queue import run_all
+from experiments.proof.store import FALL, BenchConfig, Spec, accuracy, base_spec, collapsed, open_store
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.states.pyramid import LEVELS
@@ -73,13 +70,13 @@ class StabilityConfig:
 
 def points(cfg: StabilityConfig) -> list[Knobs]:
     """All combinations that can be trained."""
-    found = []
+    result = []
     for teacher, grad, levels, tau, lr in product(cfg.teachers, cfg.target_grad, cfg.hard_levels, cfg.tau, cfg.lr):
         if grad == "flow" and teacher != "live":
             continue
         edges = ((0, 1), (0, 2)) if teacher == "base" else ((0, 1), (1, 2))
-        found.append(Knobs(lr, cfg.lambda_hard, tau, cfg.gamma, edges, levels, teacher, grad))
-    return found
+        result.append(Knobs(lr, cfg.lambda_hard, tau, cfg.gamma, edges, levels, teacher, grad))
+    return result
 
 
 def stability(cfg: StabilityConfig) -> Path:
@@ -91,43 +88,40 @@ def stability(cfg: StabilityConfig) -> Path:
     Raises:
         RemindError: of the first run that failed; those that were done stay.
     """
-    shelf = Shelf(cfg.bench.bench(cfg.model), Path(cfg.out).resolve())
+    store = open_store(cfg.bench, cfg.model, cfg.out)
     condition = named(cfg.condition)
     runs = [(knobs, [Spec("map", condition, s, knobs, cfg.steps, "dev") for s in cfg.seeds]) for knobs in points(cfg)]
     if cfg.stage == "all":
         # one seed of all points before the next: the map is soon there in outline
-        specs = [mine[place] for place in range(len(cfg.seeds)) for _, mine in runs]
-        run_all(shelf, [base_spec("dev"), *specs], cfg.workers, "stability map")
-    base = read_result(shelf.path(base_spec("dev")))
-    rows = []
-    for knobs, mine in runs:
-        found = [read_result(path) for spec in mine if (path := shelf.path(spec)).exists()]
-        if found:
-            rows.append(_row(knobs, found, base))
+        specs = [own[place] for place in range(len(cfg.seeds)) for _, own in runs]
+        run_all(store, [base_spec("dev"), *specs], cfg.workers, "stability map")
+    base = store.result(base_spec("dev"))
+    finished = [(knobs, [store.result(spec) for spec in own if store.done(spec)]) for knobs, own in runs]
     results = {
-        "weights": shelf.bench.weights,
+        "weights": store.weights,
         "condition": cfg.condition,
         "steps": cfg.steps,
         "seeds": list(cfg.seeds),
-        "base": {level: share(base["right"][level]) for level in LEVELS},
-        "rows": rows,
+        "base": {level: accuracy(base["right"][level]) for level in LEVELS},
+        "rows": [_row(knobs, own, base) for knobs, own in finished if own],
     }
-    write_json(shelf.out / "results.json", results)
-    write_text(shelf.out / "table.md", render(results))
-    plot = draw(results, shelf.out / "stability.png")
-    print(f"results are in {shelf.out / 'results.json'}, {shelf.out / 'table.md'}, {plot}")
-    return shelf.out
+    write_json(store.out / "results.json", results)
+    write_text(store.out / "table.md", render(results))
+    plot = draw(results, store.out / "stability.png")
+    print(f"results are in {store.out / 'results.json'}, {store.out / 'table.md'}, {plot}")
+    return store.out
 
 
-def _row(knobs: Knobs, found: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, Any]:
+def _row(knobs: Knobs, runs: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, Any]:
+    reached = {level: [accuracy(run["right"][level]) for run in runs] for level in LEVELS}
     return {
         **asdict(knobs),
-        "accuracy": {level: sum(share(run["right"][level]) for run in found) / len(found) for level in LEVELS},
-        "worst": {level: min(share(run["right"][level]) for run in found) for level in LEVELS},
-        "runs": len(found),
-        "collapsed": sum(collapsed(run, base) for run in found),
-        "guard": sum(bool(run["guard"]) for run in found),
-        "stopped": sum(run["stopped"] is not None for run in found),
+        "accuracy": {level: sum(values) / len(runs) for level, values in reached.items()},
+        "worst": {level: min(values) for level, values in reached.items()},
+        "runs": len(runs),
+        "collapsed": sum(collapsed(run, base) for run in runs),
+        "guard": sum(bool(run["guard"]) for run in runs),
+        "stopped": sum(run["stopped"] is not None for run in runs),
     }
 
 
@@ -145,13 +139,11 @@ def best(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 def render(results: Mapping[str, Any]) -> str:
     """table.md."""
     base = ", ".join(f"{level} {100 * results['base'][level]:.1f}" for level in LEVELS)
-    head = (
-        f"Labels {results['condition']}, {results['steps']} steps, {len(results['seeds'])} seeds, answers on dev, in %."
-    )
+    sizes = f"{results['steps']} steps, {len(results['seeds'])} seeds"
     lines = [
         "# Stability map",
         "",
-        f"{head} Untrained model: {base}.",
+        f"Labels {results['condition']}, {sizes}, answers on dev, in %. Untrained model: {base}.",
         f"Collapsed: runs in which the guard fired, or x1 or x2 ended more than {100 * FALL:.0f} points below the "
         "untrained model.",
         "",
@@ -159,17 +151,18 @@ def render(results: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
-        accuracy = " | ".join(f"{100 * row['accuracy'][level]:.1f}" for level in LEVELS)
+        reached = " | ".join(f"{100 * row['accuracy'][level]:.1f}" for level in LEVELS)
         levels = ", ".join(map(str, row["hard_levels"]))
         settings = f"{row['teacher_weights']} | {row['target_grad']} | {levels} | {row['tau']:g} | {row['lr']:g}"
         lines.append(
-            f"| {settings} | {accuracy} | {row['collapsed']} of {row['runs']} | {row['guard']} of {row['runs']} |"
+            f"| {settings} | {reached} | {row['collapsed']} of {row['runs']} | {row['guard']} of {row['runs']} |"
         )
-    found = best(results["rows"])
-    what = (
-        "All settings collapsed." if found is None else f"Best without a collapse: {_name(found)}, lr {found['lr']:g}."
-    )
-    return "\n".join([*lines, "", what, ""])
+    top = best(results["rows"])
+    if top is None:
+        lines += ["", "All settings collapsed.", ""]
+    else:
+        lines += ["", f"Best without a collapse: {_name(top)}, lr {top['lr']:g}.", ""]
+    return "\n".join(lines)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> Path:

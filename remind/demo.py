@@ -15,34 +15,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
-from remind.alignment.export import ExportConfig, export
-from remind.alignment.metrics import read_metrics
-from remind.alignment.objective import Edge, Objective
-from remind.alignment.trainer import train
+from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.data.dialogue import FORMATS, Corpus
 from remind.data.readers.refmem import write_refmem
-from remind.evaluation.harness import EvaluateConfig, evaluate
-from remind.evaluation.tables import compare_rows, plain
 from remind.grounding import GroundingConfig
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
-from remind.perception import PerceptionConfig
-from remind.pipeline import BuildStatesConfig, build_states
-from remind.sae_training import TrainSAEConfig, train_sae
-from remind.states.parquet import StateRecord, read_manifest, read_states
+from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.states.pyramid import LEVELS
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
-from remind.testbed.score import answered
 from remind.testbed.world import World, WorldConfig, make_world
-from sae.trainer import SAETrainConfig
+from sae.config import SAETrainConfig
 
-#: Whether each run is told labels, the wrong ones among them, and whether it distils.
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+    from remind.states.parquet import StateRecord
+
+#: For each run whether it has labels, the wrong ones among them, and whether it distils.
 ARMS: dict[str, tuple[bool, bool]] = {
     "PRA without a label": (False, True),
     "PRA, {noise:.0%} of the labels wrong": (True, True),
@@ -85,13 +77,19 @@ class DemoConfig:
         )
     )
     """Progressive Reflective Alignment (Eq. 6-7)."""
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8))
+    trainer: TrainerConfig = field(
+        default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8, eval_every=50)
+    )
     """The training loop, of SFT too."""
     sae_layers: tuple[int, ...] = (2, 3)
     """Layers of the backbone that get an SAE."""
-    sae: SAETrainConfig = field(default_factory=SAETrainConfig)
+    sae: SAETrainConfig = field(
+        default_factory=lambda: SAETrainConfig(d_sae=1024, k=16, steps=200, batch_size=512, lr=1e-3)
+    )
     """Training of the SAEs, on dialogues that share nothing with the questions."""
-    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
+    perception: PerceptionConfig = field(
+        default_factory=lambda: PerceptionConfig(retrieve=RetrieveConfig(top_share=0.3))
+    )
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Guidance, resonance, selection (Section 4.3)."""
@@ -100,7 +98,7 @@ class DemoConfig:
 
 
 def demo(cfg: DemoConfig) -> Path:
-    """Read, ground, align, export, evaluate; prints what x0, x1 and x2 are worth before and after, and held-out losses.
+    """Read, ground, align, export, evaluate; prints accuracy from x0, x1 and x2 before and after, and held-out losses.
 
     Returns:
         The exported checkpoint.
@@ -108,47 +106,60 @@ def demo(cfg: DemoConfig) -> Path:
     Raises:
         ConfigError: out exists and overwrite is off.
     """
+    from remind.evaluation.tables import compare_rows
+    from remind.models.load import load_backbone
+    from remind.states.parquet import read_manifest, read_states
+
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     started = perf_counter()
     cfg.world.seed = cfg.seed
 
-    _say("A world of dialogues in which remarks that begin with a flag word do not count")
+    _heading("A world of dialogues in which remarks that begin with a flag word do not count")
     world = make_world(cfg.world)
-    asked = [record for record in records(world, cfg.ladder) if record.split == "test"]
-    print(_example(asked))
+    questions = [record for record in records(world, cfg.ladder) if record.split == "test"]
+    print(_example(questions))
 
-    _say("From dialogue to states: sparse autoencoders on the backbone, retrieval, grounding, summaries")
+    _heading("From dialogue to states: sparse autoencoders on the backbone, retrieval, grounding, summaries")
     print("Measured in the last table alone: training and the other tables take states made from the known evidence.")
-    _pipeline(cfg, world, out)
+    _build_states(cfg, world, out)
 
-    _say("What each state is worth to the backbone as it is")
+    _heading("What each state is worth to the backbone as it is")
     backbone = load_backbone("nano")
-    rows = {"before": _ladder(backbone, asked)}
+    rows = {"before": _accuracy(backbone, questions)}
     print(table(rows))
 
-    states = _known_states(cfg, world, out)
+    states: dict[bool, Path] = {}
+    for labelled in dict.fromkeys(labelled for labelled, _ in ARMS.values()):
+        labels = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
+        folder = out / f"states-{'labelled' if labelled else 'unlabelled'}"
+        states[labelled] = write_states(world, folder, cfg.ladder, labels, overwrite=True)
     runs: dict[str, Path] = {}
     exported: dict[str, Path] = {}
     for name, (labelled, distils) in ARMS.items():
         title = name.format(noise=cfg.noise)
-        _say(title)
+        _heading(title)
         runs[title], exported[title] = _align(cfg, states[labelled], distils, out / f"run{len(runs)}")
-        rows[title] = _ladder(load_backbone(exported[title]), asked)
+        rows[title] = _accuracy(load_backbone(exported[title]), questions)
 
     title, best = next(iter(exported.items()))
-    _say("Answers from x0, and from retrieved states, before and after alignment without a label")
+    _heading("Answers from x0, and from retrieved states, before and after alignment without a label")
     folder = next(iter(states.values()))
-    before = _answers("nano", folder, out / "evaluation-before")
-    after = _answers(str(best), folder, out / "evaluation")
-    found = read_states(out / "retrieved")
-    retrieved = {"before": _ladder(backbone, found), title: _ladder(load_backbone(best), found)}
+    before = _evaluate("nano", folder, out / "evaluation-before")
+    after = _evaluate(str(best), folder, out / "evaluation")
+    retrieved_questions = read_states(out / "retrieved")
+    retrieved = {
+        name: _accuracy(load_backbone(model), retrieved_questions)
+        for name, model in (("before", "nano"), (title, best))
+    }
 
+    recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
+    note = RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], asked=recall["n"])
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
-    _show(LADDER.format(n=len(asked)), table(rows), LADDER_NOTE)
+    _show(LADDER.format(n=len(questions)), table(rows), LADDER_NOTE)
     _show(*_held_out(runs))
-    _show(RETRIEVED.format(n=len(found)), table(retrieved, ("all",)), _told_of_retrieval(out / "retrieved"))
+    _show(RETRIEVED.format(n=len(retrieved_questions)), table(retrieved, ("all",)), note)
     write_json(out / "ladder.json", rows)
     write_json(out / "retrieved.json", retrieved)
     print(f"\nplot: {plot(rows, out / 'ladder.png')}")
@@ -159,11 +170,18 @@ def demo(cfg: DemoConfig) -> Path:
     return best
 
 
-def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
-    """What a user does with dialogues of their own: the true stages, nothing known of the world."""
+def _build_states(cfg: DemoConfig, world: World, out: Path) -> None:
+    """The stages that dialogues of one's own go through; nothing is known of the world."""
+    from remind.pipeline import BuildStatesConfig, build_states
+    from remind.train_sae import TrainSAEConfig, train_sae
+
     talk = make_world(WorldConfig(train=12, dev=0, test=0, rule="none", by_template=False, seed=cfg.seed + 90_000))
     write_refmem(talk.corpus, out / "talk.jsonl")
-    write_refmem(_tested(world.corpus), out / "world.jsonl")
+    # of what is retrieved only the test questions are measured
+    questions = tuple(question for question in world.corpus.questions if question.split == "test")
+    ids = {question.dialogue_id for question in questions}
+    dialogues = tuple(dialogue for dialogue in world.dialogues if dialogue.id in ids)
+    write_refmem(Corpus(dialogues, questions), out / "world.jsonl")
     sae = train_sae(
         TrainSAEConfig(
             out=str(out / "sae"),
@@ -189,27 +207,15 @@ def _pipeline(cfg: DemoConfig, world: World, out: Path) -> None:
     )
 
 
-def _tested(corpus: Corpus) -> Corpus:
-    """The test questions and their dialogues: nothing else of what is retrieved is measured."""
-    questions = tuple(question for question in corpus.questions if question.split == "test")
-    asked = {question.dialogue_id for question in questions}
-    return Corpus(tuple(dialogue for dialogue in corpus.dialogues if dialogue.id in asked), questions)
-
-
-def _known_states(cfg: DemoConfig, world: World, out: Path) -> dict[bool, Path]:
-    """Folders of the states that the known answers make, without and with labels: runs that share labels share one."""
-    folders = {}
-    for labelled in dict.fromkeys(labelled for labelled, _ in ARMS.values()):
-        told = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
-        folder = out / f"states-{'labelled' if labelled else 'unlabelled'}"
-        folders[labelled] = write_states(world, folder, cfg.ladder, told, overwrite=True)
-    return folders
-
-
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
     """The run and the checkpoint exported from it."""
+    from remind.alignment.config import ExportConfig
+    from remind.alignment.export import export
+    from remind.alignment.trainer import train
+
     # an earlier demo's, which this one replaces; a run is never written over
     shutil.rmtree(out, ignore_errors=True)
+    cache = str(out.parent / "training-cache")
     run = train(
         TrainConfig(
             states=str(states),
@@ -217,50 +223,51 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
             out=str(out),
             seed=cfg.seed,
             objective=cfg.objective if distils else Objective(lambda_hard=1.0, edges=()),
-            data=DataConfig(
-                unlabelled="x2" if distils else "skip", max_decoded=12, cache=str(out.parent / "training-cache")
-            ),
+            data=DataConfig(unlabelled="x2" if distils else "skip", max_decoded=12, cache=cache),
             trainer=cfg.trainer,
         )
     )
     return run, export(ExportConfig(run=str(run), out=f"{out}-exported", checkpoint="last", overwrite=True))
 
 
-def _answers(model: str, states: Path, out: Path) -> dict[str, Any]:
+def _evaluate(model: str, states: Path, out: Path) -> dict[str, Any]:
     """The report on a model's answers to the test questions from x0."""
+    from remind.evaluation.config import EvaluateConfig
+    from remind.evaluation.run import evaluate
+
     return evaluate(EvaluateConfig(states=str(states), model=model, out=str(out), max_new_tokens=12, overwrite=True))
 
 
 def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
     """Title, table and note: the held-out losses of each run, at its first and last measurement."""
+    from remind.alignment.metrics import read_metrics
+    from remind.evaluation.tables import plain
+
     lines, last = [], {"samples": 0, "split": "held-out"}
     for title, run in runs.items():
-        measured = [row for row in read_metrics(run) if row["kind"] == "eval"]
-        last = measured[-1]
+        evaluations = [row for row in read_metrics(run) if row["kind"] == "eval"]
+        last = evaluations[-1]
         # a run that measures at its end alone has nothing from before training
-        first = measured[0] if measured[0]["step"] == 0 else None
+        first = evaluations[0] if evaluations[0]["step"] == 0 else None
         values = [f"{row[name]:.3f}" if row else "–" for name in ("total", "ce0") for row in (first, last)]
         lines.append([title, *values])
     head = ["", *(f"{name} {when}" for name in ("loss", "CE(x0)") for when in ("before", "after"))]
     return HELD_OUT.format(n=last["samples"], split=last["split"]), plain(head, lines), HELD_OUT_NOTE
 
 
-def _told_of_retrieval(states: Path) -> str:
-    recall = read_manifest(states)["evidence_recall"]["all"]
-    return RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], asked=recall["n"])
-
-
 Row = Mapping[str, Mapping[str, float]]
 
 
-def _ladder(backbone: Backbone, asked: Sequence[StateRecord]) -> Row:
+def _accuracy(backbone: Backbone, questions: Sequence[StateRecord]) -> Row:
     """Accuracy by format, and over all, under each level."""
+    from remind.testbed.accuracy import correct_answers
+
     row: dict[str, dict[str, float]] = {name: {} for name in (*FORMATS, "all")}
     for level in LEVELS:
-        right = answered(backbone, asked, level)
+        correct = correct_answers(backbone, questions, level)
         for name, accuracies in row.items():
-            some = [ok for ok, record in zip(right, asked, strict=True) if name in ("all", record.format)]
-            accuracies[level] = sum(some) / max(1, len(some))
+            hits = [hit for hit, record in zip(correct, questions, strict=True) if name in ("all", record.format)]
+            accuracies[level] = sum(hits) / max(1, len(hits))
     return row
 
 
@@ -278,7 +285,7 @@ def table(rows: Mapping[str, Row], names: Sequence[str] = ("direct", "single", "
 
 def plot(rows: Mapping[str, Row], path: Path) -> Path:
     """Accuracy under x0, x1, x2 before and after, over all formats."""
-    from remind.viewing.plots.style import LEVEL_COLOURS
+    from remind.viewing.plots import LEVEL_COLOURS
     from sae.figures import Picture, new_figure
 
     figure = new_figure(7.5, 1.2 + 0.6 * len(rows))
@@ -297,9 +304,9 @@ def plot(rows: Mapping[str, Row], path: Path) -> Path:
     return Picture(figure).save(path)
 
 
-def _example(asked: Sequence[StateRecord]) -> str:
+def _example(questions: Sequence[StateRecord]) -> str:
     """One question as x2 shows it, without the fixed instructions."""
-    record = next(r for r in asked if r.format == "single" and not r.visual)
+    record = next(r for r in questions if r.format == "single" and not r.visual)
     start, end = record.x1.dialogue
     question = record.x0.text[record.x0.text.rindex("Question:") :]
     summary = record.x2.text[: record.x2.text.rindex("Question:")].strip().splitlines()[-1]
@@ -310,5 +317,5 @@ def _show(title: str, lines: str, note: str) -> None:
     print(f"\n{title}\n{lines}\n{note}")
 
 
-def _say(stage: str) -> None:
+def _heading(stage: str) -> None:
     print(f"\n— {stage}", flush=True)

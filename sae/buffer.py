@@ -25,27 +25,21 @@ class Shuffled(NamedTuple):
 class ShuffleBuffer:
     """Training batches with the tokens of many texts in each; an iterator.
 
-    A preallocated store of `capacity` tokens per layer. When it is full, half of it is handed out in random order and
-    refilled; the rest at the end of an epoch is handed out too. Each token comes exactly once per epoch, and all
-    layers share one permutation. A source that fits into the store is harvested once; later epochs permute the store.
+    When its store is full, half of it is handed out in random order and refilled. Each token comes exactly once per
+    epoch, and all layers share one permutation. A source that fits into the store is harvested once.
 
-    `state_dict` holds no activations but which token lies in which slot; `load_state_dict` takes those tokens from the
-    source again, from the oldest one still in the store.
+    `state_dict` says which token lies in which slot; `load_state_dict` takes those tokens from the source again.
 
     Args:
-        source: gives the token batches of one epoch from a batch number on; called again for each epoch that does not
-            fit.
-        batch_size: tokens per batch.
-        capacity: tokens held per layer; at least 2 x batch_size.
+        source: gives the token batches of one epoch from a batch number on.
+        batch_size, capacity: tokens per batch, and held per layer; at least 2 x batch_size.
         seed: of all permutations.
         epochs: how often to go through the source; None: without end.
         drop_last: leave out the short batch at the end of an epoch.
         progress: called with (tokens written, tokens wanted) while the store is filled or refilled.
 
-    Raises:
-        ConfigError: a capacity too small.
-        ActivationError: (on iteration) an epoch without a single batch to hand out; (on loading a state) a source that
-            is not the one the state was taken with.
+    Raises ConfigError for a capacity too small; ActivationError on iteration for an epoch without a batch, and on
+    loading a state for another source.
     """
 
     def __init__(
@@ -61,23 +55,22 @@ class ShuffleBuffer:
         if batch_size < 1 or capacity < 2 * batch_size:
             raise ConfigError(f"buffer of {capacity} tokens: must be at least 2 batches of {batch_size}")
         self.source, self.batch_size, self.capacity = source, batch_size, capacity
-        self.epochs, self.drop_last, self.progress = epochs, drop_last, progress
+        self.epochs, self.drop_last = epochs, drop_last
+        self.progress = progress or (lambda written, wanted: None)
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._store: dict[int, Tensor] = {}
         self._visual = torch.empty(0)
-        # batch number and index among its kept tokens, of the token in each slot
+        # batch number and index in it of the token in each slot
         self._origin = torch.zeros(capacity, 2, dtype=torch.int64)
         self._stream: _Stream | None = None
-        # the round: slots being handed out, how many are gone, and the slots that stay in the store meanwhile
+        # of the round: slots being handed out, how many are gone, and the slots that stay meanwhile
         self._slots = torch.empty(0, dtype=torch.int64)
         self._cursor = 0
         self._kept = torch.empty(0, dtype=torch.int64)
         self._last = True
-        # batches handed out in this epoch
-        self._given = 0
-        # tokens of a source that fits into the store
-        self._resident = 0
+        # batches handed out in this epoch, and tokens of a source that fits into the store
+        self._given = self._resident = 0
 
     def __iter__(self) -> Iterator[Shuffled]:
         return self
@@ -98,14 +91,9 @@ class ShuffleBuffer:
         return {
             "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
             "epoch": self.epoch,
-            "cursor": self._cursor,
-            "last": self._last,
-            "given": self._given,
-            "resident": self._resident,
+            **{name: getattr(self, f"_{name}") for name in ("cursor", "last", "given", "resident")},
             "position": list(self._stream.position()) if self._stream is not None else None,
-            "slots": self._slots.clone(),
-            "kept": self._kept.clone(),
-            "origin": self._origin.clone(),
+            **{name: getattr(self, f"_{name}").clone() for name in ("slots", "kept", "origin")},
             "generator": self._generator.get_state(),
         }
 
@@ -122,9 +110,9 @@ class ShuffleBuffer:
         self._generator.set_state(state["generator"].to(torch.uint8))
         self._stream = None
         position = state["position"]
-        needed = (
-            torch.arange(self._resident) if self._resident else torch.cat([self._slots[self._cursor :], self._kept])
-        )
+        needed = torch.cat([self._slots[self._cursor :], self._kept])
+        if self._resident:
+            needed = torch.arange(self._resident)
         if not self._last and position is not None:
             self._stream = self._harvest_again(needed, int(position[0]), int(position[1]))
         elif len(needed):
@@ -145,7 +133,7 @@ class ShuffleBuffer:
                     break
                 self._write(slots[mine], tokens, indices[mine])
                 written += len(mine)
-                self._report(written, len(slots))
+                self.progress(written, len(slots))
             if tokens.batch >= stop:
                 if written < len(slots) or (batch is not None and tokens.batch != batch):
                     break
@@ -163,9 +151,8 @@ class ShuffleBuffer:
             return True
         if self._stream is not None or self._resident:
             if not self._given:
-                raise ActivationError(
-                    f"{len(self._slots)} tokens are left after masking, too few for one batch of {self.batch_size}"
-                )
+                count = len(self._slots)
+                raise ActivationError(f"{count} tokens are left, too few for one batch of {self.batch_size}")
             self.epoch += 1
         if self.epochs is not None and self.epoch >= self.epochs:
             return False
@@ -196,7 +183,7 @@ class ShuffleBuffer:
             batch, rows = part
             self._write(slots[written : written + len(rows)], batch, rows)
             written += len(rows)
-            self._report(written, len(slots))
+            self.progress(written, len(slots))
         return written
 
     def _write(self, slots: Tensor, batch: TokenBatch, rows: Tensor) -> None:
@@ -210,10 +197,6 @@ class ShuffleBuffer:
         self._visual.index_copy_(0, where, batch.visual.index_select(0, which))
         self._origin[slots, 0] = batch.batch
         self._origin[slots, 1] = rows
-
-    def _report(self, written: int, wanted: int) -> None:
-        if self.progress is not None:
-            self.progress(written, wanted)
 
     def _permuted(self, slots: Tensor) -> Tensor:
         return slots[torch.randperm(len(slots), generator=self._generator)]

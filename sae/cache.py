@@ -28,7 +28,6 @@ from sae.harvest import TokenBatch
 
 FORMAT = 1
 INDEX = "index.json"
-LOCK = ".lock"
 _SHARDS = "shard_*.safetensors"
 _LABEL = "activation_cache"
 _ADVICE = "delete this shard to harvest it and the ones after it again"
@@ -40,27 +39,22 @@ class ActivationCache:
     """A source of token batches that keeps on disk what another source gives.
 
     The first pass hands on the batches of `source` and writes them; it may be killed at any time and resumes after the
-    last whole shard, in another process, too. Every further pass reads memory-mapped shards, never calls `source`, and
-    gives the same batches bit for bit, on the CPU. Batches without tokens are left out. If a shard is deleted, the next
-    pass harvests from there on again.
+    last whole shard. Every further pass reads memory-mapped shards and gives the same batches bit for bit, on the CPU.
+    Batches without tokens are left out. If a shard is deleted, the next pass harvests from there on again.
 
-    One process writes at a time, any number reads once the cache is complete. Data-parallel processes need a folder
-    each. A pass that is given up half-way holds the folder until its iterator is closed or deleted.
+    One process writes at a time, until its iterator is closed or deleted; any number reads once the cache is complete.
 
     Args:
         folder: for this cache alone; made where it is missing.
         key: what the activations depend on, as JSON (model, layers, hashes of the data, window, sink factor, ...).
         source: gives the token batches from a batch number on, numbers ascending, the same ones each time.
-        shard_tokens: tokens per shard at most (a longer batch gets a shard of its own). So many tokens of all layers
-            are held in memory during the first pass; a kill costs the harvest of as many at most.
+        shard_tokens: tokens per shard at most (a longer batch gets a shard of its own), and held in memory.
 
     Raises:
-        ConfigError: a folder that holds activations of another key, naming the first field that differs; a key that
-            is not JSON; (on iteration) a source that does not start where it is told to.
-        FormatError: a folder of another version or with a damaged index; (on iteration) a damaged shard.
-        ShapeError: (on iteration) batches of different layers, widths or dtypes.
-        StorageError: (on iteration) the folder cannot be written, or is being written by another process. What is
-            already on disk stays usable.
+        ConfigError: a folder of another key, naming the first field that differs; a key that is not JSON; (on
+            iteration) a source that does not start where it should.
+        FormatError, ShapeError: a damaged index or shard; batches of different layers, widths or dtypes.
+        StorageError: (on iteration) the folder cannot be written, or is being written by another process.
     """
 
     def __init__(
@@ -99,7 +93,7 @@ class ActivationCache:
     def _first_pass(self, start: int) -> Iterator[TokenBatch]:
         files.sweep(self.folder, _SHARDS)
         files.sweep(self.folder, INDEX)
-        self._write_index()
+        self._write_index(False)
         shards = self._open_shards()
         # what follows a deleted shard; the last one first, so that a kill leaves no gap
         for path in sorted(self.folder.glob(_SHARDS), reverse=True)[: -len(shards) or None]:
@@ -111,10 +105,8 @@ class ActivationCache:
         writer: _ShardWriter | None = None
         for batch in self.source(following):
             if batch.batch < following:
-                raise ConfigError(
-                    f"cache {self.folder}: the source gave batch {batch.batch} where {following} or a later one was "
-                    "due; it must start at the number it is called with, and numbers must ascend"
-                )
+                problem = f"the source gave batch {batch.batch} where {following} or a later one was due"
+                raise ConfigError(f"cache {self.folder}: {problem}; numbers must ascend from the one it is called with")
             following = batch.batch + 1
             if not len(batch.visual):
                 continue
@@ -129,11 +121,11 @@ class ActivationCache:
                 yield TokenBatch(activations, batch=batch.batch, **fields)
         if writer is not None:
             shards.append(writer.write(self._path(len(shards)), self._label(len(shards))))
-        self._write_index(shards)
+        self._write_index(True, shards)
 
-    def _write_index(self, shards: list[_Shard] | None = None) -> None:
-        names = None if shards is None else [{"file": shard.path.name, "tokens": shard.bounds[-1]} for shard in shards]
-        index = {"format": FORMAT, "key": self.key, "complete": names is not None, "shards": names or []}
+    def _write_index(self, complete: bool, shards: Iterable[_Shard] = ()) -> None:
+        names = [{"file": shard.path.name, "tokens": shard.bounds[-1]} for shard in shards]
+        index = {"format": FORMAT, "key": self.key, "complete": complete, "shards": names}
         files.write_json(self.folder / INDEX, index)
 
     def _index(self) -> dict[str, Any] | None:
@@ -147,17 +139,12 @@ class ActivationCache:
         index = files.read_json(path)
         kinds = {"key": dict, "complete": bool, "shards": list}
         if index.get("format") != FORMAT or not all(isinstance(index.get(k), kind) for k, kind in kinds.items()):
-            raise FormatError(
-                f"not the index of an activation cache of format {FORMAT}; choose another folder or delete this one",
-                path,
-            )
+            raise FormatError(f"not the index of an activation cache of format {FORMAT}; delete the folder", path)
         stored = index["key"]
         for field in {**self.key, **stored}:
             if stored.get(field) != self.key.get(field):
-                raise ConfigError(
-                    f"cache {self.folder}: made with {field} = {_json(stored.get(field))}, now asked for "
-                    f"{_json(self.key.get(field))}; choose another folder or delete this one"
-                )
+                there, asked = (json.dumps(key.get(field), ensure_ascii=False)[:80] for key in (stored, self.key))
+                raise ConfigError(f"cache {self.folder}: made with {field} = {there}, now asked for {asked}")
         # 10 and 10.0 are equal here, but differ in a digest
         self.key = stored
         return index
@@ -183,7 +170,7 @@ class ActivationCache:
     def _locked(self) -> Iterator[None]:
         import fcntl  # not on every system, and not needed for reading
 
-        path = self.folder / LOCK
+        path = self.folder / ".lock"
         with files.storage(path):
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -193,12 +180,8 @@ class ActivationCache:
                     # flock, not lockf: it also keeps apart two passes of one process
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise StorageError(
-                        "is being written by another process, or by a pass of this one that is still open; wait for "
-                        "its end or choose another folder",
-                        self.folder,
-                        error.errno,
-                    ) from None
+                    message = "is being written by another process, or by a pass of this one that is still open"
+                    raise StorageError(message, self.folder, error.errno) from None
             yield
         finally:
             os.close(handle)
@@ -210,31 +193,25 @@ class _ShardWriter:
     def __init__(self, first: TokenBatch, capacity: int) -> None:
         self._numbers: list[int] = []
         self._bounds = [0]
-        self._like = {name: tensor[:0] for name, tensor in _tensors(first).items()}
-        self._allocate(capacity)
+        self._allocate(_tensors(first), capacity)
 
     @property
     def tokens(self) -> int:
         return self._bounds[-1]
 
-    def _allocate(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._memory = {
-            name: torch.empty(capacity, *like.shape[1:], dtype=like.dtype) for name, like in self._like.items()
-        }
+    def _allocate(self, like: Mapping[str, Tensor], capacity: int) -> None:
+        self._memory = {name: torch.empty(capacity, *t.shape[1:], dtype=t.dtype) for name, t in like.items()}
 
     def add(self, batch: TokenBatch) -> None:
         """Append a batch that fits; only the first of a shard may be longer than the capacity."""
         tensors, count = _tensors(batch), len(batch.visual)
-        for name in self._like | tensors:
-            wanted, given = self._like.get(name), tensors.get(name)
-            if wanted is None or given is None or given.dtype != wanted.dtype or given[:0].shape != wanted.shape:
-                raise ShapeError(f"batch {batch.batch}: {name} is not as in the batches before it")
-            if len(given) != count:
-                raise ShapeError(f"batch {batch.batch}: {name} is {list(given.shape)} for {count} tokens")
+        for name in self._memory | tensors:
+            like, tensor = self._memory.get(name), tensors.get(name)
+            if like is None or tensor is None or tensor.dtype != like.dtype or tensor.shape != (count, *like.shape[1:]):
+                raise ShapeError(f"batch {batch.batch}: {name} is not as in the batches before it, for {count} tokens")
         low, high = self.tokens, self.tokens + count
-        if high > self._capacity and not low:
-            self._allocate(high)
+        if not low and high > len(self._memory["rows"]):
+            self._allocate(tensors, high)
         for name, tensor in tensors.items():
             self._memory[name][low:high] = tensor
         self._numbers.append(batch.batch)
@@ -294,8 +271,3 @@ def _reading(path: Path) -> Iterator[None]:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"damaged, or not a shard ({error}); {_ADVICE}", path) from None
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."

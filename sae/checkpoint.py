@@ -24,7 +24,7 @@ from sae.step import LayerState, feature_major, make_optimizer, stored
 from sae.topk import TopKSAE
 
 LATEST = "latest.json"
-_STATE = "state.json"
+STATE = "state.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -38,12 +38,8 @@ def save(
 ) -> None:
     """Write the state after `step` finished steps and delete older ones. Every process calls it.
 
-    Args:
-        state: plain values.
-        data: position of this process in its data: tensors and plain values; None: `step` batches have been drawn.
-
-    Raises:
-        StorageError: a file that cannot be written; an older checkpoint stays as it was.
+    `state` is plain values; `data`, tensors and plain values, is the position of this process in its data. Raises
+    StorageError for a file that cannot be written; an older checkpoint stays as it was.
     """
     target = folder / f"step-{step:08d}"
     if processes.main and target.exists():
@@ -57,9 +53,9 @@ def save(
     if processes.main:
         scalars = {}
         for number, layer in layers.items():
-            files.write_tensors(target / _layer_file(number), _tensors(layer))
+            files.write_tensors(target / f"layer_{number:02d}.safetensors", _tensors(layer))
             scalars[str(number)] = {"scale": layer.scale, "mse_scale": layer.mse_scale, "d_in": layer.coder.d_in}
-        files.write_json(target / _STATE, {**state, "layers": scalars, "processes": processes.count})
+        files.write_json(target / STATE, {**state, "layers": scalars, "processes": processes.count})
     processes.wait()
     if processes.main:
         files.write_json(folder / LATEST, {"folder": target.name})
@@ -78,20 +74,14 @@ def newest(folder: Path) -> Path | None:
     return folder / name
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """`state` as it was given to `save`, with `layers` and `processes` added."""
-    return files.read_json(folder / _STATE)
-
-
 def load(folder: Path, state: Mapping[str, Any], config: SAETrainConfig, device: torch.device) -> dict[int, LayerState]:
-    """Read the layers of a checkpoint whose `read_state` gave `state`.
+    """Read the layers of a checkpoint with this `STATE`.
 
-    Raises:
-        FormatError: a file that is missing, damaged or not of this configuration.
+    Raises FormatError for a file that is missing, damaged or not of this configuration.
     """
     layers: dict[int, LayerState] = {}
     for number, scalars in state["layers"].items():
-        path = folder / _layer_file(int(number))
+        path = folder / f"layer_{int(number):02d}.safetensors"
         tensors = {name: value.to(device) for name, value in files.read_tensors(path).items()}
         coder = TopKSAE(scalars["d_in"], config.d_sae, config.k).to(tensors["W_dec"])
         feature_major(coder)
@@ -115,10 +105,6 @@ def load_data(folder: Path, rank: int) -> dict[str, Any] | None:
     if not path.exists():
         return None
     return {**files.read_json(path), **files.read_tensors(path.with_suffix(".safetensors"))}
-
-
-def _layer_file(layer: int) -> str:
-    return f"layer_{layer:02d}.safetensors"
 
 
 def _tensors(layer: LayerState) -> dict[str, Tensor]:

@@ -33,12 +33,8 @@ class SAETrainConfig:
     """AdamW's moment decays."""
     eps: float = 6.25e-10
     """AdamW's epsilon; small, because gradients of single features are."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled weight decay."""
     aux_coefficient: float = 1 / 32
-    """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0 switches it off."""
-    aux_k: int | None = None
-    """Dead features per token in that loss; None: the largest power of two up to d_in / 2."""
+    """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0: off."""
     aux_stride: int = 1
     """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
     dead_tokens: int = 1_000_000
@@ -47,14 +43,10 @@ class SAETrainConfig:
     """Start of the decoder bias, from the first tokens."""
     init_tokens: int = 16_384
     """Tokens that fix normalisation, bias and loss scale before the first step; they are trained on too."""
-    unit_norm_decoder: bool = True
-    """Keep decoder rows at length 1 (in training units) and remove the gradient along them."""
     normalise: Literal["none", "scale", "centre_scale"] = "scale"
-    """Input normalisation while training: times sqrt(d_in) / mean norm, after subtracting the mean with centre_scale.
-    It is folded into the saved weights."""
+    """Input normalisation, folded on save: times sqrt(d_in) / mean norm, with centre_scale after centring."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Precision. bfloat16 is that of the encoder product alone, which decides what is active; parameters, values and
-    sums stay in float32, since steps of a small learning rate would vanish in bfloat16."""
+    """Precision. bfloat16 is that of the encoder product alone, which decides what is active; the rest is float32."""
     seed: int = 0
     """Random start of the coders."""
     log_every: int = 50

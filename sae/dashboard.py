@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,7 @@ _CHUNK = 1 << 24
 class FeatureRecord(TopExamples):
     """`TopExamples` that also count the activations of every feature.
 
-    Attributes:
-        counts: int64 [d_sae, bins], active tokens by activation, bins as in `EDGES`; the first bin also holds what is
-            smaller, the last what is larger.
+    `counts` [d_sae, bins] are active tokens by activation, in the bins of `EDGES`, of which the outer ones are open.
     """
 
     def __init__(self, d_sae: int, *args: Any, **named: Any) -> None:
@@ -69,15 +67,8 @@ def record(
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, FeatureRecord]:
     """Run texts through a probe once and keep what feature pages show; arguments and errors are those of `collect`."""
-    layers = list(probe.coders if layers is None else layers)
-    named: dict[str, Any] = {"tokenizer": probe.tokenizer}
-    records = {
-        layer: FeatureRecord(probe.coders[layer].d_sae, per_feature, context, metadata={"layer": layer}, **named)
-        for layer in layers
-        if layer in probe.coders
-    }
-    collect(probe, texts, layers, into=records, progress=progress)
-    return records
+    options: dict[str, Any] = {"per_feature": per_feature, "context": context, "progress": progress}
+    return cast(dict[int, FeatureRecord], collect(probe, texts, layers, kind=FeatureRecord, **options))
 
 
 @torch.no_grad()
@@ -100,8 +91,7 @@ def promoted_tokens(
 ) -> list[list[str]] | None:
     """For each feature the tokens whose output embeddings have the largest product with its decoder row.
 
-    The layers and the norm between them are left out, so that this says little of early layers. None for a model
-    without a language-model head.
+    None for a model without a language-model head. Of early layers this says little.
     """
     find: Any = getattr(model, "get_output_embeddings", None)
     weight = getattr(None if find is None else find(), "weight", None)
@@ -134,14 +124,14 @@ def write_dashboard(
         probe: with a language model, to show the tokens each feature promotes; None: left out.
         title: of the page, e.g. model and layer.
 
-    Raises:
-        ConfigError: a feature that does not exist.
-        ShapeError: a coder of another size.
-        StorageError: a file that cannot be written.
+    Raises ConfigError or ShapeError for a feature that does not exist or another coder, StorageError.
     """
     if record.d_sae != coder.d_sae:
         raise ShapeError(f"the record is of {record.d_sae} features, the coder has {coder.d_sae}")
-    chosen = list(_strongest(record, most) if features is None else features)
+    if features is None:
+        peaks = sorted((-record.examples(feature, 1)[0].value, feature) for feature in record.features().tolist())
+        features = [feature for _, feature in peaks[:most]]
+    chosen = list(features)
     if wrong := [feature for feature in chosen if not 0 <= feature < coder.d_sae]:
         raise ConfigError(f"feature {wrong[0]} does not exist; the coder has 0 to {coder.d_sae - 1}")
     layer = record.metadata.get("layer")
@@ -183,11 +173,6 @@ def _data(coder: TopKSAE, record: FeatureRecord, chosen: Sequence[int], probe: P
             }
         )
     return {"features": rows, "tokens": record.n_tokens, "snippets": snippets.rows}
-
-
-def _strongest(record: FeatureRecord, most: int) -> list[int]:
-    peaks = [(-record.examples(feature, 1)[0].value, feature) for feature in record.features().tolist()]
-    return [feature for _, feature in sorted(peaks)[:most]]
 
 
 def _density_bars(record: FeatureRecord) -> dict[str, Any]:

@@ -17,11 +17,7 @@ _DPI = 110
 
 
 class Picture:
-    """A figure that notebooks show; `save` writes it as PNG, SVG or PDF, by the file's name.
-
-    Attributes:
-        figure: the matplotlib figure, which may be changed.
-    """
+    """A matplotlib `figure` that notebooks show; `save` writes it as PNG, SVG or PDF, by the file's name."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure

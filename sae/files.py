@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -18,14 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sae.errors import FormatError, StorageError
-
-_ADVICE = {
-    errno.ENOSPC: "free some space or choose another folder",
-    errno.EDQUOT: "free some of your quota or choose another folder",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another folder",
-    errno.ENOTDIR: "a part of the path is a file; choose another folder",
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable or choose another"),
-}
 
 
 @contextmanager
@@ -43,18 +34,14 @@ def storage(path: Path) -> Iterator[None]:
         if number is None and isinstance(error, SafetensorError):
             raise
         reason = str(error) if number is None else os.strerror(number)
-        advice = _ADVICE.get(number or 0, "check the disk, or choose another folder")
-        raise StorageError(f"cannot be written ({reason}); {advice}", path, number) from None
+        raise StorageError(f"cannot be written ({reason}); choose another folder", path, number) from None
 
 
 @contextmanager
 def atomic(target: Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `target` when the block ends without an error and is removed otherwise.
 
-    It lies in a temporary folder beside `target`, so that files a killed writer leaves are in one place.
-
-    Raises:
-        StorageError: it cannot be written; `target` is then as it was.
+    It lies in a temporary folder beside `target`. Raises StorageError if it cannot be written; `target` is unchanged.
     """
     with storage(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +51,7 @@ def atomic(target: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            # some writers make their files private; give the mode an ordinary open() would have given
+            # some writers make their files private; this is the mode open() gives
             mask = os.umask(0)
             os.umask(mask)
             temporary.chmod(0o666 & ~mask)
@@ -74,10 +61,7 @@ def atomic(target: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path, names: str) -> None:
-    """Remove the temporary files of killed processes for files in `folder` that match the glob pattern `names`.
-
-    Only for the single writer of these files: a file that is being written at this moment is removed too.
-    """
+    """Remove temporaries of killed processes for files in `folder` that match the glob `names`; for a sole writer."""
     for leftover in folder.glob(f".{names}.*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 

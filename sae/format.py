@@ -1,10 +1,8 @@
 """The folder of one SAE in sae-lens's format: `cfg.json` and `sae_weights.safetensors`.
 
-The parameters written here are those of Eq. 2. Folders of sae-lens that compute something else around them are
-converted to that form on reading, in float64, where that is exact:
+The parameters written are those of Eq. 2. What sae-lens computes around them is folded in on reading, in float64:
 
-- `rescale_acts_by_decoder_norm`: sae-lens selects on `pre * ||W_dec||` and decodes `acts / ||W_dec||`. With n the row
-  norms of W_dec: W_enc <- W_enc n, b_enc <- b_enc n, W_dec <- W_dec / n.
+- `rescale_acts_by_decoder_norm`, with n the row norms of W_dec: W_enc <- W_enc n, b_enc <- b_enc n, W_dec <- W_dec / n.
 - `apply_b_dec_to_input: false`: b_enc <- b_enc + b_dec W_enc.
 - `normalize_activations: expected_average_only_in` with the factor s in `activation_scaler.json`: W_enc <- s W_enc,
   W_dec <- W_dec / s, b_dec <- b_dec / s.
@@ -42,7 +40,7 @@ class Stored:
 
 
 def write(folder: str | Path, stored: Stored) -> None:
-    """Write the folder; other files in it stay. An interrupted write leaves a folder that does not load."""
+    """Write the folder; other files in it stay. After an interrupted write it does not load."""
     folder = Path(folder)
     dtype = next(name for name, value in _DTYPES.items() if value == stored.tensors["W_enc"].dtype)
     config = {
@@ -68,9 +66,7 @@ def write(folder: str | Path, stored: Stored) -> None:
 def read(folder: str | Path) -> Stored:
     """Read a folder and fold what sae-lens applies around the parameters into them.
 
-    Raises:
-        FormatError: a missing or damaged file, another architecture, shapes that do not fit, or a normalisation that
-            cannot be folded.
+    Raises FormatError for a missing or damaged file, another architecture or shape, or a normalisation per token.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -151,22 +147,16 @@ def _fold(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path, dtyp
         w["W_dec"] /= scale
         w["b_dec"] /= scale
     elif normalisation != "none":
-        raise FormatError(
-            f"normalize_activations {normalisation!r} is applied to each token at run time and cannot be folded into "
-            "the weights; train or export with 'none' or 'expected_average_only_in'",
-            folder / CONFIG,
-        )
+        message = f"normalize_activations {normalisation!r} is applied to each token at run time and cannot be folded"
+        raise FormatError(f"{message}; train or export with 'none' or 'expected_average_only_in'", folder / CONFIG)
     return w
 
 
 def _scaling_factor(folder: Path) -> float:
     path = folder / SCALER
     if not path.exists():
-        raise FormatError(
-            "normalize_activations 'expected_average_only_in' needs the factor of training, and there is no "
-            f"{SCALER} beside it; fold it with sae-lens (fold_activation_norm_scaling_factor) and save again",
-            folder / CONFIG,
-        )
+        message = f"normalize_activations 'expected_average_only_in' needs {SCALER}, which is missing"
+        raise FormatError(f"{message}; fold with sae-lens (fold_activation_norm_scaling_factor)", folder / CONFIG)
     factor = files.read_json(path).get("scaling_factor")
     if not isinstance(factor, int | float) or not 0 < factor < float("inf"):
         raise FormatError(f"scaling_factor must be a positive number, not {factor!r}", path)

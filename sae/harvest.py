@@ -1,8 +1,7 @@
 """Activations for training: one forward feeds all layers, and tokens that are useless for training are dropped.
 
-Dropped are padding, special tokens and attention sinks: tokens whose norm is many times the median. They carry little
-text and much variance, and cost a coder explained variance and live features. A token dropped for one layer is dropped
-for all, so that every layer sees the same tokens in the same order.
+Dropped are padding, special tokens and attention sinks (tokens whose norm is many times the median), which carry little
+text and much variance. A token dropped for one layer is dropped for all, so that all see the same tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ from sae.hooks import device_of, hidden_states
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The kept tokens of one forward, row by row.
+    """The kept tokens of one forward, row by row: layer to [N, d], and [N] bool, which are image or video tokens.
 
-    Attributes:
-        activations: layer to [N, d].
-        visual: [N] bool, image or video tokens.
-        rows, positions: [N] int64, where each token stood in the batch [B, T].
-        batch: number of the batch, from 0.
+    `rows` and `positions` [N] say where each token stood in the batch [B, T] of number `batch`.
     """
 
     activations: dict[int, Tensor]
@@ -66,20 +61,16 @@ def harvest(
     Args:
         model: a Hugging Face model, in eval mode.
         batches: inputs of the model: input_ids [B, T], optionally attention_mask [B, T] (1 for tokens) and anything
-            else its forward takes (position_ids, pixel_values, image_grid_thw, ...), passed through.
+            else its forward takes.
         layers: as in `sae.hooks`.
-        special_ids: tokens to drop ([CLS], <|im_start|>, ...). Visual tokens (those the configuration names,
-            image_token_id and video_token_id) are kept even where listed here.
+        special_ids: tokens to drop. Visual tokens (image_token_id, video_token_id of the configuration) are kept.
         sink_factor: a token is a sink where, at any layer, its norm exceeds this many times the median norm of the kept
             text (or visual) tokens of its batch; None: keep all.
         skip_nonfinite: leave out a batch with values that are not finite, and count it, instead of raising.
         stats: counts to add to; a batch number counted before is not counted again.
         start: number of the first batch.
 
-    Raises:
-        ActivationError: values that are not finite, naming batch and layer.
-        LayerError: a layer out of range.
-        ShapeError: an attention mask that is not [B, T].
+    Raises ActivationError for values that are not finite, LayerError or ShapeError for layers or masks that do not fit.
     """
     choice = TokenChoice(model, special_ids=special_ids, sink_factor=sink_factor)
     for number, batch in enumerate(batches, start):
@@ -94,10 +85,8 @@ def harvest(
         broken = [layer for layer, state in states.items() if not bool(torch.isfinite(state[wanted]).all())]
         if broken:
             if not skip_nonfinite:
-                raise ActivationError(
-                    f"batch {number}: hidden states of layer {broken[0]} are not finite; load the model in bfloat16 or "
-                    "float32, or skip such batches (skip_nonfinite)"
-                )
+                where = f"batch {number}: hidden states of layer {broken[0]}"
+                raise ActivationError(f"{where} are not finite; load in bfloat16 or float32, or set skip_nonfinite")
             counts.skipped += 1
             continue
         n_wanted, n_real = int(wanted.sum()), ids.numel() if mask is None else int(mask.bool().sum())
@@ -115,8 +104,7 @@ def harvest(
 def on_device(model: nn.Module, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The inputs with their tensors on the device of the model.
 
-    Raises:
-        ShapeError: input_ids that are not [B, T], or an attention mask of another shape.
+    Raises ShapeError for input_ids that are not [B, T], or an attention mask of another shape.
     """
     device = device_of(model)
     moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
@@ -141,12 +129,7 @@ class TokenChoice:
         self._sink_factor = sink_factor
 
     def __call__(self, ids: Tensor, mask: Tensor | None, states: Mapping[int, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Three [B, T] bool: tokens used, the same before sinks were dropped, and image and video tokens.
-
-        Args:
-            ids, mask: [B, T].
-            states: layer to [B, T, d].
-        """
+        """From ids, mask [B, T] and layer to states [B, T, d]: tokens used, the same with sinks, visual tokens."""
         visual = torch.isin(ids, self._visual)
         wanted = visual | ~torch.isin(ids, self._special)
         if mask is not None:

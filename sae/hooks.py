@@ -1,9 +1,8 @@
 """Hidden states of chosen layers from one forward that stops after the deepest of them, and edits of the stream.
 
 Layer L is Hugging Face's `hidden_states[L]`: 0 the embeddings, L the residual stream after L blocks, n_layers the
-output of the last block before the final norm. (In decoders transformers gives its own last entry after that norm.)
-Layers below n_layers are read where block L takes its input: Qwen3-VL adds visual features (DeepStack) to the stream
-after an early block has returned, and an output hook would miss them at visual positions.
+output of the last block before the final norm (where transformers gives the entry after it). Layers below n_layers are
+read at the input of block L: Qwen3-VL adds visual features (DeepStack) after an early block has returned.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class _Stop(Exception):
 def find_blocks(model: nn.Module) -> nn.ModuleList:
     """Find the stack of transformer blocks of the language model (not of a vision tower).
 
-    Raises:
-        LayerError: no stack with as many blocks as the configuration says.
+    Raises LayerError for no stack with as many blocks as the configuration says.
     """
     count = text_config(model).num_hidden_layers
     stacks = [
@@ -49,11 +47,9 @@ def find_blocks(model: nn.Module) -> nn.ModuleList:
 def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
     """Turn layer numbers or names into layer numbers, ascending and each once.
 
-    A name is a number in digits, `embeddings`, `last`, a hook of sae-lens (`blocks.14.hook_resid_pre` is 14,
-    `blocks.14.hook_resid_post` 15) or the module of a block (`model.language_model.layers.14`, whose output is 15).
-
-    Raises:
-        LayerError: a number out of range, or a name that stands for no layer.
+    A name is a number, `embeddings`, `last`, a hook of sae-lens (`blocks.14.hook_resid_pre` is 14, `..._post` 15) or
+    the module of a block (`model.language_model.layers.14`, whose output is 15).
+    Raises LayerError for a number out of range, or a name that stands for no layer.
     """
     blocks = find_blocks(model)
     outputs = {block: number + 1 for number, block in enumerate(blocks)}
@@ -70,28 +66,21 @@ def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
         elif layer in names:
             numbers.append(names[layer])
         else:
-            raise LayerError(
-                f"{layer!r} names no layer of {type(model).__name__}; names are such as blocks.0.hook_resid_pre, "
-                f"{example}, embeddings, last"
-            )
+            examples = f"blocks.0.hook_resid_pre, {example}, embeddings, last"
+            raise LayerError(f"{layer!r} names no layer of {type(model).__name__}; names are such as {examples}")
     return sorted(check_layers(model, blocks, numbers))
 
 
 def hidden_states(model: nn.Module, layers: Sequence[int], **inputs: Any) -> dict[int, Tensor]:
     """Read the residual stream at `layers`; blocks beyond the deepest, the final norm and the head are not run.
 
-    Gradients follow the grad mode of the caller.
-
     Args:
         model: a Hugging Face model, with or without its head.
-        layers: 0 to n_layers, at least one.
+        layers: 0 to n_layers, at least one; LayerError for one out of range, or none.
         inputs: what the model's forward takes, on its device (input_ids [B, T], attention_mask, pixel_values, ...).
 
     Returns:
-        Layer to [B, T, d], in the order of `layers`.
-
-    Raises:
-        LayerError: a layer out of range, or none asked for.
+        Layer to [B, T, d], in the order of `layers`; gradients follow the grad mode of the caller.
     """
     blocks = find_blocks(model)
     wanted = check_layers(model, blocks, layers)
@@ -123,9 +112,7 @@ def edited(model: nn.Module, edits: Mapping[int, Callable[[Tensor], Tensor]]) ->
     h is [B, T, d] and so must be the result; T is 1 while generating with a cache, after the prompt. Edits of several
     layers see the effect of the edits below them. The hooks are removed with the block, also after an error.
 
-    Raises:
-        LayerError: a layer out of range, or none.
-        ShapeError: (in the forward) an edit that returns another shape.
+    Raises LayerError for a layer out of range, or none; in the forward ShapeError for an edit of another shape.
     """
     blocks = find_blocks(model)
     layers = check_layers(model, blocks, list(edits))

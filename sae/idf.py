@@ -28,14 +28,9 @@ class DocumentFrequency:
         self._seen = torch.zeros(d_sae, dtype=torch.bool)
 
     def add(self, codes: SparseCodes, documents: Tensor) -> None:
-        """Count tokens.
+        """Count codes of N tokens of documents [N] int64, ascending, none before the last of earlier calls.
 
-        Args:
-            codes: of N tokens.
-            documents: [N] int64, ascending (equal for tokens of one document), none before the last of earlier calls.
-
-        Raises:
-            ShapeError: another number of tokens, or documents out of order.
+        Raises ShapeError for another number of tokens, or documents out of order.
         """
         documents = documents.cpu()
         if codes.indices.shape[:-1] != documents.shape or documents.ndim != 1:

@@ -1,8 +1,7 @@
 """Reconstruction quality and feature usage of a coder, pooled over any number of tokens.
 
-Everything is kept as sums over tokens in float64 and divided once, at the end, so that figures do not depend on how
-tokens were batched, and the sums of several processes add up. Where sae-lens has another name for a figure, it stands
-in brackets.
+Figures are float64 sums over tokens divided once, at the end, so that batching does not change them and the sums of
+several processes add up. sae-lens's names are in brackets.
 """
 
 from __future__ import annotations
@@ -29,7 +28,13 @@ _BINS_PER_DECADE = 4
 
 
 class Sums:
-    """Figures made of sums over tokens: one flat float64 tensor on the CPU."""
+    """Figures made of sums over tokens: one flat float64 tensor on the CPU that starts with the number of tokens.
+
+    A figure that is not defined (no tokens, ...) is nan.
+    """
+
+    #: Names of the figures in a summary.
+    names: tuple[str, ...] = ()
 
     def __init__(self, size: int) -> None:
         self._sums = torch.zeros(size, dtype=torch.float64)
@@ -39,26 +44,37 @@ class Sums:
         return self._sums.clone()
 
     def load_sums(self, sums: Tensor) -> None:
-        """Replace the sums by those that `sums()` of an object of the same kind and sizes gave.
-
-        Raises:
-            ShapeError: another number of them.
-        """
+        """Replace the sums by those of an object of the same kind. Raises ShapeError for another number of them."""
         if sums.shape != self._sums.shape:
             raise ShapeError(f"sums {list(sums.shape)} do not fit {type(self).__name__}, which has {len(self._sums)}")
         self._sums.copy_(sums)
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens the figures are computed from."""
+        return int(self._sums[0])
+
+    def summary(self) -> dict[str, Any]:
+        """All figures as plain JSON values; None where one is not defined."""
+        values = {name: getattr(self, name) for name in self.names}
+        return {"tokens": self.tokens, **{n: value if math.isfinite(value) else None for n, value in values.items()}}
+
+    def _mean(self, which: int) -> float:
+        return float(self._sums[which]) / self.tokens if self.tokens else math.nan
+
 
 #: The scalar sums, in the order in which they stand before Σh and the firing counts.
-_TOKENS, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
+_, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
 
 
 class Evaluation(Sums):
-    """The figures of one layer: add batches, then read. A figure that is not defined (no tokens, ...) is nan.
+    """The figures of one layer: add batches, then read.
 
-    Variance comes from sums of squares: in float64 that is good to 1e-6 while the mean is less than about 1e4 times the
-    spread, and unlike a running mean it adds up over processes.
+    Variance comes from sums of squares: in float64 good to 1e-6 while the mean is below about 1e4 times the spread.
     """
+
+    _errors = ("fvu", "explained_variance", "mse", "cosine", "relative_norm", "relative_reconstruction_bias")
+    names = (*_errors, "l0", "dead")
 
     def __init__(self, d_in: int, d_sae: int) -> None:
         super().__init__(_SCALARS + d_in + d_sae)
@@ -66,11 +82,7 @@ class Evaluation(Sums):
 
     @torch.no_grad()
     def add(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes) -> None:
-        """h, reconstruction: [N, d_in]; codes of the same N tokens.
-
-        Raises:
-            ShapeError: parts that do not fit.
-        """
+        """h, reconstruction: [N, d_in]; codes of the same N tokens. Raises ShapeError for parts that do not fit."""
         self._sums += self._of(h, reconstruction, codes)
 
     def _of(self, h: Tensor, reconstruction: Tensor, codes: SparseCodes) -> Tensor:
@@ -98,18 +110,9 @@ class Evaluation(Sums):
         fired = torch.bincount(codes.indices[active], minlength=self.d_sae)
         return torch.cat([scalars, h.sum(0), fired.to(h)]).cpu()
 
-    def _mean(self, which: int) -> float:
-        return float(self._sums[which]) / self.tokens if self.tokens else math.nan
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens the figures are computed from."""
-        return int(self._sums[_TOKENS])
-
     @property
     def fvu(self) -> float:
-        """Fraction of variance unexplained: Σ‖h - ĥ‖² / Σ‖h - mean(h)‖², the mean being that of these tokens; nan
-        where h does not vary."""
+        """Fraction of variance unexplained: Σ‖h - ĥ‖² / Σ‖h - mean(h)‖²; nan where h does not vary."""
         square = float(self._sums[_SQUARE])
         spread = square - float(self._sums[_SCALARS : _SCALARS + self.d_in].square().sum()) / max(self.tokens, 1)
         return float(self._sums[_ERROR]) / spread if spread > _NO_SPREAD * square else math.nan
@@ -136,19 +139,18 @@ class Evaluation(Sums):
 
     @property
     def relative_norm(self) -> float:
-        """Mean of ‖ĥ‖ / ‖h‖ [l2_ratio]; below 1 the coder shrinks. Where h is 0 the token counts ‖ĥ‖."""
+        """Mean of ‖ĥ‖ / ‖h‖ [l2_ratio]; where h is 0 the token counts ‖ĥ‖."""
         return self._mean(_NORM_RATIO)
 
     @property
     def relative_reconstruction_bias(self) -> float:
-        """Σ‖ĥ‖² / Σ h·ĥ: the factor by which ĥ should be divided to fit best (Rajamanoharan et al. 2024); 1 is
-        unbiased."""
+        """Σ‖ĥ‖² / Σ h·ĥ: ĥ divided by this factor fits best (Rajamanoharan et al. 2024); 1 is unbiased."""
         dot = float(self._sums[_DOT])
         return float(self._sums[_OUT_SQUARE]) / dot if dot else math.nan
 
     @property
     def dead(self) -> float:
-        """Fraction of features that fired on none of `tokens` tokens; it falls with more tokens, so report both."""
+        """Fraction of features that fired on none of `tokens` tokens."""
         return float((self._fired == 0).double().mean()) if self.tokens else math.nan
 
     @property
@@ -156,19 +158,9 @@ class Evaluation(Sums):
         """Fraction of tokens on which each feature fired, [d_sae] float64."""
         return self._fired / max(self.tokens, 1)
 
-    def density_histogram(self) -> dict[str, Any]:
-        """Features by firing density, see `density_histogram`."""
-        return density_histogram(self._fired, self.tokens)
-
     def summary(self) -> dict[str, Any]:
-        """All figures as plain JSON values; None where one is not defined."""
-        names = ("fvu", "explained_variance", "mse", "cosine", "relative_norm", "relative_reconstruction_bias", "l0")
-        figures = {name: getattr(self, name) for name in (*names, "dead")}
-        return {
-            "tokens": self.tokens,
-            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
-            "density_histogram": self.density_histogram(),
-        }
+        """All figures as plain JSON values, and the histogram of densities."""
+        return {**super().summary(), "density_histogram": density_histogram(self._fired, self.tokens)}
 
     @property
     def _fired(self) -> Tensor:
@@ -183,9 +175,8 @@ def density_histogram(fired: Tensor, tokens: int) -> dict[str, Any]:
         fired: [d_sae], on how many of `tokens` tokens each feature fired.
 
     Returns:
-        `edges` [n + 1], ascending densities from 1e-6, or from the power of ten below 1 / tokens if that is lower, to
-        1; `counts` [n], bin i from edges[i] up to but without edges[i + 1], the last with 1; `never`, features that
-        did not fire. never + Σ counts = d_sae.
+        `edges` [n + 1], ascending densities from 1e-6 (or a lower power of ten, if 1 / tokens is lower) to 1;
+        `counts` [n], bin i without its upper edge, the last with 1; `never`, features that did not fire.
     """
     lowest = -6
     while 10.0**lowest * tokens > 1:
@@ -206,7 +197,7 @@ class LayerEvaluation(Evaluation):
     def __init__(self, d_in: int, d_sae: int) -> None:
         super().__init__(d_in, d_sae)
         size = len(self._sums)
-        # one tensor for the three; the inherited figures read the first part
+        # one tensor for all three parts; the inherited figures read the first
         self._sums = torch.zeros(3 * size, dtype=torch.float64)
         self.all, self._text, self._visual = (Evaluation(d_in, d_sae) for _ in range(3))
         for part, sums in zip((self.all, self._text, self._visual), self._sums.split(size), strict=True):
@@ -253,14 +244,11 @@ def evaluate(
 
     Args:
         coders: by layer.
-        batches: token batches of `sae.harvest`, or plain mappings of layer to [N, d_in], which do not say which tokens
-            are visual. Layers without a coder are ignored.
+        batches: token batches of `sae.harvest`, or mappings of layer to [N, d_in], where visual tokens are unknown.
+            Layers without a coder are ignored.
         allow_empty: return evaluations of no tokens instead of raising, for processes that share the batches.
 
-    Raises:
-        ActivationError: no tokens, or values that are not finite.
-        LayerError: a batch that lacks a layer.
-        ShapeError: activations that do not fit a coder.
+    Raises ActivationError for no tokens, or values that are not finite, LayerError or ShapeError for another batch.
     """
     results = {layer: LayerEvaluation(coder.d_in, coder.d_sae) for layer, coder in coders.items()}
     for number, batch in enumerate(batches):
@@ -269,17 +257,15 @@ def evaluate(
             if layer not in activations:
                 raise LayerError(f"batch {number} holds layers {sorted(activations)}; the coder of {layer} has none")
             h = activations[layer]
-            if visual is not None and visual.shape != h.shape[:1]:
-                raise ShapeError(f"batch {number}: visual {list(visual.shape)} for hidden states {list(h.shape)}")
             rows = max(1, _CHUNK // coder.d_in)
             for start in range(0, len(h), rows):
                 part = slice(start, start + rows)
                 piece = h[part].to(coder.W_enc.device)
                 try:
                     codes = coder.encode(piece)
-                except ActivationError as error:
-                    raise ActivationError(f"batch {number}, layer {layer}: {error}") from None
-                results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
+                    results[layer].add(piece, coder.decode(codes), codes, None if visual is None else visual[part])
+                except (ActivationError, ShapeError) as error:
+                    raise type(error)(f"batch {number}, layer {layer}: {error}") from None
     if not allow_empty and not all(result.tokens for result in results.values()):
         raise ActivationError("no tokens to evaluate on")
     return results

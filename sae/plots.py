@@ -14,7 +14,6 @@ from sae.figures import COLOURS, Picture, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Kinds of tokens, in the order of the bars.
 _COLOURS = {"all": COLOURS[6], "text": COLOURS[0], "visual": COLOURS[4]}
 Summary = Mapping[str, Any]
 
@@ -22,8 +21,7 @@ Summary = Mapping[str, Any]
 def held_out(folder: str | Path) -> dict[int, Summary]:
     """The figures on held-out tokens in the training records of a folder of coders, by layer.
 
-    Raises:
-        FormatError: no coders, or coders that were not evaluated.
+    Raises FormatError for no coders, or coders that were not evaluated.
     """
     summaries = {}
     for path in sorted(Path(folder).glob("layer_*/training.json")):
@@ -38,15 +36,11 @@ def held_out(folder: str | Path) -> dict[int, Summary]:
 def plot_training(folder: str | Path) -> Picture:
     """FVU on the training batches over the steps, and on held-out tokens, text and visual tokens apart.
 
-    Args:
-        folder: of `scripts/train_sae.py`: metrics.jsonl and layer_*/training.json.
-
-    Raises:
-        FormatError: a folder without them.
+    Raises FormatError for a folder without metrics.jsonl and layer_*/training.json (see `scripts/train_sae.py`).
     """
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():
-        raise FormatError("no such file; is this a folder of trained coders?", path)
+        raise FormatError("no such file", path)
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
@@ -66,11 +60,7 @@ def plot_training(folder: str | Path) -> Picture:
 
 
 def plot_density(summaries: Mapping[int, Summary]) -> Picture:
-    """Histograms of features by firing density, text and visual tokens apart.
-
-    Args:
-        summaries: by layer, as `held_out` or `LayerEvaluation.summary` gives them.
-    """
+    """Histograms of features by firing density, text and visual tokens apart, of summaries as `held_out` gives them."""
     figure = new_figure(4.5 * max(1, len(summaries)), 3)
     panels = figure.subplots(1, max(1, len(summaries)), squeeze=False, sharey=True)[0]
     for axes, (layer, summary) in zip(panels, summaries.items(), strict=False):

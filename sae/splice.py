@@ -7,14 +7,12 @@ For next-token cross entropy CE and KL of the clean from the changed distributio
 with sums over all tokens before the division: 1 if the reconstruction costs nothing, 0 if it is no better than zeroing
 the stream. sae-lens's names are in brackets at the figures.
 
-- Only tokens a coder is meant for are replaced (`sae.harvest.TokenChoice`: no padding, special tokens or sinks), the
-  same ones in spliced and ablated runs, text and visual alike. (sae-lens ablates every position, which as a rule
-  makes the denominator larger and the score higher.) Sinks are determined on the clean stream.
-- The stream at layer L is the one that `sae.hooks.hidden_states` reads, with DeepStack's features for that layer.
-  What the model adds at later layers stays, also in ablated runs.
-- Predictions count if their target is a text token: not padding, not special, not visual, and predicted from a token
-  that is not padding. (sae-lens leaves out positions by their own token instead of by the target.)
-- The head is run over few positions at a time, in at least float32 (`Head`): logits of a whole text never exist.
+- Only tokens a coder is meant for are replaced (`sae.harvest.TokenChoice`, sinks by the clean stream), the same ones in
+  spliced and ablated runs. (sae-lens ablates every position, which as a rule makes the score higher.)
+- The stream at layer L is that of `sae.hooks.hidden_states`. What the model adds at later layers stays.
+- Predictions count if their target is a text token (not padding, special or visual) predicted from a token that is not
+  padding. (sae-lens leaves out positions by their own token.)
+- The head runs over few positions at a time, in at least float32 (`Head`).
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +33,6 @@ from sae.hooks import edited, takes
 from sae.metrics import Sums
 from sae.topk import TopKSAE
 
-#: Entry of all layers spliced together.
-ALL = "all"
 #: Logits, or converted weights of the head, held at a time: 2^25 numbers, 128 MB in float32.
 _CHUNK = 1 << 25
 Edit = Callable[[Tensor], Tensor]
@@ -44,18 +41,12 @@ _TOKENS, _REPLACED, _CLEAN, _SPLICED, _ZERO, _KL, _KL_ZERO, _SIZE = range(8)
 
 
 class LossRecovered(Sums):
-    """Figures of one layer, or of several spliced together, in nats per token; nan where not defined.
+    """Figures of one layer, or of several spliced together, in nats per token; `tokens` counts predictions."""
 
-    `sums` can be added up over processes, as those of `sae.metrics`.
-    """
+    names = ("recovered", "ce_clean", "ce_spliced", "ce_zero", "kl", "kl_zero")
 
     def __init__(self) -> None:
         super().__init__(_SIZE)
-
-    @property
-    def tokens(self) -> int:
-        """Number of predictions."""
-        return int(self._sums[_TOKENS])
 
     @property
     def replaced(self) -> int:
@@ -65,17 +56,17 @@ class LossRecovered(Sums):
     @property
     def ce_clean(self) -> float:
         """Cross entropy of the model as it is [ce_loss_without_sae]."""
-        return self._per_token(_CLEAN)
+        return self._mean(_CLEAN)
 
     @property
     def ce_spliced(self) -> float:
         """With reconstructions in place of the stream [ce_loss_with_sae]."""
-        return self._per_token(_SPLICED)
+        return self._mean(_SPLICED)
 
     @property
     def ce_zero(self) -> float:
         """With zeros in its place [ce_loss_with_ablation]."""
-        return self._per_token(_ZERO)
+        return self._mean(_ZERO)
 
     @property
     def recovered(self) -> float:
@@ -86,25 +77,16 @@ class LossRecovered(Sums):
     @property
     def kl(self) -> float:
         """KL(clean ‖ spliced) [kl_div_with_sae]."""
-        return self._per_token(_KL)
+        return self._mean(_KL)
 
     @property
     def kl_zero(self) -> float:
         """KL(clean ‖ zero-ablated) [kl_div_with_ablation]."""
-        return self._per_token(_KL_ZERO)
+        return self._mean(_KL_ZERO)
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain JSON values; None where one is not defined."""
-        names = ("recovered", "ce_clean", "ce_spliced", "ce_zero", "kl", "kl_zero")
-        figures = {name: getattr(self, name) for name in names}
-        return {
-            "tokens": self.tokens,
-            "replaced": self.replaced,
-            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
-        }
-
-    def _per_token(self, which: int) -> float:
-        return float(self._sums[which]) / self.tokens if self.tokens else math.nan
+        return {"tokens": self.tokens, "replaced": self.replaced, **super().summary()}
 
 
 @torch.no_grad()
@@ -126,18 +108,14 @@ def loss_recovered(
         coders: by layer (numbered as in `sae.hooks`).
         batches: inputs of the model as in `sae.harvest.harvest`: input_ids [B, T], optionally attention_mask [B, T],
             and whatever else its forward takes. `labels` and `logits_to_keep` are ignored.
-        special_ids, sink_factor: as in `harvest`; those the coders were trained with.
+        special_ids, sink_factor: as in `harvest`, of the coders' training.
         allow_empty: return figures of no tokens instead of raising, for processes that share the batches.
 
     Returns:
-        Layer to figures; with several coders also "all", every layer spliced (or ablated) at once, where upper coders
-        read the stream that lower ones changed.
+        Layer to figures; with several coders also "all", every layer spliced (or ablated) at once.
 
-    Raises:
-        ConfigError: a model without a language-model head, one that is not causal, one in training mode, or one whose
-            logits are no known function of its head; no coders.
-        ActivationError: values that are not finite, naming the batch; nothing to predict.
-        LayerError, ShapeError: a layer the model does not have; a coder or mask of another shape.
+    Raises ConfigError, LayerError or ShapeError for a model `Head` refuses, coders or masks that do not fit, and
+    ActivationError for values that are not finite, or nothing to predict.
     """
     head = Head(model)
     if not coders:
@@ -145,7 +123,7 @@ def loss_recovered(
     choice = TokenChoice(model, special_ids=special_ids, sink_factor=sink_factor)
     groups: dict[int | str, list[int]] = {layer: [layer] for layer in coders}
     if len(coders) > 1:
-        groups[ALL] = sorted(coders)
+        groups["all"] = sorted(coders)
     results = {name: LossRecovered() for name in groups}
     for number, batch in enumerate(batches):
         inputs = on_device(model, batch, f"batch {number}")
@@ -153,14 +131,12 @@ def loss_recovered(
             inputs.pop(unused, None)
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         states: dict[int, Tensor] = {}
-        hidden = head.inputs(inputs, {layer: _record(states, layer) for layer in coders}, check=True)
+        hidden = head.inputs(inputs, {layer: partial(states.setdefault, layer) for layer in coders}, check=True)
         keep, wanted, visual = choice(ids, mask, states)
         broken = [layer for layer, state in states.items() if not bool(torch.isfinite(state[wanted]).all())]
         if broken:
-            raise ActivationError(
-                f"batch {number}: hidden states of layer {broken[0]} are not finite; load the model in bfloat16 or "
-                "float32"
-            )
+            where = f"batch {number}: hidden states of layer {broken[0]}"
+            raise ActivationError(f"{where} are not finite; load the model in bfloat16 or float32")
         counted = (wanted & ~visual)[:, 1:]
         if mask is not None:
             counted = counted & mask[:, :-1].bool()
@@ -170,46 +146,34 @@ def loss_recovered(
         targets, clean = ids[:, 1:][counted], hidden[:, :-1][counted]
         for name, layers in groups.items():
             runs: list[dict[int, Edit]] = [
-                {layer: _replace(keep, _reconstruct(coders[layer])) for layer in layers},
-                {layer: _replace(keep, torch.zeros_like) for layer in layers},
+                {layer: _replace(keep, coders[layer]) for layer in layers},
+                {layer: _replace(keep, None) for layer in layers},
             ]
             try:
                 changed = [head.inputs(inputs, edits)[:, :-1][counted] for edits in runs]
             except ActivationError as error:
                 raise ActivationError(f"batch {number}, layer {name}: {error}") from None
             results[name]._sums += _figures(head, targets, clean, changed, int(keep.sum()))
-            if not bool(torch.isfinite(results[name].sums()).all()):
+            if not bool(torch.isfinite(results[name]._sums).all()):
                 raise ActivationError(f"batch {number}: the loss with layer {name} replaced is not finite")
     if not allow_empty and not all(result.tokens for result in results.values()):
         raise ActivationError("nothing to predict: no text token follows another in these batches")
     return results
 
 
-def _record(states: dict[int, Tensor], layer: int) -> Edit:
-    def record(h: Tensor) -> Tensor:
-        states[layer] = h
-        return h
-
-    return record
-
-
-def _replace(keep: Tensor, make: Edit) -> Edit:
-    """Replace the kept tokens h [N, d] by make(h), and leave the others."""
+def _replace(keep: Tensor, coder: TopKSAE | None) -> Edit:
+    """Replace the kept tokens by their reconstruction, or by zeros, and leave the others."""
 
     def replace(h: Tensor) -> Tensor:
         out, where = h.clone(), keep.to(h.device)
-        out[where] = make(h[where]).to(h)
+        out[where] = h.new_zeros(()) if coder is None else coder(h[where].to(coder.W_enc.device)).to(h)
         return out
 
     return replace
 
 
-def _reconstruct(coder: TopKSAE) -> Edit:
-    return lambda h: coder(h.to(coder.W_enc.device))
-
-
 def _figures(head: Head, targets: Tensor, clean: Tensor, changed: list[Tensor], replaced: int) -> Tensor:
-    """The sums of one batch. clean, changed: [n, d] as the head takes them; targets: [n]."""
+    """The sums of one batch. clean and the two of changed: [n, d] as the head takes them; targets: [n]."""
     sums = torch.zeros(_SIZE, dtype=torch.float64, device=clean.device)
     sums[_TOKENS], sums[_REPLACED] = len(targets), replaced
     for rows in head.chunks(len(targets)):
@@ -226,16 +190,12 @@ def _figures(head: Head, targets: Tensor, clean: Tensor, changed: list[Tensor], 
 class Head:
     """The head of a causal or vision-language model, run apart from it in chunks and in at least float32.
 
-    At a vocabulary of 151,936 the float32 logits of 7,200 positions take 4.4 GB. So in a forward the head runs on the
-    last position alone, its input for all positions is kept, and logits are computed from that in chunks. What some
-    models do to the logits afterwards (the softcapping of Gemma, the scales of Cohere, Granite and Falcon-H1) is
-    repeated here and compared with the model's own logits of its last position; other models are refused.
+    Logits of whole texts would take gigabytes. So in a forward the head runs on the last position alone, its input for
+    all positions is kept, and logits are computed from that in chunks. What some models do to the logits afterwards
+    (softcapping of Gemma, scales of Cohere, Granite and Falcon-H1) is repeated here and compared with the model's own
+    logits of its last position; other models are refused.
 
-    Args:
-        model: a Hugging Face model (or a peft model around one), in eval mode.
-
-    Raises:
-        ConfigError: no language-model head, a model that is not causal, or one in training mode.
+    Raises ConfigError for a model without a language-model head, not causal, or in training mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -258,22 +218,17 @@ class Head:
         self._factor /= float(getattr(text, "logits_scaling", None) or 1)
 
     def inputs(self, inputs: Mapping[str, Any], edits: Mapping[int, Edit], check: bool = False) -> Tensor:
-        """The input of the head in a forward with these edits of the stream (`sae.hooks.edited`), [B, T, d].
+        """The input of the head, [B, T, d], in a forward with these edits of the stream (`sae.hooks.edited`), or none.
 
-        Args:
-            inputs: of the model, with input_ids [B, T].
-            edits: layer to function; may be empty.
-            check: compare with the model's own logits.
-
-        Raises:
-            ConfigError: logits that are not a known function of the head, or no single run of it over all positions.
+        With `check`, logits are compared with the model's own. Raises ConfigError for logits that are not a known
+        function of the head, or no single run of it over all positions.
         """
         defaults = {"use_cache": False} if takes(self.model, "use_cache") else {}
         with self._recording() as (head_inputs, outputs), edited(self.model, edits) if edits else nullcontext():
             logits = self.model(**{**defaults, **inputs}).logits
         if len(head_inputs) != 1 or head_inputs[0].shape[:2] != inputs["input_ids"].shape:
             raise ConfigError(f"{self._name} does not run its head once over all positions; it cannot be scored here")
-        if check and not self._agree(self._finished(outputs[0].to(_wide(logits))), logits):
+        if check and not _agree(self._finished(outputs[0].to(_wide(logits))), logits):
             raise ConfigError(f"{self._name} does something to its logits, after the head, that is not known here")
         return head_inputs[0]
 
@@ -285,8 +240,7 @@ class Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, d], as the head takes it, to logits [n, V] in float32 (float64 for float64).
 
-        The product too is in that precision where the head is a plain linear layer; another kind of head (with an
-        adapter, quantised) runs as it is.
+        A plain linear head computes in that precision; another kind (with an adapter, quantised) runs as it is.
         """
         wide, module = _wide(hidden), self.module
         if type(module) is not nn.Linear:
@@ -295,7 +249,7 @@ class Head:
         hidden = hidden.to(weight.device, wide)
         if weight.dtype == wide:
             return self._finished(F.linear(hidden, weight, bias))
-        # converted a block at a time: all the weights of a large head would be gigabytes
+        # converted a block at a time, since a large head takes gigabytes
         blocks = weight.split(max(1, _CHUNK // weight.shape[1]))
         logits = torch.cat([hidden @ block.to(wide).t() for block in blocks], dim=-1)
         return self._finished(logits if bias is None else logits + bias.to(wide))
@@ -324,13 +278,12 @@ class Head:
         logits = logits * self._factor
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
-    def _agree(self, ours: Tensor, theirs: Tensor) -> bool:
-        # the model's own are rounded at each step to its precision
-        share = 1e-5 if torch.finfo(theirs.dtype).bits >= 32 else 0.03
-        tolerance = share * float(ours.abs().nan_to_num().max())
-        return ours.shape == theirs.shape and torch.allclose(
-            ours, theirs.to(ours.dtype), rtol=0, atol=tolerance, equal_nan=True
-        )
+
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    # the model's own are rounded at each step to its precision
+    tolerance = (1e-5 if torch.finfo(theirs.dtype).bits >= 32 else 0.03) * float(ours.abs().nan_to_num().max())
+    theirs = theirs.to(ours.dtype)
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

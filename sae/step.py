@@ -7,9 +7,8 @@ Loss (Gao et al. 2024, normalised as in OpenAI's sparse_autoencoder):
 where ê = z_aux W_dec (without bias) and z_aux are the k_aux largest ReLU activations among dead features (AuxK). The
 second term is 0 where e does not vary; its sums may run over every n-th token only (`AuxK.stride`).
 
-With g = dL/dx̂ and G the sparse gradient of the codes: dW_dec = Zᵀ g and dW_enc = (x - b_dec)ᵀ G, both sums over the k
-actives of each token; db_enc = Σ G; db_dec = Σ g - W_enc db_enc. No dense [tokens, d_sae] gradient is formed, and
-pre-activations exist for about a thousand tokens at a time.
+With g = dL/dx̂ and G the sparse gradient of the codes: dW_dec = Zᵀ g, dW_enc = (x - b_dec)ᵀ G, db_enc = Σ G and
+db_dec = Σ g - W_enc db_enc, sums over the k actives of each token. No dense [tokens, d_sae] gradient is formed.
 """
 
 from __future__ import annotations
@@ -46,14 +45,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class AuxK:
-    """The auxiliary loss over dead features.
-
-    Attributes:
-        dead: [n] int64, distinct features.
-        k: at most this many of them per token.
-        coefficient: c of the loss.
-        stride: the term takes every so many-th token of the batch, from the first.
-    """
+    """The auxiliary loss over `dead` features [n], at most `k` per token, on every `stride`-th token of the batch."""
 
     dead: Tensor
     k: int
@@ -62,20 +54,13 @@ class AuxK:
 
 
 class Gradients(NamedTuple):
-    """Of the loss by each parameter: W_enc as [d_sae, d_in], W_dec [d_sae, d_in], b_enc [d_sae], b_dec [d_in].
-
-    `radial`: <dW_dec[j], W_dec[j]> of each feature, [d_sae], a by-product.
-    """
+    """Of the loss by each parameter, W_enc as [d_sae, d_in]; `radial` [d_sae] is <dW_dec[j], W_dec[j]>."""
 
     W_enc: Tensor
     b_enc: Tensor
     W_dec: Tensor
     b_dec: Tensor
     radial: Tensor
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @torch.no_grad()
@@ -86,24 +71,20 @@ def gradients(
     aux: AuxK | None = None,
     *,
     tokens: int | None = None,
-    total: Callable[[Tensor], Tensor] = _identity,
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     products: torch.dtype | None = None,
     workspace: dict[str, Tensor] | None = None,
 ) -> tuple[StepOutput, Gradients]:
     """Loss of a batch and its gradients, without autograd.
 
-    Fastest where `coder.W_enc` is stored feature by feature (see `feature_major`).
-
     Args:
         x: [N, d_in] in the dtype of the coder.
-        mse_scale: factor of the reconstruction loss, e.g. 1 / variance.
-        aux: None, or no dead features: the auxiliary loss is 0.
-        tokens: of the whole batch, over all processes; None: x is the whole batch. Otherwise losses and gradients are
-            this process's summands of the batch's.
+        mse_scale: factor of the reconstruction loss; aux: None, or no dead features: the auxiliary loss is 0.
+        tokens: of the whole batch, over all processes, of whose losses and gradients these are summands; None: N.
         total: sums a tensor over all processes.
-        products: precision of the encoder product alone, e.g. bfloat16; it decides which features are active. Their
-            values are then computed again in the dtype of the coder. None: that dtype throughout.
-        workspace: keeps the memory of pre-activations from call to call: fresh memory costs more than filling it.
+        products: precision of the encoder product alone, which decides what is active; the values are then computed
+            again in the dtype of the coder. None: that dtype throughout.
+        workspace: keeps the memory of pre-activations from call to call.
     """
     if aux is not None and not len(aux.dead):
         aux = None
@@ -137,7 +118,7 @@ def gradients(
 
 
 def feature_major(coder: TopKSAE) -> TopKSAE:
-    """Store W_enc feature by feature (same shape and values), the memory order of its gradient. In place."""
+    """Store W_enc feature by feature (same shape and values), in place: the memory order of its gradient."""
     coder.W_enc = torch.nn.Parameter(coder.W_enc.detach().t().contiguous().t())
     return coder
 
@@ -172,10 +153,7 @@ def _encode(
 def _auxiliary(
     pre: Tensor, error: Tensor, w_dead: Tensor, aux: AuxK, total: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """z_aux [n, n_dead], dL/dê [n, d_in], and the auxiliary loss without its coefficient.
-
-    pre: [n, n_dead] pre-activations of the dead features; error: [N, d_in]; w_dead: their rows of W_dec.
-    """
+    """z_aux [n, n_dead], dL/dê [n, d_in] and the loss without coefficient; pre [n, n_dead], error [N, d_in]."""
     error = error[:: aux.stride]
     if aux.k < pre.shape[-1]:
         top, where = pre.topk(aux.k, dim=-1, sorted=False)
@@ -215,7 +193,6 @@ def _products(g: Tensor, w_dec: Tensor, indices: Tensor) -> Tensor:
     tokens, k = indices.shape
     starts = torch.arange(0, tokens * k + 1, k, device=g.device)
     with warnings.catch_warnings():
-        # CSR tensors announce that they are in beta, once per process
         warnings.simplefilter("ignore", UserWarning)
         pattern = torch.sparse_csr_tensor(
             starts, indices.reshape(-1), g.new_zeros(tokens * k), (tokens, len(w_dec)), check_invariants=False
@@ -225,13 +202,10 @@ def _products(g: Tensor, w_dec: Tensor, indices: Tensor) -> Tensor:
 
 @dataclass
 class LayerState:
-    """All that changes while one layer trains.
+    """All that changes while one layer trains, in training units: inputs are (h - mean) * scale.
 
-    Attributes:
-        coder: parameters in training units (inputs are (h - mean) * scale).
-        optimizer: over `stored(coder)`.
-        mse_scale: 1 / variance of the normalised inputs.
-        silent: [d_sae] int64, tokens since each feature last fired.
+    `optimizer` works on `stored(coder)`; `mse_scale` is 1 / variance of the inputs; `silent` [d_sae] counts tokens
+    since each feature last fired.
     """
 
     coder: TopKSAE
@@ -243,10 +217,7 @@ class LayerState:
 
 
 def stored(coder: TopKSAE) -> dict[str, Tensor]:
-    """The parameters as they lie in memory, sharing it: W_enc [d_sae, d_in], the others as they are.
-
-    The optimiser works on these, since its fast path copies what is not contiguous.
-    """
+    """The parameters as they lie in memory, W_enc as [d_sae, d_in]: the optimiser's fast path wants contiguous ones."""
     return {
         name: tensor.detach().t() if name == "W_enc" else tensor.detach() for name, tensor in coder.named_parameters()
     }
@@ -255,8 +226,7 @@ def stored(coder: TopKSAE) -> dict[str, Tensor]:
 def start(h: Tensor, config: SAETrainConfig, layer: int) -> LayerState:
     """Create coder, normalisation and optimiser from the first raw activations [N, d_in] of all processes.
 
-    Raises:
-        ActivationError: activations that are all equal.
+    Raises ActivationError for activations that are all equal.
     """
     d_in = h.shape[1]
     mean = h.mean(0) if config.normalise == "centre_scale" else None
@@ -267,10 +237,8 @@ def start(h: Tensor, config: SAETrainConfig, layer: int) -> LayerState:
     x = (h if mean is None else h - mean) * scale
     variance = float((x - x.mean(0)).square().sum(1).mean())
     if not variance > 0:
-        raise ActivationError(
-            f"layer {layer}: the first {len(h)} tokens are all equal; nothing can be learned from them"
-        )
-    # one stream per layer, so that a layer does not depend on which others train beside it
+        raise ActivationError(f"layer {layer}: the first {len(h)} tokens are all equal; nothing can be learned")
+    # one stream per layer, so that layers do not depend on one another
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + layer)
     coder = TopKSAE(d_in, config.d_sae, config.k, generator=generator).to(h)
     with torch.no_grad():
@@ -292,7 +260,7 @@ def make_optimizer(coder: TopKSAE, config: SAETrainConfig) -> torch.optim.AdamW:
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
-        weight_decay=config.weight_decay,
+        weight_decay=0.0,
         fused=coder.W_enc.device.type in ("cpu", "cuda"),
     )
 
@@ -306,17 +274,12 @@ def train_step(
     config: SAETrainConfig,
     processes: Processes,
     workspace: dict[str, Tensor],
-) -> tuple[StepOutput, Tensor]:
-    """One optimiser step on raw activations.
+    log: bool,
+) -> dict[str, float] | None:
+    """One optimiser step on raw activations h [N, d_in], this process's part of a batch of `tokens`.
 
-    Args:
-        h: [N, d_in], this process's part of the batch.
-        tokens: of the whole batch, over all processes.
-        seen: tokens of all batches including this one.
-        workspace: memory reused at each call, for any layer.
-
-    Returns:
-        Losses before the step (this process's summands), and the normalised input.
+    `seen` counts the tokens of all batches including this one; `workspace` is memory reused at each call. With `log` it
+    returns figures before the step (fvu pooled over the tokens, l0 their mean), and dead after it.
     """
     coder = state.coder
     x = (h if state.mean is None else h - state.mean) * state.scale
@@ -324,7 +287,7 @@ def train_step(
     # nothing can have been silent for longer than training has lasted
     if config.aux_coefficient > 0 and seen > config.dead_tokens:
         dead = (state.silent > config.dead_tokens).nonzero().squeeze(-1)
-        k = config.aux_k or 1 << max(0, (coder.d_in // 2).bit_length() - 1)
+        k = 1 << max(0, (coder.d_in // 2).bit_length() - 1)
         aux = AuxK(dead, k, config.aux_coefficient, config.aux_stride)
     products = torch.bfloat16 if config.dtype == "bfloat16" else None
     out, grads = gradients(
@@ -333,24 +296,17 @@ def train_step(
     for name, parameter in zip(stored(coder), state.optimizer.param_groups[0]["params"], strict=True):
         parameter.grad = processes.total(getattr(grads, name))
     with torch.no_grad():
-        if config.unit_norm_decoder:
-            grads.W_dec.addcmul_(processes.total(grads.radial)[:, None], coder.W_dec, value=-1)
+        grads.W_dec.addcmul_(processes.total(grads.radial)[:, None], coder.W_dec, value=-1)
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
-        if config.unit_norm_decoder:
-            _unit_rows(coder.W_dec)
+        _unit_rows(coder.W_dec)
         fired = torch.zeros(coder.d_sae, dtype=torch.int32, device=h.device)
         fired[out.indices[out.values > 0]] = 1
         state.silent.add_(tokens).masked_fill_(processes.total(fired) > 0, 0)
-    return out, x
-
-
-def figures(
-    out: StepOutput, x: Tensor, state: LayerState, tokens: int, lr: float, config: SAETrainConfig, processes: Processes
-) -> dict[str, float]:
-    """Figures of one batch before its step: fvu pooled over its tokens, l0 their mean; dead after it."""
+    if not log:
+        return None
     mean = processes.total(x.sum(0)) / tokens
     sums = torch.stack(
         [out.loss, out.aux, out.mse, (x - mean).square().sum() / tokens, (out.values > 0).sum() / tokens]

@@ -14,22 +14,18 @@ from torch import Tensor, nn
 from sae import format as sae_format
 from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
 
-#: Pre-activations computed at a time in `encode`: 2^26 numbers, 0.25 GB in float32.
+#: Pre-activations computed at a time in `encode` (2^26 numbers), and tokens searched at a time.
 _CHUNK = 1 << 26
-#: Tokens whose largest pre-activations are searched at a time.
 _ROWS = 512
 
 
 @dataclass(frozen=True, eq=False)
 class SparseCodes:
-    """h̃ of Eq. 2 for any number of tokens.
+    """h̃ of Eq. 2 for any number of tokens. Raises ShapeError where the two parts differ in shape.
 
     Attributes:
         values: [..., k], at least 0, in the units of the coder (see `TopKSAE.finalize`); 0 means inactive.
         indices: [..., k] int64, features; distinct within a token.
-
-    Raises:
-        ShapeError: the two differ in shape.
     """
 
     values: Tensor
@@ -37,9 +33,8 @@ class SparseCodes:
 
     def __post_init__(self) -> None:
         if self.values.shape != self.indices.shape or self.values.ndim == 0:
-            raise ShapeError(
-                f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be [..., k]"
-            )
+            shapes = f"values {list(self.values.shape)} and indices {list(self.indices.shape)}"
+            raise ShapeError(f"{shapes} must be [..., k]")
 
     @property
     def k(self) -> int:
@@ -66,10 +61,9 @@ class SparseCodes:
 
 
 class TopKSAE(nn.Module):
-    """A Top-K SAE over a residual stream of width d_in.
+    """A Top-K SAE: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in].
 
-    Parameters: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in]. A new one starts with random
-    unit rows in W_dec, W_enc its transpose, biases 0.
+    A new one starts with random unit rows in W_dec, W_enc its transpose, biases 0.
 
     Args:
         d_in: width of the hidden states.
@@ -78,8 +72,7 @@ class TopKSAE(nn.Module):
         metadata: JSON values stored in cfg.json, e.g. model and layer.
         generator: source of the random start; None: torch's global one.
 
-    Raises:
-        ConfigError: sizes that are not positive, or k > d_sae.
+    Raises ConfigError for sizes that are not positive, or k > d_sae.
     """
 
     def __init__(
@@ -104,15 +97,12 @@ class TopKSAE(nn.Module):
     def encode(self, h: Tensor) -> SparseCodes:
         """Eq. 2: TopK(ReLU((h - b_dec) W_enc + b_enc), k), on the parameters as they are.
 
-        Entries are in ascending order of feature. Where features tie for the last place, the lowest indices win, on
-        any device. Rows are taken in chunks, so no [..., d_sae] result exists for long inputs.
+        Entries are in ascending order of feature. Where features tie for the last place, the lowest indices win.
 
         Args:
             h: [..., d_in], any floating dtype; computed in the dtype of the parameters.
 
-        Raises:
-            ShapeError: the last dimension is not d_in.
-            ActivationError: h leads to values that are not finite.
+        Raises ShapeError if the last dimension is not d_in, ActivationError for values that are not finite.
         """
         if h.ndim == 0 or h.shape[-1] != self.d_in:
             raise ShapeError(f"hidden states {list(h.shape)} must be [..., {self.d_in}]")
@@ -145,19 +135,14 @@ class TopKSAE(nn.Module):
 
     @torch.no_grad()
     def finalize(self, scale: float = 1.0, mean: Tensor | None = None) -> TopKSAE:
-        """Fold the input normalisation of training into the parameters, once, so that raw hidden states go in and out.
+        """Fold the input normalisation of training into the parameters, once; returns itself.
 
-        A coder trained on (h - mean) * scale afterwards takes h and reconstructs h. Codes do not change: a value v of
-        feature j is in scaled units and stands for v * W_dec[j] in those of the hidden state (the rows of W_dec get
-        length 1 / scale if they had length 1). W_enc <- scale W_enc, W_dec <- W_dec / scale,
-        b_dec <- mean + b_dec / scale.
+        A coder trained on (h - mean) * scale afterwards takes h and reconstructs h, with the same codes (in scaled
+        units): W_enc <- scale W_enc, W_dec <- W_dec / scale, b_dec <- mean + b_dec / scale.
 
         Args:
             scale: dimensionless factor, positive.
             mean: [d_in] in units of the hidden state; None: 0.
-
-        Returns:
-            itself.
         """
         if not 0 < scale < float("inf"):
             raise ConfigError(f"scale must be a positive number, not {scale}")
@@ -173,8 +158,7 @@ class TopKSAE(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write `cfg.json` and `sae_weights.safetensors` in sae-lens's format; other files in the folder stay.
 
-        Raises:
-            FormatError: metadata that is not JSON.
+        Raises FormatError for metadata that is not JSON.
         """
         tensors = {name: tensor.detach() for name, tensor in self.named_parameters()}
         sae_format.write(folder, sae_format.Stored(self.d_in, self.d_sae, self.k, tensors, self.metadata))
@@ -183,8 +167,7 @@ class TopKSAE(nn.Module):
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
         """Read a folder written here or by sae-lens (see `sae.format`); parameters need no gradient.
 
-        Raises:
-            FormatError: see `sae.format.read`.
+        Raises FormatError for see `sae.format.read`.
         """
         stored = sae_format.read(folder)
         coder = cls.__new__(cls)
@@ -198,8 +181,7 @@ class TopKSAE(nn.Module):
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row, [n, w] to values and indices [n, k], in no order; any of equal values.
 
-    On a CPU `topk` costs as much per number as a product of some hundred columns. But the k largest lie in the k groups
-    of largest maximum, and maxima are cheap: the search is done among the maxima, then within their groups.
+    On a CPU `topk` is slow and maxima are cheap: the k largest lie in the k groups of largest maximum.
     """
     width = x.shape[-1]
     group = 16 if width > 16 * k else 4
@@ -218,11 +200,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of ReLU(pre) per row, by ascending index; among equals at the edge the lowest indices.
 
-    Args:
-        pre: [N, d_sae].
-
-    Returns:
-        values [N, k] (0 where fewer than k are positive) and indices [N, k].
+    pre [N, d_sae] to values [N, k] (0 where fewer than k are positive) and indices [N, k].
     """
     top, indices = largest(pre, min(k + 1, pre.shape[-1]))
     top, order = top.sort(dim=-1, descending=True)
@@ -241,16 +219,13 @@ def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
     """Read the coders in the subfolders `layer_<LL>`, by layer number, ascending.
 
-    Raises:
-        FormatError: no such subfolder, or one that cannot be read.
+    Raises FormatError for no such subfolder, or one that cannot be read.
     """
     folder = Path(folder)
     paths: dict[int, Path] = {}
     for path in sorted(folder.glob("layer_*")):
         number = path.name.removeprefix("layer_")
         if path.is_dir() and number.isdecimal():
-            if int(number) in paths:
-                raise FormatError(f"layer {int(number)} is there twice, also as {paths[int(number)].name}", path)
             paths[int(number)] = path
     if not paths:
         raise FormatError("holds no SAE: expected subfolders such as layer_04 (train_sae.py writes them)", folder)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sae import checkpoint, step
+from sae import checkpoint, files, step
 from sae.config import SAETrainConfig
 from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError
 from sae.parallel import Processes
@@ -20,18 +20,14 @@ from sae.topk import TopKSAE
 
 __all__ = ["Checkpoints", "SAETrainConfig", "Trained", "Trainer", "TrainerState", "train"]
 
+_COUNTS = ("steps", "tokens", "drawn", "skipped")
 #: Called with (steps done, steps in all, layer to its latest figures).
 Progress = Callable[[int, int, Mapping[int, Mapping[str, float]]], None]
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a run keeps what it needs to resume after it was killed.
-
-    Attributes:
-        folder: of this run alone; a run resumes from the checkpoint it finds there.
-        every: steps between checkpoints.
-    """
+    """Where a run keeps what it resumes from (a folder of its own), and the steps between checkpoints."""
 
     folder: Path
     every: int = 500
@@ -74,23 +70,20 @@ def train(
 
     Args:
         batches: layer to activations [N, d_in], as a mapping or as `.activations` of an object; the same layers in
-            each. They may end before all steps are done. With several processes, this process's part of each batch.
+            each. With several processes, this process's part of each batch.
         config: settings shared by the layers.
         device: where the coders are trained.
         metrics: a JSONL file to write: one line per layer every `log_every` steps (loss, aux, fvu, l0, dead, lr).
         progress: called after each step, and with no figures just before the first one.
-        checkpoints: None: a killed run is lost. Otherwise it resumes from its last checkpoint, to the same bits on CPU:
-            batches with `state_dict` and `load_state_dict` (`sae.buffer`) are put back, others drawn again.
+        checkpoints: None: a killed run is lost. Otherwise it resumes from its last checkpoint, to the same bits on CPU;
+            batches without `load_state_dict` are drawn again.
         accelerator: an `accelerate.Accelerator` that joined the processes; its trackers get the figures, too.
 
     Returns:
         Coders with the normalisation folded in, without gradient.
 
-    Raises:
-        ActivationError: values that are not finite (batch and layer are named), or no batch at all.
-        ShapeError, LayerError: batches that do not fit together.
-        ConfigError: checkpoints of another configuration or number of processes.
-        FormatError, StorageError: checkpoints or metrics that cannot be read or written.
+    Raises ActivationError, ShapeError or LayerError for values that are not finite or batches that do not fit;
+    ConfigError for checkpoints of another configuration; FormatError or StorageError for files.
     """
     trainer = Trainer(config, device, metrics, Processes(accelerator))
     source = iter(batches)
@@ -151,8 +144,7 @@ class Trainer:
 
     def start(self, sample: Mapping[int, Tensor]) -> None:
         """Fix normalisation and loss scale and start the coders, from [N, d_in] raw activations per layer."""
-        for number, h in sample.items():
-            self.state.layers[number] = step.start(h, self.config, number)
+        self.state.layers = {number: step.start(h, self.config, number) for number, h in sample.items()}
 
     def draw(self, source: Iterator[Any]) -> dict[int, Tensor] | None:
         """The next batch all processes can use; None when the data of one of them, or the steps, are at an end."""
@@ -177,12 +169,7 @@ class Trainer:
         return None
 
     def accept(self, number: int, batch: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The batch on the device in the training dtype.
-
-        Raises:
-            ActivationError: values that are not finite.
-            LayerError, ShapeError: another set of layers, or shapes that do not fit.
-        """
+        """The batch on the device in the training dtype, or an ActivationError, LayerError or ShapeError."""
         widths = self._widths or {key: h.shape[-1] for key, h in batch.items()}
         if not batch or set(batch) != set(widths):
             raise LayerError(f"batch {number} holds layers {sorted(batch)}, expected {sorted(widths) or 'some'}")
@@ -193,7 +180,7 @@ class Trainer:
             if h.ndim != 2 or h.shape[1] != width or len(h) != len(next(iter(batch.values()))) or not len(h):
                 raise ShapeError(f"batch {number}, layer {key}: {list(h.shape)} must be [N, {width}], N >= 1 for all")
             h = h.to(self.device, self.dtype)
-            # a sum is finite only if all its terms are (or overflows, with terms no coder could be trained on)
+            # a sum is finite only if all its terms are
             if not bool(torch.isfinite(h.sum())):
                 raise ActivationError(f"batch {number}, layer {key}: activations are not finite (see skip_nonfinite)")
             accepted[key] = h
@@ -203,15 +190,14 @@ class Trainer:
         """One optimiser step for every layer on raw activations; returns the latest logged figures."""
         state, config = self.state, self.config
         lr = config.rate(state.steps)
-        last = state.steps + 1 == config.total_steps
-        log = last or (state.steps + 1) % config.log_every == 0 or state.steps == 0
+        log = state.steps in (0, config.total_steps - 1) or (state.steps + 1) % config.log_every == 0
         tokens = self._tokens(batch)
         state.tokens += tokens
         for number, h in batch.items():
             current = state.layers[number]
-            out, x = step.train_step(current, h, tokens, state.tokens, lr, config, self.processes, self._workspace)
-            if log:
-                state.figures[number] = step.figures(out, x, current, tokens, lr, config, self.processes)
+            common = (tokens, state.tokens, lr, config, self.processes, self._workspace, log)
+            if (figures := step.train_step(current, h, *common)) is not None:
+                state.figures[number] = figures
         state.steps += 1
         if log:
             self._log()
@@ -234,10 +220,7 @@ class Trainer:
             if not all(bool(torch.isfinite(p.sum())) for p in current.coder.parameters()):
                 raise ActivationError(f"layer {number}: not finite after step {state.steps}; a lower lr may help")
         plain = {
-            "steps": state.steps,
-            "tokens": state.tokens,
-            "drawn": state.drawn,
-            "skipped": state.skipped,
+            **{name: getattr(state, name) for name in _COUNTS},
             "figures": {str(number): values for number, values in state.figures.items()},
             "config": asdict(self.config),
             "logged": self.metrics.stat().st_size if self.metrics is not None else 0,
@@ -251,7 +234,7 @@ class Trainer:
         if path is None:
             return False
         try:
-            saved = checkpoint.read_state(path)
+            saved = files.read_json(path / checkpoint.STATE)
             config = {**saved["config"], "betas": tuple(saved["config"]["betas"])}
             if changed := [name for name, value in asdict(self.config).items() if config.get(name) != value]:
                 raise ConfigError(f"{path}: of a run with another {changed[0]} ({config.get(changed[0])})")
@@ -259,7 +242,7 @@ class Trainer:
                 raise ConfigError(f"{path}: of a run of {saved['processes']} processes, not {self.processes.count}")
             layers = checkpoint.load(path, saved, self.config, self.device)
             figures = {int(number): values for number, values in saved["figures"].items()}
-            counts = {name: int(saved[name]) for name in ("steps", "tokens", "drawn", "skipped")}
+            counts = {name: int(saved[name]) for name in _COUNTS}
         except (KeyError, TypeError) as error:
             raise FormatError(f"is not a checkpoint of this version ({error!r})", path) from None
         self.state = TrainerState(layers, figures=figures, **counts)

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Write the pages on which people check draft items: one local HTML file for each annotator."""
+"""The command `remind annotate-refmem` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.refmem.annotate import AnnotateConfig, write_pages
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(AnnotateConfig, write_pages, __doc__)
+    run("annotate-refmem")

@@ -1,9 +1,7 @@
 #!/usr/bin/env python
-"""Build a benchmark of reflective memory from dialogues; stages that are finished are not done again."""
+"""The command `remind build-refmem` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.refmem.build import build_refmem
-from remind.refmem.config import RefMemConfig
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(RefMemConfig, build_refmem, __doc__)
+    run("build-refmem")

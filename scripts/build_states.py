@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Build the factual, attentional and reflective states of every question of a dialogue file."""
+"""The command `remind build-states` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.pipeline import BuildStatesConfig, build_states
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(BuildStatesConfig, build_states, __doc__)
+    run("build-states")

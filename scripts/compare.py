@@ -1,10 +1,7 @@
 #!/usr/bin/env python
-"""Compare two evaluation runs question by question: compare.py FIRST SECOND."""
+"""The command `remind compare` as a file, for `accelerate launch`."""
 
-import sys
-
-from remind.core.cli import main
-from remind.evaluation.compare import CompareConfig, compare_and_show, named
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(CompareConfig, compare_and_show, __doc__, named(sys.argv[1:]))
+    run("compare")

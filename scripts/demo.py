@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Run everything once in a small synthetic world whose answers are known: states, alignment, export and a report."""
+"""The command `remind demo` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.demo import DemoConfig, demo
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(DemoConfig, demo, __doc__)
+    run("demo")

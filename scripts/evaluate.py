@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Answer the questions of a split under one or more conditions, judge the answers, and write the report."""
+"""The command `remind evaluate` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.evaluation.harness import EvaluateConfig, evaluate_and_show
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(EvaluateConfig, evaluate_and_show, __doc__)
+    run("evaluate")

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Write a trained checkpoint as a plain Hugging Face folder."""
+"""The command `remind export` as a file, for `accelerate launch`."""
 
-from remind.alignment.export import ExportConfig, export
-from remind.core.cli import main
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(ExportConfig, export, __doc__)
+    run("export")

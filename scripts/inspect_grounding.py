@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Show what grounding saw of a question, or of every one: a page that opens from disk."""
+"""The command `remind inspect` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.viewing.inspector import InspectConfig, inspect_grounding
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(InspectConfig, inspect_grounding, __doc__)
+    run("inspect")

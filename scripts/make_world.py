@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Make a synthetic world with known answers: dialogues, questions, what is latent behind them, and their states."""
+"""The command `remind make-world` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.testbed.write import MakeWorldConfig, write_world
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(MakeWorldConfig, write_world, __doc__)
+    run("make-world")

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Merge annotators' files: agreement before discussion, conflicts, removal rates and the adjudicated items."""
+"""The command `remind merge-annotations` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.refmem.merge import MergeConfig, merge_and_show
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(MergeConfig, merge_and_show, __doc__)
+    run("merge-annotations")

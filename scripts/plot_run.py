@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Draw what training runs went through: loss shares and divergences (Figure 14), cross-entropies, accuracy."""
+"""The command `remind plot-run` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.viewing.plots.trajectory import PlotRunConfig, plot_run
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(PlotRunConfig, plot_run, __doc__)
+    run("plot-run")

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment)."""
+"""The command `remind train-pra` as a file, for `accelerate launch`."""
 
-from remind.alignment.trainer import TrainConfig, train
-from remind.core.cli import main
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(TrainConfig, train, __doc__)
+    run("train-pra")

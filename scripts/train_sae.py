@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Train Top-K sparse autoencoders on dialogues, one per layer of a backbone."""
+"""The command `remind train-sae` as a file, for `accelerate launch`."""
 
-from remind.core.cli import main
-from remind.sae_training import TrainSAEConfig, train_sae
+from remind.commands import run
 
 if __name__ == "__main__":
-    main(TrainSAEConfig, train_sae, __doc__)
+    run("train-sae")

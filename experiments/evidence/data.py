@@ -17,7 +17,7 @@ from remind.data.readers.source import Source
 
 
 @dataclass(frozen=True)
-class Asked:
+class DialogueQuestions:
     """The questions of one dialogue that have gold evidence.
 
     Attributes:
@@ -50,7 +50,7 @@ def gold_turns(dialogue: Dialogue, question: Question) -> Tensor:
     return torch.tensor(sorted(found), dtype=torch.int64)
 
 
-def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[Asked], list[dict[str, Any]]]:
+def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[DialogueQuestions], list[dict[str, Any]]]:
     """Questions with evidence, and what each path holds. A dataset is named after its format; files of one are joined.
 
     Args:
@@ -60,7 +60,7 @@ def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[Asked], l
         DataError, FormatError: what cannot be read.
         ConfigError: a dataset without gold evidence, or dialogues of one id in two files.
     """
-    asked: list[Asked] = []
+    asked: list[DialogueQuestions] = []
     facts: list[dict[str, Any]] = []
     for path in paths:
         corpus = read(path)
@@ -69,7 +69,9 @@ def load(paths: Sequence[str], limit: int | None = None) -> tuple[list[Asked], l
         for dialogue, questions in corpus.by_dialogue():
             pairs = [(q, gold) for q in questions if len(gold := gold_turns(dialogue, q))][:limit]
             if pairs:
-                found.append(Asked(name, dialogue, tuple(q for q, _ in pairs), tuple(gold for _, gold in pairs)))
+                found.append(
+                    DialogueQuestions(name, dialogue, tuple(q for q, _ in pairs), tuple(gold for _, gold in pairs))
+                )
         if not found:
             raise ConfigError(f"{path} has no question with gold evidence")
         asked += found

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.evidence.marking import evidence_ratio
 from experiments.evidence.prepare import DRAWS, Prepared, View, resonance_name
-from remind.grounding.fusion import WEIGHTS, around, design, fill_lowest, gaussian_shares, standardise_turns
+from remind.grounding.config import WEIGHTS
+from remind.grounding.fusion import around, design, fill_lowest, gaussian_shares, standardise_turns
 
 BASELINES = ("random", "bm25", "dense", "bm25+dense")
 METHODS = (*BASELINES, "resonance", "fused")
@@ -100,3 +100,40 @@ def plain_ratio(one: Prepared, scope: str, method: str, setting: Setting, budget
         scores = [plain_scores(view, PARTS[method], setting)]
     found = [evidence_ratio(s, view.run, one.cost, one.asked.gold, budgets, setting.window) for s in scores]
     return np.asarray(np.mean(found, axis=0))
+
+
+def evidence_ratio(
+    salience: Tensor, run: Tensor, cost: Tensor, gold: Sequence[Tensor], budgets: Sequence[int], window: int = 0
+) -> np.ndarray:
+    """Share of each question's gold turns that `select_blocks` would mark; float64 [Q, budgets].
+
+    Args:
+        salience: [n, Q]; -inf is never chosen.
+        run: int64 [n, Q] or [n, 1]; -1: not at hand, so never marked.
+        cost: int64 [n], tokens.
+        gold: for each question positions of its gold turns.
+        budgets: in tokens.
+        window: turns on either side of a chosen one that are marked with it, in the same run.
+    """
+    n, questions = salience.shape
+    scores = salience.float().numpy()
+    runs = np.broadcast_to(run.numpy(), scores.shape)
+    tokens = cost.double().numpy()
+    scores = np.where(runs < 0, np.float32(-np.inf), scores)
+    order = np.argsort(-scores, axis=0, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(n)[:, None], order.shape), axis=0)
+    # a turn is marked with the first chosen turn whose window holds it; n: with none
+    seed = np.where(scores == -np.inf, n, rank)
+    covered = seed.copy()
+    for step in range(1, min(window, n - 1) + 1):
+        joined = (runs[step:] == runs[:-step]) & (runs[step:] >= 0)
+        covered[step:] = np.where(joined, np.minimum(covered[step:], seed[:-step]), covered[step:])
+        covered[:-step] = np.where(joined, np.minimum(covered[:-step], seed[step:]), covered[:-step])
+    found = np.zeros((questions, len(budgets)))
+    for q in range(questions):
+        spent = np.bincount(covered[:, q], weights=tokens, minlength=n + 1)[:n].cumsum()
+        last = np.searchsorted(spent, np.asarray(budgets, dtype=np.float64), side="right")
+        places = covered[gold[q].numpy(), q]
+        found[q] = ((places[:, None] < last[None]) & (places[:, None] < n)).mean(0)
+    return found

@@ -15,12 +15,12 @@ from experiments.evidence.controls import CONTROLS, ablations, controls_for, hid
 from experiments.evidence.crossval import best_settings
 from experiments.evidence.methods import grid, plain_ratio
 from experiments.evidence.prepare import Prepared, View, resonance_name, resonances
-from experiments.evidence.resonance import AskedCodes, encode_asked, turn_scores
+from experiments.evidence.resonance import QuestionCodes, encode_questions, turn_scores
 from remind.core.progress import track
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.windowed import WindowedCodes
-from remind.perception.segment import turn_text
+from remind.states.pyramid import turn_text
 from sae import TopKSAE
 
 #: Every so manieth turn lends its hidden states to the directions of `pca` and the mean of `untrained`.
@@ -81,7 +81,7 @@ def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingCo
     """Resonance with the strategies' anchors, each seen alone, in place of the questions' own words."""
     asked = one.asked
     texts = [question.text for question in asked.questions]
-    held = encode_asked(encoder, one.codes.dialogue, asked.dialogue, texts, one.strategies, "strategy")
+    held = encode_questions(encoder, one.codes.dialogue, asked.dialogue, texts, one.strategies, "strategy")
     return resonances(held, config, one.views["full"].run)
 
 
@@ -89,12 +89,12 @@ def _of_control(one: Prepared, encoder: SparseEncoder, config: GroundingConfig, 
     asked = one.asked
     codes = WindowedCodes(encoder, config.window_tokens, 0).dialogue_codes(asked.dialogue)
     texts = [question.text for question in asked.questions]
-    held = encode_asked(encoder, codes, asked.dialogue, texts, one.strategies)
+    held = encode_questions(encoder, codes, asked.dialogue, texts, one.strategies)
     run = one.views["full"].run
     return _cosines(held, config, run) if cosine else resonances(held, config, run)
 
 
-def _cosines(held: AskedCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
+def _cosines(held: QuestionCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
     """`hidden_cosine` of every token with the mean of a question's content tokens, in the place of Eq. 4."""
     every = sorted(held.dialogue.layers)
     parts = {}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from experiments.evidence.data import Asked
-from experiments.evidence.resonance import AskedCodes, encode_asked, salience
+from experiments.evidence.data import DialogueQuestions
+from experiments.evidence.resonance import QuestionCodes, encode_questions, salience
 from remind.grounding.config import GroundingConfig
 from remind.grounding.signals import TurnIndex
 from remind.grounding.windowed import WindowedCodes
@@ -46,10 +46,10 @@ class Prepared:
         strategies: of every question.
     """
 
-    asked: Asked
+    asked: DialogueQuestions
     cost: Tensor
     views: dict[str, View]
-    codes: AskedCodes
+    codes: QuestionCodes
     strategies: tuple[Strategy, ...]
 
 
@@ -58,7 +58,7 @@ def resonance_name(match: str, layers: str) -> str:
 
 
 def prepare(
-    asked: Asked, windowed: WindowedCodes, perception: Perception, config: GroundingConfig, seed: int = 0
+    asked: DialogueQuestions, windowed: WindowedCodes, perception: Perception, config: GroundingConfig, seed: int = 0
 ) -> Prepared:
     """Encode the dialogue (windows of the backbone, turn vectors), retrieve for every question, score every turn.
 
@@ -70,7 +70,7 @@ def prepare(
     states = [perception.perceive(asked.dialogue, question) for question in asked.questions]
     codes = windowed.dialogue_codes(asked.dialogue)
     strategies = tuple(state.strategy for state in states)
-    held = encode_asked(windowed.encoder, codes, asked.dialogue, texts, strategies)
+    held = encode_questions(windowed.encoder, codes, asked.dialogue, texts, strategies)
     n = len(asked.dialogue.turns)
     retrieved = torch.full((n, len(texts)), -1)
     for column, state in enumerate(states):
@@ -84,7 +84,7 @@ def prepare(
     return Prepared(asked, cost, views, held, strategies)
 
 
-def _text_signals(asked: Asked, perception: Perception, texts: Sequence[str]) -> dict[str, Tensor]:
+def _text_signals(asked: DialogueQuestions, perception: Perception, texts: Sequence[str]) -> dict[str, Tensor]:
     index = TurnIndex(asked.dialogue, perception.encoder)
     lexical = perception.index(asked.dialogue).bm25
     plain = torch.stack([torch.from_numpy(lexical.scores(stems(text))).float() for text in texts], 1)
@@ -95,7 +95,7 @@ def _text_signals(asked: Asked, perception: Perception, texts: Sequence[str]) ->
     }
 
 
-def resonances(held: AskedCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
+def resonances(held: QuestionCodes, config: GroundingConfig, run: Tensor) -> dict[str, Tensor]:
     """Both kinds of match, over all layers and the last alone, by `resonance_name`; [n, Q] each."""
     every = sorted(held.dialogue.layers)
     kinds = {"all": every, "last": every[-1:]} if len(every) > 1 else {"last": every}

@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.evidence.data import Asked
-from experiments.evidence.intervals import bootstrap_means, clustered_means, interval
+from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.methods import BASELINES, METHODS
 from experiments.evidence.prepare import SCOPES
+from remind.evaluation.intervals import cluster_bootstrap, interval
 
+_RESAMPLES = 2000
 Ratios = Mapping[tuple[str, str], Sequence[np.ndarray]]
+
+
+def _estimate(values: np.ndarray) -> dict[str, Any]:
+    low, high = interval(cluster_bootstrap(values, None, _RESAMPLES))
+    return {"ratio": float(values.mean()), "low": low, "high": high, "n": len(values)}
 
 
 class Table:
@@ -22,15 +28,13 @@ class Table:
         asked: the dialogues. ratios: (method, scope) → for each dialogue [Q, budgets].
     """
 
-    def __init__(self, asked: Sequence[Asked], ratios: Ratios, budgets: Sequence[int]) -> None:
+    def __init__(self, asked: Sequence[DialogueQuestions], ratios: Ratios, budgets: Sequence[int]) -> None:
         self.budgets = list(budgets)
         self.values = {key: np.concatenate(list(found)) for key, found in ratios.items()}
         sizes = [len(one.questions) for one in asked]
         self.dataset = np.repeat([one.dataset for one in asked], sizes)
         self.dialogue = np.repeat(np.arange(len(asked)), sizes)
         self.category = np.array([name for one in asked for name in one.categories])
-        self.questions = [question for one in asked for question in one.questions]
-        self.names = [one.dialogue.id for one in asked]
         self.datasets = list(dict.fromkeys(one.dataset for one in asked))
 
     def rows(self, methods: Sequence[str] = METHODS) -> list[dict[str, Any]]:
@@ -49,9 +53,7 @@ class Table:
                                 "method": method,
                                 "scope": scope,
                                 "budget": budget,
-                                "ratio": float(values[chosen, b].mean()),
-                                **dict(zip(("low", "high"), interval(bootstrap_means(values[chosen, b])), strict=True)),
-                                "n": int(chosen.sum()),
+                                **_estimate(values[chosen, b]),
                             }
                             for b, budget in enumerate(self.budgets)
                         ]
@@ -71,8 +73,9 @@ class Table:
                 best = max(means, key=lambda other: means[other])
                 gain = (self.values[method, scope] - self.values[best, scope])[here, b]
                 seed = len(drawn)
-                means_drawn = bootstrap_means(gain, seed=seed), clustered_means(gain, self.dialogue[here], seed=seed)
-                drawn.append((float(gain.mean()), *means_drawn))
+                questions = cluster_bootstrap(gain, None, _RESAMPLES, seed)
+                dialogues = cluster_bootstrap(gain, self.dialogue[here], _RESAMPLES, seed)
+                drawn.append((float(gain.mean()), questions, dialogues))
                 found.append(self._difference(dataset, method, best, scope, budget, drawn[-1:], int(here.sum())))
             if len(drawn) > 1:
                 found.append(self._difference("both", method, "best of each", scope, budget, drawn, len(self.dataset)))
@@ -104,33 +107,6 @@ class Table:
             "n": n,
         }
 
-    def hardest(self, method: str, budget: int, most: int = 10) -> list[dict[str, Any]]:
-        """By dataset and category the mean ratio over the full history, worst first, and its questions found least."""
-        values = self.values[method, "full"][:, self.budgets.index(budget)]
-        found = []
-        for dataset, category in sorted({*zip(self.dataset.tolist(), self.category.tolist(), strict=True)}):
-            chosen = np.flatnonzero((self.dataset == dataset) & (self.category == category))
-            order = chosen[np.argsort(values[chosen], kind="stable")]
-            found.append(
-                {
-                    "dataset": dataset,
-                    "category": category,
-                    "ratio": float(values[chosen].mean()),
-                    "n": len(chosen),
-                    "missed": [
-                        {
-                            "id": self.questions[n].id,
-                            "question": self.questions[n].text,
-                            "evidence": list(self.questions[n].evidence),
-                            "ratio": float(values[n]),
-                        }
-                        for n in order[:most]
-                        if values[n] < 1
-                    ],
-                }
-            )
-        return sorted(found, key=lambda entry: entry["ratio"])
-
     def text(self, scope: str, methods: Sequence[str]) -> str:
         """Means by method and budget, the datasets one below the other."""
         lines = []
@@ -155,18 +131,6 @@ def difference_lines(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], "
         f"by dialogue [{row['clustered_low']:+.3f}, {row['clustered_high']:+.3f}]"
         for row in rows
-    )
-
-
-def hardest_lines(entries: Sequence[Mapping[str, Any]], most: int = 3, examples: int = 2) -> str:
-    """The categories found least, with questions of theirs that miss most."""
-    return "\n".join(
-        f"  {entry['dataset']} {entry['category']}: {entry['ratio']:.3f} of {entry['n']} questions"
-        + "".join(
-            f"\n      {missed['ratio']:.2f}  {missed['question']} ({missed['id']}, {len(missed['evidence'])} turns)"
-            for missed in entry["missed"][:examples]
-        )
-        for entry in entries[:most]
     )
 
 

@@ -13,21 +13,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remind.data.dialogue import Dialogue
-from remind.grounding.asked import question_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.fusion import standardise_turns
-from remind.grounding.matching import best_partners, match_each
+from remind.grounding.matching import best_partners, match_each, question_codes
 from remind.grounding.places import Part
-from remind.grounding.resonance import kernel_radius
-from remind.grounding.salience import parse_aggregate
+from remind.grounding.resonance import smooth_runs
+from remind.grounding.salience import turn_salience
 from remind.grounding.windowed import DialogueCodes
 from remind.states.pyramid import Strategy
 from sae import SparseCodes
 
 
 @dataclass(frozen=True)
-class AskedCodes:
+class QuestionCodes:
     """Codes of a dialogue and of the questions about it.
 
     Attributes:
@@ -46,14 +45,14 @@ class AskedCodes:
         return next(iter(self.reasons.values())).shape[1]
 
 
-def encode_asked(
+def encode_questions(
     encoder: SparseEncoder,
     codes: DialogueCodes,
     dialogue: Dialogue,
     texts: Sequence[str],
     strategies: Sequence[Strategy],
     anchor_codes: str = "question",
-) -> AskedCodes:
+) -> QuestionCodes:
     """Codes of the questions' anchors and of their reasoning cues, each cue on its own and only once.
 
     Args:
@@ -69,7 +68,7 @@ def encode_asked(
     uses = torch.tensor([float(s.reasoning.count(cue)) for cue in cues for s in strategies])
     uses = uses.reshape(len(cues), len(strategies))
     reasons = {layer: _counts(found[layer], place, len(cues), len(codes.idf[layer])) @ uses for layer in codes.layers}
-    return AskedCodes(codes, len(dialogue.turns), anchors, owner, reasons)
+    return QuestionCodes(codes, len(dialogue.turns), anchors, owner, reasons)
 
 
 def _strategy_codes(encoder: SparseEncoder, strategies: Sequence[Strategy]) -> tuple[dict[int, SparseCodes], Tensor]:
@@ -80,7 +79,7 @@ def _strategy_codes(encoder: SparseEncoder, strategies: Sequence[Strategy]) -> t
     return encoder.encode([one for _, one in kept]), torch.tensor(owner, dtype=torch.int64)
 
 
-def salience(asked: AskedCodes, config: GroundingConfig, run: Tensor, layers: Sequence[int]) -> Tensor:
+def salience(asked: QuestionCodes, config: GroundingConfig, run: Tensor, layers: Sequence[int]) -> Tensor:
     """s_turn (Eq. 5, or `match_each`) of every turn for every question, before turns share with neighbours.
 
     Args:
@@ -112,7 +111,7 @@ def salience(asked: AskedCodes, config: GroundingConfig, run: Tensor, layers: Se
     return turn_scores(asked, config, whole, parts)
 
 
-def turn_scores(asked: AskedCodes, config: GroundingConfig, run: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def turn_scores(asked: QuestionCodes, config: GroundingConfig, run: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """From scores of tokens [T, Q], one a layer, to one per turn (Eq. 5); float32 [n, Q].
 
     Args:
@@ -123,11 +122,12 @@ def turn_scores(asked: AskedCodes, config: GroundingConfig, run: Tensor, parts: 
     spoken = (codes.part == Part.TEXT) | (codes.part == Part.CAPTION)
     if len(parts) > 1:
         parts = [torch.stack([standardise_turns(r, tokens_inside) for r in parts]).mean(0)]
-    smoothed = _smooth(parts[0], run[codes.turn], config.sigma)
-    group = torch.where(spoken, 2 * codes.turn + (codes.part == Part.CAPTION), -1)
-    text, caption = _aggregate(smoothed, group, 2 * asked.n_turns, config.agg).unflatten(0, (-1, 2)).unbind(1)
-    both = (1 - config.lam) * text + config.lam * caption
-    return torch.where(caption == -torch.inf, text, torch.where(text == -torch.inf, caption, both))
+    counted, captions = torch.where(spoken, codes.turn, -1), codes.part == Part.CAPTION
+    columns = []
+    for r, runs in zip(parts[0].T, run[codes.turn].T, strict=True):
+        smoothed = smooth_runs(r.contiguous(), runs, config.sigma)
+        columns.append(turn_salience(smoothed, counted, captions, asked.n_turns, config.lam, config.agg))
+    return torch.stack(columns, 1)
 
 
 def _idf(codes: DialogueCodes, layer: int, config: GroundingConfig) -> Tensor:
@@ -142,7 +142,7 @@ def _counts(codes: SparseCodes, owner: Tensor, n: int, d_sae: int) -> Tensor:
 
 
 def _token_resonance(
-    asked: AskedCodes, layer: int, config: GroundingConfig, run: Tensor, tokens_inside: Tensor
+    asked: QuestionCodes, layer: int, config: GroundingConfig, run: Tensor, tokens_inside: Tensor
 ) -> Tensor:
     """Eq. 3 and 4, [T, Q]."""
     codes, idf = asked.dialogue.layers[layer], _idf(asked.dialogue, layer, config)[:, None]
@@ -164,35 +164,3 @@ def _token_resonance(
         total, count = values.sum(-1) @ weight, active.sum(-1).float() @ weight
         beta = torch.where(count > 0, beta * config.beta_unit * total / count.clamp(min=1), beta)
     return local + (beta * received)[asked.dialogue.turn]
-
-
-def _smooth(r: Tensor, run: Tensor, sigma: float) -> Tensor:
-    """`gaussian_smooth` within runs, [T, Q]."""
-    radius = kernel_radius(sigma)
-    if radius == 0:
-        return r
-    steps = torch.arange(-radius, radius + 1, dtype=torch.float64)
-    kernel = torch.exp(-0.5 * (steps / sigma) ** 2)
-    share = (kernel / kernel.sum())[radius:].tolist()
-    out = share[0] * r
-    for step in range(1, min(radius, len(r) - 1) + 1):
-        joined = share[step] * (run[step:] == run[:-step])
-        out[step:] += joined * r[:-step]
-        out[:-step] += joined * r[step:]
-    return out
-
-
-def _aggregate(values: Tensor, group: Tensor, n_groups: int, agg: str) -> Tensor:
-    """`salience.aggregate` of every column of [T, Q]; tokens of a group stand in any order, -1 is of none."""
-    largest = parse_aggregate(agg)
-    order = torch.where(group >= 0, group, n_groups).argsort(stable=True)
-    counts = torch.bincount(group[group >= 0], minlength=n_groups)
-    first = counts.cumsum(0) - counts
-    out = values.new_full((n_groups, values.shape[1]), -torch.inf)
-    for size in counts.unique().tolist():
-        if size:
-            chosen = (counts == size).nonzero().squeeze(-1)
-            held = values[order[first[chosen, None] + torch.arange(size)]]
-            m = size if largest is None else min(size, largest)
-            out[chosen] = (held if m == size else held.topk(m, dim=1).values).mean(1)
-    return out

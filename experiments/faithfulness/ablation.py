@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.faithfulness.edits import x0_of
 from experiments.faithfulness.logprob import check_length, logprobs
-from experiments.faithfulness.places import Prompt
+from experiments.faithfulness.turns import Prompt, x0_of
 from remind.core.errors import ModelError
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder, turn_idf
@@ -53,20 +52,22 @@ def guidance_features(
         return {layer: [] for layer in encoder.saes}
     first = torch.tensor([first_character(rendered.text, span) for span in tokens.offsets[:length]])
     codes = encoder.encode([tokens.ids[:length]])
-    known = dict(idf or {})
-    corpus = config.idf == "corpus" or (config.idf == "auto" and set(encoder.saes) <= set(known))
-    found = {}
+    corpus_idf = dict(idf or {})
+    corpus = config.idf == "corpus" or (config.idf == "auto" and set(encoder.saes) <= set(corpus_idf))
+    features = {}
     for layer, values in codes.items():
-        if corpus and layer not in known:
+        if corpus and layer not in corpus_idf:
             raise ModelError(
                 f"the SAE of layer {layer} was saved without idf; build states with grounding.idf dialogue"
             )
-        weights = known[layer].cpu().float() if corpus else _idf(values, rendered, first, encoder.saes[layer].d_sae)
+        weights = (
+            corpus_idf[layer].cpu().float() if corpus else _idf(values, rendered, first, encoder.saes[layer].d_sae)
+        )
         reason, anchors = (values[_inside(first, spans)] for spans in (rendered.reasoning, rendered.anchors))
         v = guidance(reason, anchors, weights, config.alpha, anchor_idf=config.anchor_idf)
         order = v.argsort(descending=True, stable=True)[: n if n is not None else len(v)]
-        found[layer] = [int(feature) for feature in order if v[feature] > 0]
-    return found
+        features[layer] = [int(feature) for feature in order if v[feature] > 0]
+    return features
 
 
 def _idf(codes: SparseCodes, rendered: Rendered, first: Tensor, d_sae: int) -> Tensor:
@@ -114,7 +115,7 @@ def ablated_logprob(
     """
     check_length(backbone, len(prompt.ids), len(target_ids))
     inputs = {"input_ids": torch.tensor([[*prompt.ids, *target_ids[:-1]]])}
-    chosen = {layer: wanted for layer, wanted in features.items() if wanted}
+    chosen = {layer: ids for layer, ids in features.items() if ids}
     if not chosen:
         return logprobs(backbone, inputs, target_ids)[0].cpu()
     edited = torch.zeros(inputs["input_ids"].shape[1], dtype=torch.bool)

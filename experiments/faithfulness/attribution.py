@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from experiments.faithfulness.edits import x0_of
 from experiments.faithfulness.logprob import check_length, logprobs, only_last, placed
-from experiments.faithfulness.places import Prompt, prompt_of
+from experiments.faithfulness.turns import Prompt, prompt_of, x0_of
 from remind.core.errors import ConfigError, ModelError
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import Rendered

@@ -63,14 +63,14 @@ def answer_logprobs(
     """`answer_logprob` of one target after several prompts of token ids, in their order."""
     for prompt in prompts:
         check_length(backbone, len(prompt), len(target_ids))
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     # neighbours of like length waste little on padding
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = _left_padded(backbone, [[*prompts[number], *target_ids[:-1]] for number in chosen])
-        found.update(zip(chosen, logprobs(backbone, batch, target_ids).cpu(), strict=True))
-    return [found[number] for number in range(len(prompts))]
+        results.update(zip(chosen, logprobs(backbone, batch, target_ids).cpu(), strict=True))
+    return [results[number] for number in range(len(prompts))]
 
 
 def _left_padded(backbone: Backbone, rows: list[list[int]]) -> dict[str, Tensor]:

@@ -14,9 +14,16 @@ from torch import Tensor
 from experiments.faithfulness.ablation import ablated_logprob, guidance_features
 from experiments.faithfulness.attribution import attention_to_turns, gradient_times_input
 from experiments.faithfulness.config import FaithfulnessConfig
-from experiments.faithfulness.edits import evidence_turns, fill, marked_turns, only_turns, without_turns
 from experiments.faithfulness.logprob import answer_logprobs, answer_tokens, target_ids
-from experiments.faithfulness.places import Prompt, prompt_of
+from experiments.faithfulness.turns import (
+    Prompt,
+    evidence_turns,
+    fill,
+    marked_turns,
+    only_turns,
+    prompt_of,
+    without_turns,
+)
 from remind.grounding.config import GroundingConfig
 from remind.models.chat import prompt_ids
 from remind.states.parquet import StateRecord
@@ -108,7 +115,7 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
     sets: dict[str, list[list[int]]] = {
         "marked": [question.marked],
         "random": draws,
-        "attention": [_attended(backbone, question, cfg)],
+        "attention": [ranked(question, attention_to_turns(backbone, prompt, target, cfg.attention_layers), cfg.rank)],
         "gradient": [ranked(question, gradient_times_input(backbone, prompt, target), cfg.rank)],
     }
     if evidence := evidence_turns(record):
@@ -122,8 +129,8 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
     # different choosers often agree; each prompt is read once
     unique = list(dict.fromkeys([record.x0.text, *(t for kind in texts.values() for c in kind.values() for t in c)]))
     ids = [prompt_ids(backbone.tokenizer, text) for text in unique]
-    found = answer_logprobs(backbone, ids, target, cfg.batch_size)
-    values = {text: _scores(backbone, record, value) for text, value in zip(unique, found, strict=True)}
+    outputs = answer_logprobs(backbone, ids, target, cfg.batch_size)
+    values = {text: _scores(backbone, record, value) for text, value in zip(unique, outputs, strict=True)}
     lengths = {text: len(tokens) for text, tokens in zip(unique, ids, strict=True)}
     base, whole, empty = values[record.x0.text], lengths[record.x0.text], lengths[only_turns(record, [])]
     counts: dict[str, Callable[[str], int]] = {
@@ -137,22 +144,31 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
     n_features: dict[str, int] = {}
     if ablation is not None:
         features = guidance_features(ablation.encoder, record, ablation.config, ablation.idf, cfg.features)
-        n_features = {str(layer): len(found) for layer, found in features.items()}
+        n_features = {str(layer): len(chosen) for layer, chosen in features.items()}
         if any(features.values()):
             changes["ablated"] = _ablated(backbone, question, base, sets, features, ablation.saes)
     return {
-        **_about(question),
+        "question_id": record.question_id,
+        "dialogue_id": record.dialogue_id,
+        "format": record.format,
+        "dimension": record.dimension,
+        "category": record.category,
+        "tokens": {
+            "prompt": len(prompt.ids),
+            "turns": sum(prompt.sizes),
+            "marked": question.budget,
+            "target": len(target),
+        },
         "logprob": base,
         "changes": changes,
-        "turns": {name: _ids(record, chosen[0]) for name, chosen in sets.items() if name != "random"},
+        "turns": {
+            name: [record.x0.turns[turn].turn_id for turn in chosen[0]]
+            for name, chosen in sets.items()
+            if name != "random"
+        },
         "overlap": {name: _overlap(question, sets[name][0]) for name in ("attention", "gradient")},
         "features": n_features,
     }
-
-
-def _attended(backbone: Backbone, question: Question, cfg: FaithfulnessConfig) -> list[int]:
-    mass = attention_to_turns(backbone, question.prompt, question.target, cfg.attention_layers)
-    return ranked(question, mass, cfg.rank)
 
 
 def _ablated(
@@ -195,24 +211,3 @@ def _overlap(question: Question, turns: Sequence[int]) -> float:
     sizes = question.prompt.sizes
     total = sum(sizes[turn] for turn in turns)
     return sum(sizes[turn] for turn in set(turns) & set(question.marked)) / total if total else 0.0
-
-
-def _ids(record: StateRecord, turns: Sequence[int]) -> list[str]:
-    return [record.x0.turns[turn].turn_id for turn in turns]
-
-
-def _about(question: Question) -> Row:
-    record, sizes = question.record, question.prompt.sizes
-    return {
-        "question_id": record.question_id,
-        "dialogue_id": record.dialogue_id,
-        "format": record.format,
-        "dimension": record.dimension,
-        "category": record.category,
-        "tokens": {
-            "prompt": len(question.prompt.ids),
-            "turns": sum(sizes),
-            "marked": question.budget,
-            "target": len(question.target),
-        },
-    }

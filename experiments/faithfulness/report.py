@@ -9,6 +9,7 @@ from typing import Any
 from experiments.faithfulness.measure import SCORES, Row
 from remind.core.files import atomic_path
 from remind.evaluation.intervals import Estimate, bootstrap
+from remind.evaluation.tables import plain
 
 #: What is done to the turns, and how a heading says it.
 KINDS = {"removed": "turns removed", "kept": "all other turns removed", "ablated": "guidance features ablated"}
@@ -39,9 +40,9 @@ def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
     methods: dict[str, Any] = {}
     paired: dict[str, Any] = {}
     for kind in KINDS:
-        found = [row["changes"][kind] for row in rows if kind in row["changes"]]
+        changes = [row["changes"][kind] for row in rows if kind in row["changes"]]
         for chooser in CHOOSERS:
-            own = [change[chooser] for change in found if chooser in change]
+            own = [change[chooser] for change in changes if chooser in change]
             if not own:
                 continue
             tokens = sum(change["tokens"] for change in own) / len(own)
@@ -51,7 +52,7 @@ def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
             }
             if chooser in ("random", "attention", "gradient"):
                 paired.setdefault(kind, {})[chooser] = {
-                    score: estimate([change["marked"][score] - change[chooser][score] for change in found])
+                    score: estimate([change["marked"][score] - change[chooser][score] for change in changes])
                     for score in SCORES
                 }
     return {
@@ -68,21 +69,14 @@ def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Changes in nats: of the target per token and in all, and of what stands between the answer tags."""
     heads = ("change in log-probability", "n", "tokens", "per target token", "target", "answer")
-    lines: list[tuple[str, ...]] = [heads]
+    lines: list[tuple[str, ...]] = []
     for kind, methods in result["methods"].items():
         lines.append((KINDS[kind], "", "", "", "", ""))
         for chooser, method in methods.items():
             lines.append((f"  {chooser}", str(method["sum"]["n"]), f"{method['tokens']:.0f}", *_cells(method)))
         for chooser, difference in result["paired"].get(kind, {}).items():
             lines.append((f"  marked − {chooser}", str(difference["sum"]["n"]), "", *_cells(difference)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return plain(heads, lines)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -104,9 +98,9 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     axes[1].sharey(axes[0])
     for axis, kind in zip(axes, kinds, strict=True):
         for place, (chooser, method) in enumerate(result["methods"][kind].items()):
-            found = method["per_token"]
-            error = [[found["value"] - found["low"]], [found["high"] - found["value"]]]
-            axis.bar(place, found["value"], yerr=error, capsize=3, color=_COLOURS[chooser])
+            change = method["per_token"]
+            error = [[change["value"] - change["low"]], [change["high"] - change["value"]]]
+            axis.bar(place, change["value"], yerr=error, capsize=3, color=_COLOURS[chooser])
         axis.set_xticks(range(len(result["methods"][kind])), list(result["methods"][kind]), rotation=35, ha="right")
         axis.set_title(KINDS[kind], fontsize=10)
         axis.axhline(0, color="black", linewidth=0.8)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import platform
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import check_length, target_ids
 from experiments.faithfulness.measure import Ablation, Question, Row, measure, question_of
-from experiments.faithfulness.places import prompt_of
 from experiments.faithfulness.report import plot, summarise, table
+from experiments.faithfulness.turns import prompt_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track
+from remind.evaluation.answerers import model_hash
+from remind.evaluation.conditions import spread
+from remind.evaluation.identity import states_hash, versions
 from remind.grounding.config import grounding_config
+from remind.grounding.encode import SparseEncoder
+from remind.grounding.load import load_saes
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
+from sae import SAEError
+from sae.probe.encoder import check_coders
 
 NOTE = "text states: images stand as their captions"
 #: Settings of the states' grounding that guidance depends on.
@@ -46,9 +50,6 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
             on_long is "skip", one that is too long for the model.
         ModelError: a model that is not causal, or SAEs that do not fit it.
     """
-    from remind.evaluation.harness import model_hash, states_hash
-    from remind.models.load import load_backbone
-
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
@@ -90,10 +91,7 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
             "model": model_hash(backbone),
             "sae": _sae_hashes(cfg.sae),
         },
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "remind-toolkit")},
-        },
+        "versions": versions(),
     }
     with atomic_folder(out) as folder:
         write_rows(folder / "questions.jsonl", rows)
@@ -122,13 +120,9 @@ def load_records(states: str | Path, split: str, limit: int | None = None) -> li
         FormatError: not a states folder.
         DataError: no questions in the split.
     """
-    splits = Counter(record.split for record in iterate_states(states)) if limit is not None else None
-    wanted = None
-    if splits is not None and limit is not None and limit < splits[split]:
-        wanted = {number * splits[split] // limit for number in range(limit)}
-    chosen = [
-        record for number, record in enumerate(iterate_states(states, split)) if wanted is None or number in wanted
-    ]
+    wanted = None if limit is None else spread(states, split, limit)
+    records = enumerate(iterate_states(states, split))
+    chosen = [record for number, record in records if wanted is None or number in wanted]
     if not chosen:
         there = ", ".join(sorted({record.split for record in iterate_states(states)})) or "none"
         raise DataError(f"no states of split {split!r} (there are: {there})", states)
@@ -143,12 +137,6 @@ def _refuse(backbone: Backbone, record: StateRecord) -> None:
 
 def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, Any]) -> Ablation:
     """SAEs on the model's device, and the guidance's settings as the states were built with them."""
-    from remind.grounding.encode import SparseEncoder
-    from remind.grounding.load import load_saes
-    from remind.models.load import load_backbone
-    from sae import SAEError
-    from sae.probe.encoder import check_coders
-
     assert cfg.sae is not None
     guide = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device) if cfg.backbone else backbone
     saes, idf = load_saes(cfg.sae, cfg.device)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.official.files import ResultFile
-from experiments.official.longmemeval import LABEL, Reference, load_references
+from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, write_json
 from remind.evaluation.intervals import Estimate, wilson
 from remind.evaluation.judge import Case, judge_answers, load_judge
+from remind.evaluation.tables import plain
+from remind.llm.auxiliary import ChatLLM
 from remind.llm.endpoints import LLMConfig
 from remind.states.auxiliary import AuxiliaryLLM
 
@@ -92,12 +94,10 @@ def _share(part: int, whole: int) -> float | None:
 
 def by_group(verdicts: Sequence[bool | None], labelled: Sequence[Labelled]) -> dict[str, Any]:
     """`groups` → `agreement`, `all`, and `mean_accuracy`: the mean of the groups' accuracies (Avg in Table 3)."""
-    names = list(dict.fromkeys(item.group for item in labelled))
-    members = {name: [n for n, item in enumerate(labelled) if item.group == name] for name in names}
-    groups = {
-        name: agreement([verdicts[n] for n in places], [labelled[n].label for n in places])
-        for name, places in members.items()
-    }
+    groups = {}
+    for name in dict.fromkeys(item.group for item in labelled):
+        places = [n for n, item in enumerate(labelled) if item.group == name]
+        groups[name] = agreement([verdicts[n] for n in places], [labelled[n].label for n in places])
     values = [row["accuracy"]["value"] for row in groups.values() if row["accuracy"]]
     return {
         "groups": groups,
@@ -113,21 +113,19 @@ def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = No
         DataError: a record without id or label, an id twice, a file without records.
     """
     file = ResultFile(path)
-    found: list[Labelled] = []
-    seen: set[str] = set()
+    labelled: dict[str, Labelled] = {}
     for index, record in enumerate(file.records):
         name, label = record.get("question_id"), _mark(record, "label")
         if not isinstance(name, str) or not isinstance(label, bool):
             raise DataError("needs question_id and a label that is true or false", path, file.place(index))
-        if name in seen:
+        if name in labelled:
             raise DataError(f"question {name!r} is labelled twice", path, file.place(index))
-        seen.add(name)
         reference = questions.get(name) if questions else None
         group = reference.type if reference else record.get("dimension") or record.get("group") or _UNGROUPED
-        found.append(Labelled(name, label, str(group), _case(record, reference)))
-    if not found:
+        labelled[name] = Labelled(name, label, str(group), _case(record, reference))
+    if not labelled:
         raise DataError("holds no labels", path)
-    return found
+    return list(labelled.values())
 
 
 def _mark(record: Mapping[str, Any], key: str) -> Any:
@@ -137,14 +135,13 @@ def _mark(record: Mapping[str, Any], key: str) -> Any:
 
 
 def _case(record: Mapping[str, Any], reference: Reference | None) -> Case | None:
-    said = record.get("prediction", record.get("hypothesis"))
-    asked = reference.question if reference else record.get("question")
+    prediction = record.get("prediction", record.get("hypothesis"))
+    question = reference.question if reference else record.get("question")
     gold = [reference.answer] if reference else record.get("references")
     gold = [gold] if isinstance(gold, str) else gold
-    whole = isinstance(said, str) and isinstance(asked, str) and isinstance(gold, list)
-    if not whole or not gold or any(not isinstance(text, str) for text in gold):
+    if not isinstance(gold, list) or not gold or any(not isinstance(t, str) for t in (prediction, question, *gold)):
         return None
-    return Case(str(asked), tuple(gold), str(said))
+    return Case(str(question), tuple(gold), str(prediction))
 
 
 def load_verdicts(path: str | Path, labelled: Sequence[Labelled]) -> list[bool | None]:
@@ -154,16 +151,16 @@ def load_verdicts(path: str | Path, labelled: Sequence[Labelled]) -> list[bool |
         DataError: a record that is no verdict, an id twice, or a labelled answer without a record.
     """
     file = ResultFile(path)
-    found: dict[str, bool | None] = {}
+    verdicts: dict[str, bool | None] = {}
     for index, record in enumerate(file.records):
         name, verdict = record.get("question_id"), _mark(record, "verdict")
-        if not isinstance(name, str) or not isinstance(verdict, bool | None) or name in found:
+        if not isinstance(name, str) or not isinstance(verdict, bool | None) or name in verdicts:
             raise DataError("needs question_id, each once, and verdict: true, false or null", path, file.place(index))
-        found[name] = verdict
-    missing = [item.question_id for item in labelled if item.question_id not in found]
+        verdicts[name] = verdict
+    missing = [item.question_id for item in labelled if item.question_id not in verdicts]
     if missing:
         raise DataError(f"no verdict on {len(missing)} of {len(labelled)} labelled answers", path, missing[0])
-    return [found[item.question_id] for item in labelled]
+    return [verdicts[item.question_id] for item in labelled]
 
 
 def ask(judge: AuxiliaryLLM, labelled: Sequence[Labelled], path: str | Path) -> list[bool | None]:
@@ -172,13 +169,11 @@ def ask(judge: AuxiliaryLLM, labelled: Sequence[Labelled], path: str | Path) -> 
     Raises:
         DataError: an answer without question, references or prediction.
     """
-    cases = []
     for item in labelled:
         if item.case is None:
             message = "to ask a judge, each label needs question, references and prediction as text"
             raise DataError(message, path, item.question_id)
-        cases.append(item.case)
-    return list(judge_answers(judge, cases))
+    return [ruling.value for ruling in judge_answers(judge, [item.case for item in labelled if item.case])]
 
 
 def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> dict[str, Any]:
@@ -198,10 +193,6 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
     else:
         chats = None
         if judge is None and cfg.judge == "llm":
-            # torch comes with these
-            from experiments.official.judging import open_judge
-            from remind.llm.auxiliary import ChatLLM
-
             model, chats = open_judge(cfg.llm)
             judge = ChatLLM({"judge": model})
         judge = judge or load_judge(cfg.judge)
@@ -223,23 +214,18 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
 
 def table(result: Mapping[str, Any]) -> str:
     """The figures in plain lines; accuracy as in Table 3, with its 95 % interval."""
-    lines = [f"judge: {result['judge']}"]
-    heads = ("n", "failed", "accuracy", "precision", "recall", "F1", "kappa")
-    width = max(len(name) for name in (*result["groups"], "all")) + 2
-    lines.append(f"{'':<{width}}{heads[0]:>6}{heads[1]:>8}{heads[2]:>34}" + "".join(f"{h:>11}" for h in heads[3:]))
+    rows = []
     for name, row in {**result["groups"], "all": result["all"]}.items():
-        figures = "".join(f"{_plain(row[key]):>11}" for key in ("precision", "recall", "f1", "kappa"))
-        lines.append(f"{name:<{width}}{row['n']:>6}{row['failed']:>8}{_accuracy(row):>34}{figures}")
-    lines.append(f"mean over groups: {_plain(result['mean_accuracy'])}")
-    return "\n".join(lines)
-
-
-def _accuracy(row: Mapping[str, Any]) -> str:
-    estimate: Estimate | None = row["accuracy"]
-    if estimate is None:
-        return "–"
-    told = f"{row['agree']}/{estimate['n']}"
-    return f"{estimate['value']:.2f} ({told}) [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+        accuracy: Estimate | None = row["accuracy"]
+        cell = "–"
+        if accuracy is not None:
+            share = f"{accuracy['value']:.2f} ({row['agree']}/{accuracy['n']})"
+            cell = f"{share} [{accuracy['low']:.2f}, {accuracy['high']:.2f}]"
+        figures = [_plain(row[key]) for key in ("precision", "recall", "f1", "kappa")]
+        rows.append([name, str(row["n"]), str(row["failed"]), cell, *figures])
+    heads = ["", "n", "failed", "accuracy", "precision", "recall", "F1", "kappa"]
+    mean = f"mean over groups: {_plain(result['mean_accuracy'])}"
+    return "\n".join([f"judge: {result['judge']}", plain(heads, rows), mean])
 
 
 def _plain(value: float | None) -> str:

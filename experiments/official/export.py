@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.official.files import ResultFile, rows_text
+from experiments.official.files import ResultFile
 from experiments.official.locomo import PREDICTION, is_samples, score_samples
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
@@ -56,9 +56,9 @@ def samples_of(file: ResultFile, rows: Sequence[Mapping[str, Any]], name: str) -
             items.append({**item, name + PREDICTION: row["answer"]} if row is not None and not _failed(row) else item)
         if any(name + PREDICTION in item for item in items):
             samples.append({"sample_id": sample.get("sample_id"), "qa": items})
-    strangers = [question for question in answers if question not in placed]
-    if strangers:
-        raise DataError(f"{len(strangers)} answers are to questions this file has not", file.path, strangers[0])
+    unknown = [question for question in answers if question not in placed]
+    if unknown:
+        raise DataError(f"{len(unknown)} answers are to questions this file has not", file.path, unknown[0])
     return samples
 
 
@@ -76,7 +76,8 @@ def export_official(cfg: ExportOfficialConfig) -> int:
     rows = list(load_run(cfg.run).rows.values())
     if cfg.benchmark == "longmemeval":
         written = hypotheses(rows)
-        write_text(cfg.out, rows_text(written))
+        # as its own scripts write them: one JSON object a line, other than ASCII escaped
+        write_text(cfg.out, "".join(json.dumps(row) + "\n" for row in written))
         return len(written)
     if cfg.data is None:
         raise ConfigError("locomo: name the dataset file whose questions were asked (data)")

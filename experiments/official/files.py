@@ -69,39 +69,32 @@ class ResultFile:
 
     def _dump_rows(self) -> bytes:
         values = iter(self.records)
-        styles = self._styles()
-        return b"".join(_like(line, next(values), styles) if line.strip() else line for line in self._lines)
-
-    def _styles(self) -> list[tuple[bool, tuple[str, str]]]:
-        """Whether to escape, and the separators, the likelier first: a record may be ASCII where the file is not."""
-        escapes = (True, False) if self._raw.isascii() else (False, True)
-        return list(product(escapes, _MARKS))
+        return b"".join(self._like(line, next(values)) if line.strip() else line for line in self._lines)
 
     def _dump_document(self) -> bytes:
-        if _same(json.loads(self._raw), self.records):
-            return self._raw
-        body = self._raw.decode().strip()
-        before, after = self._raw.decode().split(body)
-        was = json.loads(body)
-        for indent, (escape, marks) in product((2, 4, 1, None), self._styles()):
-            marks = marks if indent is None else (",", ": ")
-            if _text(was, escape, marks, indent) == body:
-                return (before + _text(self.records, escape, marks, indent) + after).encode()
-        return (before + _text(self.records, body.isascii(), (",", ": "), 2) + after).encode()
+        return self._like(self._raw, self.records, (2, 4, 1, None))
+
+    def _like(self, raw: bytes, value: Any, indents: tuple[int | None, ...] = (None,)) -> bytes:
+        """`value` in place of the JSON that stands there, in its style; unchanged bytes where it says the same."""
+        was = json.loads(raw)
+        # as text: to Python 1, 1.0 and True are equal, in the file they are not
+        if json.dumps(was) == json.dumps(value):
+            return raw
+        body = raw.decode().strip()
+        before, after = raw.decode().split(body)
+        # the likelier escapes first: a record may be ASCII where the file is not
+        escapes = (True, False) if self._raw.isascii() else (False, True)
+        styles: list[dict[str, Any]] = [
+            {"ensure_ascii": escape, "indent": indent, "separators": (",", ": ") if indent else marks}
+            for indent, escape, marks in product(indents, escapes, _MARKS)
+        ]
+        style = next((style for style in styles if json.dumps(was, **style) == body), styles[0])
+        return (before + json.dumps(value, **style) + after).encode()
 
     def write(self, path: str | Path) -> None:
         """Write `dump` to a path."""
-        write_bytes(path, self.dump())
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def rows_text(rows: list[dict[str, Any]]) -> str:
-    """Rows as LongMemEval's own scripts write them: one JSON object a line, other than ASCII escaped."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(self.dump())
 
 
 def _parse(raw: bytes, path: Path, place: str | None) -> Any:
@@ -114,23 +107,3 @@ def _parse(raw: bytes, path: Path, place: str | None) -> Any:
     except ValueError as error:
         where = place or f"line {getattr(error, 'lineno', 1)}"
         raise DataError(f"not JSON: {getattr(error, 'msg', error)}", path, where) from None
-
-
-def _text(value: Any, escape: bool, marks: tuple[str, str], indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=escape, separators=marks, indent=indent)
-
-
-def _same(one: Any, other: Any) -> bool:
-    # as text: to Python 1, 1.0 and True are equal, in the file they are not
-    return json.dumps(one) == json.dumps(other)
-
-
-def _like(line: bytes, value: dict[str, Any], styles: list[tuple[bool, tuple[str, str]]]) -> bytes:
-    """`value` in place of the object that stands on the line."""
-    was = json.loads(line)
-    if _same(was, value):
-        return line
-    body = line.decode().strip()
-    before, after = line.decode().split(body)
-    style = next((style for style in styles if _text(was, *style) == body), styles[0])
-    return (before + _text(value, *style) + after).encode()

@@ -2,15 +2,21 @@
 
 F1 and recall are those of LoCoMo's `task_eval/evaluation.py`, and are written under its names: `<model>_f1`, and
 `<model>_recall` where `<model>_prediction_context` lists what was retrieved.
+
+Known errors in LoCoMo's gold (`errors.json`) can be put right or left out. A record names a question, its gold answer
+and cited evidence as the dataset has them, what is wrong, and both put right. Where only the citation is wrong the
+answer stays. Corrected answers carry remarks in brackets, meant for readers; they are dropped, since no prediction can
+be expected to repeat them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from experiments.official.audit import Audit, audit_samples
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation.intervals import bootstrap
@@ -21,6 +27,10 @@ ADVERSARIAL = 5
 PREDICTION = "_prediction"
 #: correct: score against corrected gold. drop: leave out questions whose answer is in doubt; evidence is corrected.
 AuditMode = Literal["correct", "drop"]
+#: The kind of error that leaves the answer right.
+CITATION = "WRONG_CITATION"
+_FIELDS = ("question_id", "question", "golden_answer", "error_type", "correct_answer")
+_REMARK = re.compile(r"\s*[(\[][^()\[\]]*[)\]]")
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ def recall_of(evidence: Sequence[str], context: Sequence[str]) -> float | None:
 
 
 def score_samples(
-    file: ResultFile, model: str | None = None, audit: Audit | None = None, mode: AuditMode = "correct"
+    file: ResultFile, model: str | None = None, audit: Sequence[Correction] | None = None, mode: AuditMode = "correct"
 ) -> tuple[list[Answered], dict[str, Any]]:
     """Score a model's predictions and set its figures in the records, rounded to three places as the scorer does.
 
@@ -91,8 +101,8 @@ def score_samples(
     """
     names = models_of(file)
     if model is None and len(names) != 1:
-        told = f"predictions of {', '.join(names)}: name one model" if names else "no predictions"
-        raise ConfigError(f"{file.path} holds {told}")
+        problem = f"predictions of {', '.join(names)}: name one model" if names else "no predictions"
+        raise ConfigError(f"{file.path} holds {problem}")
     if model is not None and model not in names:
         raise ConfigError(f"{file.path} holds no predictions of {model!r}; there are {', '.join(names) or 'none'}")
     name = model or names[0]
@@ -185,3 +195,112 @@ def by_category(answered: Sequence[Answered], resamples: int = 1000, seed: int =
         }
         for name, rows in groups.items()
     }
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One record. Answers as text; evidence as the annotators wrote it."""
+
+    id: str
+    question: str
+    category: int
+    kind: str
+    gold: str
+    answer: str
+    cited: tuple[str, ...]
+    evidence: tuple[str, ...]
+
+    @property
+    def changes_answer(self) -> bool:
+        return self.answer != self.gold
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the dataset's answer is itself in doubt, not just where it stands."""
+        return self.kind != CITATION
+
+
+@dataclass
+class AuditReport:
+    """What came of an audit, by id of its records.
+
+    Attributes:
+        matched: records whose question is in the data with the gold answer (and citation) they speak of.
+        answers, evidence: those of them that change the answer, the evidence.
+        conflicting: the question is there, but with other gold: left as it is.
+        absent: no such question.
+    """
+
+    matched: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    conflicting: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    def note(self, correction: Correction) -> None:
+        """Count a record that matches."""
+        self.matched.append(correction.id)
+        if correction.changes_answer:
+            self.answers.append(correction.id)
+        if set(correction.evidence) != set(correction.cited):
+            self.evidence.append(correction.id)
+
+
+def load_audit(path: str | Path) -> list[Correction]:
+    """Read `errors.json`.
+
+    Raises:
+        DataError: a record that lacks what it needs.
+    """
+    file = ResultFile(path)
+    corrections = []
+    for index, record in enumerate(file.records):
+        category = record.get("category")
+        evidence = [record.get(name) for name in ("cited_evidence", "correct_evidence")]
+        if (
+            any(not isinstance(record.get(name), str) for name in _FIELDS)
+            or not isinstance(category, int)
+            or any(not isinstance(e, list) or any(not isinstance(x, str) for x in e) for e in evidence)
+        ):
+            message = f"not a record of an audit: it needs {', '.join(_FIELDS)}, category, cited_ and correct_evidence"
+            raise DataError(message, path, file.place(index))
+        cited, right = (tuple(e) for e in evidence if isinstance(e, list))
+        gold = record["golden_answer"]
+        correct = gold if record["error_type"] == CITATION else without_remarks(record["correct_answer"], gold)
+        question, kind = record["question"].strip(), record["error_type"]
+        corrections.append(Correction(record["question_id"], question, category, kind, gold, correct, cited, right))
+    return corrections
+
+
+def without_remarks(text: str, gold: str) -> str:
+    """The text without what stands in brackets; the gold answer itself where only case and full stop differ."""
+    bare = text
+    while (shorter := _REMARK.sub("", bare)) != bare:
+        bare = shorter
+    bare = bare.strip() or text.strip()
+    return gold if bare.rstrip(".").casefold() == gold.strip().rstrip(".").casefold() else bare
+
+
+def audit_samples(
+    samples: Sequence[dict[str, Any]], audit: Sequence[Correction]
+) -> tuple[dict[tuple[int, int], Correction], AuditReport]:
+    """Corrections of LoCoMo's own records, by position of sample and question; the records stay as they are."""
+    by_question: dict[tuple[str, int], list[Correction]] = {}
+    for correction in audit:
+        by_question.setdefault((correction.question, correction.category), []).append(correction)
+    report, corrections = AuditReport(), {}
+    seen: set[str] = set()
+    for number, sample in enumerate(samples):
+        for place, item in enumerate(sample.get("qa", [])):
+            category = item.get("category")
+            key = (str(item.get("question", "")).strip(), category)
+            gold = str(item.get("answer")), tuple(item.get("evidence") or [])
+            for correction in by_question.get(key, []) if isinstance(category, int) else []:
+                seen.add(correction.id)
+                if gold == (correction.gold, correction.cited):
+                    corrections[number, place] = correction
+                    report.note(correction)
+    matched = set(report.matched)
+    report.conflicting = [c.id for c in audit if c.id in seen and c.id not in matched]
+    report.absent = [c.id for c in audit if c.id not in seen]
+    return corrections, report

@@ -6,23 +6,40 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
+from remind.core.progress import Counter as Progress
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
-from remind.states.auxiliary import AuxiliaryLLM
+from remind.evaluation.judge import Case, judge_answers
+from remind.llm.asking import VERDICT_SCHEMA, Verdict, request
+from remind.llm.asking import verdicts as llm_verdicts
+from remind.llm.chat_models import Chats
+from remind.llm.request import ChatModel, Request, code_for, fenced
+from remind.states import prompts
+from remind.states.pyramid import one_line
 
-#: The six question types, in the benchmark's order.
-TYPES = (
-    "single-session-user",
-    "single-session-preference",
-    "single-session-assistant",
-    "multi-session",
-    "temporal-reasoning",
-    "knowledge-update",
-)
+if TYPE_CHECKING:
+    from remind.llm.endpoints import LLMConfig
+    from remind.states.auxiliary import AuxiliaryLLM
+
+Role = Literal["default", "temporal", "update", "preference", "abstention"]
+ROLES: tuple[Role, ...] = ("default", "temporal", "update", "preference", "abstention")
+#: The six question types, in the benchmark's order, and the role that judges each.
+_ROLE_OF: dict[str, Role] = {
+    "single-session-user": "default",
+    "single-session-preference": "preference",
+    "single-session-assistant": "default",
+    "multi-session": "default",
+    "temporal-reasoning": "temporal",
+    "knowledge-update": "update",
+}
+TYPES = tuple(_ROLE_OF)
+#: What the gold text is to the judge.
+_GOLD: dict[Role, str] = {"preference": "rubric", "abstention": "explanation"}
+_TEMPLATE = "judge_longmemeval_"
 LABEL = "autoeval_label"
 
 
@@ -47,7 +64,7 @@ def load_references(path: str | Path) -> dict[str, Reference]:
         DataError: a record that is neither, or a question id twice.
     """
     file = ResultFile(path)
-    found: dict[str, Reference] = {}
+    references: dict[str, Reference] = {}
     for index, record in enumerate(file.records):
         native = "question_id" in record
         meta = record.get("meta")
@@ -64,10 +81,10 @@ def load_references(path: str | Path) -> dict[str, Reference]:
         reference = Reference(*map(str, values))
         if reference.type not in TYPES:
             raise DataError(f"unknown question type {reference.type!r}", path, reference.question_id)
-        if reference.question_id in found:
+        if reference.question_id in references:
             raise DataError("this question id occurs twice", path, reference.question_id)
-        found[reference.question_id] = reference
-    return found
+        references[reference.question_id] = reference
+    return references
 
 
 def is_rows(file: ResultFile) -> bool:
@@ -120,13 +137,89 @@ def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[b
 
     An unanswerable question is judged against `NO_INFORMATION`.
     """
-    from remind.evaluation.judge import Case, judge_answers
 
-    def verdicts(asked: list[tuple[Reference, str]]) -> list[bool | None]:
-        cases = [Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), said) for r, said in asked]
-        return list(judge_answers(judge, cases))
+    def verdicts(pairs: list[tuple[Reference, str]]) -> list[bool | None]:
+        cases = [
+            Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), hypothesis) for r, hypothesis in pairs
+        ]
+        return [ruling.value for ruling in judge_answers(judge, cases)]
 
     return verdicts
+
+
+def role_of(reference: Reference) -> Role:
+    """The role that judges a question: abstention for ids with `_abs` whatever their type, else by type.
+
+    Raises:
+        ConfigError: a type the benchmark does not have.
+    """
+    if reference.abstention:
+        return "abstention"
+    if reference.type not in TYPES:
+        raise ConfigError(f"no judge for question type {reference.type!r}; there are {', '.join(TYPES)}")
+    return _ROLE_OF[reference.type]
+
+
+def prompt_ids() -> dict[Role, str]:
+    """Id of each role's template: name and hash."""
+    return {role: prompts.prompt_id(_TEMPLATE + role) for role in ROLES}
+
+
+def judge_request(reference: Reference, hypothesis: str) -> Request:
+    """What is asked about one hypothesis; question, gold and hypothesis are fenced as data."""
+    role = role_of(reference)
+    question, gold, response = (one_line(text) for text in (reference.question, reference.answer, hypothesis))
+    code = code_for([question, gold, response])
+    return request(
+        "judge",
+        _TEMPLATE + role,
+        reference.question_id,
+        VERDICT_SCHEMA,
+        code=code,
+        question=fenced("question", question, code),
+        reference=fenced(_GOLD.get(role, "reference answer"), gold, code),
+        response=fenced("response", response, code),
+    )
+
+
+def prompted(
+    model: ChatModel, on_verdict: Callable[[str, Verdict], None] | None = None
+) -> Callable[[list[tuple[Reference, str]]], list[bool | None]]:
+    """Verdicts of a chat model by role; None where it gave none, which counts neither for nor against.
+
+    A blank hypothesis is rejected without asking, an abstention question's too: saying nothing notices nothing.
+
+    Args:
+        on_verdict: called with question id and verdict of each that was asked, with the reason where there is none.
+    """
+
+    def verdicts(pairs: list[tuple[Reference, str]]) -> list[bool | None]:
+        filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
+        requests = [judge_request(*pairs[number]) for number in filled]
+        with Progress("judge", len(filled)) as bar:
+            replies = llm_verdicts(model, requests, lambda _, __: bar.step())
+        values: list[bool | None] = [False] * len(pairs)
+        for number, verdict in zip(filled, replies, strict=True):
+            values[number] = verdict.value
+            if on_verdict is not None:
+                on_verdict(pairs[number][0].question_id, verdict)
+        return values
+
+    return verdicts
+
+
+def open_judge(cfg: LLMConfig) -> tuple[ChatModel, Chats]:
+    """The endpoint that judges, and the ledger of what it is asked.
+
+    Raises:
+        ConfigError: there is none.
+        ModelError: it cannot be used.
+    """
+    chats = Chats(cfg)
+    model = chats.stage("judge")
+    if model is None:
+        raise ConfigError("there is no endpoint for the judge; set llm.judge or llm.default")
+    return model, chats
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], references: Mapping[str, Reference]) -> dict[str, Any]:

@@ -1,18 +1,21 @@
-"""Our retrieval by LongMemEval's figures: turns of each haystack ranked, then scored at turn and session level."""
+"""LongMemEval's retrieval figures at turn and session level (its `run_retrieval` and `eval_utils`), and our own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.official.ranking import KS, Haystack, average, haystack_of, user_turns
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, write_json
 from remind.core.progress import track
+from remind.data.dialogue import Dialogue, Question
+from remind.evaluation.intervals import Estimate, bootstrap
+from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
+from remind.evaluation.tables import plain
 from remind.perception import PerceptionConfig
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
     from remind.perception.index import DialogueIndex
 
+KS = (1, 3, 5, 10, 30, 50)
+USER = "user"
 #: cue: Eq. 1, segments by their cues, the turns of a segment in time order. hybrid: BM25 and sentence vectors over
 #: neighbouring turns. bm25, dense: one of the two, each turn by itself.
 METHODS = ("cue", "hybrid", "bm25", "dense")
@@ -51,12 +56,147 @@ class ScoreRetrievalConfig:
     """Device of the text encoder."""
 
     def __post_init__(self) -> None:
-        strangers = [name for name in self.methods if name not in METHODS]
-        if strangers or not self.methods:
-            told = f"no method {strangers[0]!r}" if strangers else "no method is named"
-            raise ConfigError(f"{told}; there are {', '.join(METHODS)}")
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown or not self.methods:
+            problem = f"no method {unknown[0]!r}" if unknown else "no method is named"
+            raise ConfigError(f"{problem}; there are {', '.join(METHODS)}")
         if not self.ks or min(self.ks) < 1:
             raise ConfigError("ks must be numbers of at least 1")
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """What is ranked for one question: the user's turns, as the benchmark has it.
+
+    Attributes:
+        turns: turn ids in time order.
+        session: session of each turn.
+        gold: turns that hold evidence.
+    """
+
+    question_id: str
+    turns: tuple[str, ...]
+    session: Mapping[str, str]
+    gold: frozenset[str]
+
+    @property
+    def scored(self) -> bool:
+        """Whether the question takes part: it can be answered, and from something the user said."""
+        return "_abs" not in self.question_id and bool(self.gold)
+
+    def label(self, turn: str) -> tuple[str, bool]:
+        """The document a turn belongs to at session level.
+
+        The benchmark renames what holds no evidence, so a gold session falls in two: turns with evidence and others.
+        """
+        return self.session[turn], turn in self.gold
+
+
+def haystack_of(dialogue: Dialogue, question: Question) -> Haystack:
+    """The haystack of a question that the LongMemEval reader gave; gold are the user's turns among its evidence."""
+    turns = tuple(turn.id for turn in dialogue.turns if turn.speaker == USER)
+    session = {turn: dialogue.session_of[turn].id for turn in turns}
+    return Haystack(question.id, turns, session, frozenset(turns) & frozenset(question.evidence))
+
+
+def grown(haystack: Haystack, ranked: Sequence[str], k: int) -> int:
+    """How many turns of the ranking it takes to see k different documents; all turns there are where it has fewer."""
+    if k < 1:
+        raise ConfigError(f"k must be at least 1, not {k}")
+    seen: set[tuple[str, bool]] = set()
+    for place, turn in enumerate(ranked, start=1):
+        seen.add(haystack.label(turn))
+        if len(seen) >= k:
+            return place
+    return len(haystack.turns)
+
+
+def turn_level(haystack: Haystack, ranked: Sequence[str], k: int) -> dict[str, float]:
+    """recall_any, recall_all, ndcg_any among the first k turns."""
+    metrics = {"recall_any": recall_any, "recall_all": recall_all, "ndcg_any": ndcg_any}
+    return {name: metric(ranked, set(haystack.gold), k) for name, metric in metrics.items()}
+
+
+def session_level(haystack: Haystack, ranked: Sequence[str], k: int) -> dict[str, float]:
+    """The same among the first k documents, from a ranking of turns: `grown` turns are looked at.
+
+    Recall asks for gold sessions. The DCG counts every gold turn, as the benchmark does, so its ideal is all of them.
+    """
+    size = grown(haystack, ranked, k)
+    gold = {haystack.session[turn] for turn in haystack.gold}
+    # a session is found by its gold turns only
+    sessions = {haystack.session[turn] for turn in ranked[:size] if turn in haystack.gold}
+    return {
+        "recall_any": float(bool(sessions)),
+        "recall_all": float(gold <= sessions),
+        "ndcg_any": ndcg_any(ranked, set(haystack.gold), size),
+    }
+
+
+def trivial(haystack: Haystack, ks: Iterable[int] = KS) -> dict[str, list[int]]:
+    """The k that reach the size of the corpus, by level: every ranking then has every gold turn."""
+    documents = len({haystack.label(turn) for turn in haystack.turns})
+    sizes = {"turn": len(haystack.turns), "session": documents}
+    return {level: [k for k in ks if k >= size] for level, size in sizes.items()}
+
+
+def score_ranking(haystack: Haystack, ranked: Sequence[str], ks: Sequence[int] = KS) -> dict[str, dict[str, float]]:
+    """`turn` and `session` → `recall_any@k`, `recall_all@k`, `ndcg_any@k`.
+
+    Args:
+        ranked: ids of the user's turns, best first (`user_turns`); those left out count as not found.
+
+    Raises:
+        DataError: a turn ranked twice, or one that is not among the user's.
+        ConfigError: k below 1.
+    """
+    if len(set(ranked)) < len(ranked):
+        raise DataError("a turn is ranked twice", record=haystack.question_id)
+    if unknown := [turn for turn in ranked if turn not in haystack.session]:
+        raise DataError(f"{unknown[0]!r} is ranked but is no turn of the user", record=haystack.question_id)
+    return {
+        level: {f"{name}@{k}": value for k in ks for name, value in figures(haystack, ranked, k).items()}
+        for level, figures in (("turn", turn_level), ("session", session_level))
+    }
+
+
+def user_turns(haystack: Haystack, ranked: Iterable[str]) -> list[str]:
+    """A ranking without the turns that are not the user's."""
+    return [turn for turn in ranked if turn in haystack.session]
+
+
+def average(
+    haystacks: Sequence[Haystack],
+    rankings: Sequence[Sequence[str]],
+    ks: Sequence[int] = KS,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Means over the questions that take part, with bootstrap intervals, and how many were left out or are trivial.
+
+    Returns:
+        `turn`, `session` (figure → `Estimate`), `counts` (questions, abstention, without_gold), and `trivial`: level →
+        k → number of questions whose corpus has no more than k documents.
+    """
+    values: dict[str, dict[str, list[float]]] = {"turn": {}, "session": {}}
+    full: dict[str, dict[int, int]] = {"turn": {}, "session": {}}
+    for haystack, ranked in zip(haystacks, rankings, strict=True):
+        if not haystack.scored:
+            continue
+        for level, figures in score_ranking(haystack, ranked, ks).items():
+            for name, value in figures.items():
+                values[level].setdefault(name, []).append(value)
+        for level, found in trivial(haystack, ks).items():
+            for k in found:
+                full[level][k] = full[level].get(k, 0) + 1
+    estimates: dict[str, dict[str, Estimate | None]] = {
+        level: {name: bootstrap(numbers, resamples, seed) for name, numbers in figures.items()}
+        for level, figures in values.items()
+    }
+    abstention = sum("_abs" in haystack.question_id for haystack in haystacks)
+    scored = sum(haystack.scored for haystack in haystacks)
+    counts = {"questions": scored, "abstention": abstention, "without_gold": len(haystacks) - abstention - scored}
+    return {**estimates, "counts": counts, "trivial": full}
 
 
 def rankings(
@@ -67,7 +207,8 @@ def rankings(
     Args:
         question, vector: the question's text and φ of it [d].
     """
-    from remind.perception.retrieve import relevance, turn_scores
+    from remind.perception.hybrid import turn_scores
+    from remind.perception.retrieve import relevance
     from remind.text.words import stems
 
     def scores(method: str) -> np.ndarray:
@@ -112,14 +253,12 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
         haystack = haystack_of(dialogue, question)
         haystacks.append(haystack)
         # those that take no part are counted, and need no index
-        vector = encoder.encode([question.text])[0] if haystack.scored else None
-        found = (
-            {name: [] for name in cfg.methods}
-            if vector is None
-            else rankings(perception.index(dialogue), question.text, vector, cfg.perception, cfg.methods)
-        )
+        by_method: dict[str, list[str]] = {}
+        if haystack.scored:
+            vector = encoder.encode([question.text])[0]
+            by_method = rankings(perception.index(dialogue), question.text, vector, cfg.perception, cfg.methods)
         for name in cfg.methods:
-            ranked[name].append(user_turns(haystack, found[name]))
+            ranked[name].append(user_turns(haystack, by_method.get(name, ())))
     result = {
         "format": "remind-longmemeval-retrieval",
         "config": asdict(cfg),
@@ -137,16 +276,14 @@ def table(result: Mapping[str, Any]) -> str:
     ks = result["config"]["ks"]
     first = next(iter(result["methods"].values()))
     counts = first["counts"]
-    lines = [
-        f"{counts['questions']} questions; left out: {counts['abstention']} abstention, "
-        f"{counts['without_gold']} without evidence from the user",
-        f"{'':<9}{'':<9}{'':<12}" + "".join(f"{f'@{k}':>8}" for k in ks),
+    rows = [
+        [f"{method} {level} {name}", *(_cell(row[level].get(f"{name}@{k}"), k in row["trivial"][level]) for k in ks)]
+        for method, row in result["methods"].items()
+        for level in ("turn", "session")
+        for name in ("recall_any", "recall_all", "ndcg_any")
     ]
-    for method, row in result["methods"].items():
-        for level in ("turn", "session"):
-            for name in ("recall_any", "recall_all", "ndcg_any"):
-                cells = [_cell(row[level].get(f"{name}@{k}"), k in row["trivial"][level]) for k in ks]
-                lines.append(f"{method:<9}{level:<9}{name:<12}" + "".join(f"{cell:>8}" for cell in cells))
+    left_out = f"{counts['abstention']} abstention, {counts['without_gold']} without evidence from the user"
+    lines = [f"{counts['questions']} questions; left out: {left_out}", plain(["", *(f"@{k}" for k in ks)], rows)]
     if any(first["trivial"].values()):
         lines.append("* some corpora have no more than k documents: the figure says little")
     return "\n".join(lines)

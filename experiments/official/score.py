@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.official import locomo, longmemeval
-from experiments.official.audit import load_audit
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, FormatError
 from remind.core.files import sha256_file, write_json
+from remind.evaluation.judge import load_judge
+from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
 
@@ -40,7 +41,7 @@ class ScoreOfficialConfig:
     model: str | None = None
     """LoCoMo: whose predictions, where the file holds those of several models."""
     audit: str | None = None
-    """LoCoMo: file of known gold errors (errors.json); scores are then told against corrected gold, and the figures in
+    """LoCoMo: file of known gold errors (errors.json); scores are then against corrected gold, and the figures in
     the results file stay those of the published gold."""
     audit_mode: Literal["correct", "drop"] = "correct"
     """correct: score against corrected answers. drop: leave out questions whose answer is in doubt. Evidence is
@@ -96,17 +97,13 @@ def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> d
 
 def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | None) -> dict[str, Any]:
     if cfg.references is None:
-        raise ConfigError(
-            "LongMemEval's rows do not tell their question types: name the file of questions (references)"
-        )
+        raise ConfigError("LongMemEval's rows hold no question types: name the file of questions (references)")
     if cfg.audit or cfg.model:
         raise ConfigError("audit and model are for LoCoMo; this is a file of LongMemEval")
     longmemeval.check_rows(file)
     references = longmemeval.load_references(cfg.references)
     judging: dict[str, Any] = {}
     if cfg.judge == "offline":
-        from remind.evaluation.judge import load_judge
-
         judge = load_judge(cfg.judge)
         longmemeval.judge_rows(file.records, references, longmemeval.ruled(judge), judge.name)
     elif cfg.judge == "llm":
@@ -117,27 +114,25 @@ def _longmemeval(cfg: ScoreOfficialConfig, file: ResultFile, chat: ChatModel | N
 def _ask(
     cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
 ) -> dict[str, Any]:
-    from experiments.official.judging import open_judge, prompt_ids, prompted
-
-    model, chats = (chat, None) if chat is not None else open_judge(cfg.llm)
+    model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
     failures: Counter[str] = Counter()
 
     def note(_: str, verdict: Verdict) -> None:
         if verdict.value is None:
             failures[verdict.failure or "neither"] += 1
 
-    longmemeval.judge_rows(file.records, references, prompted(model, note), model.name)
-    told: dict[str, Any] = {"judge_prompts": prompt_ids(), "judge_failures": dict(failures)}
+    longmemeval.judge_rows(file.records, references, longmemeval.prompted(model, note), model.name)
+    judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())
         return {"dry_run": chats.dry.summary()}
-    return told if chats is None else {**told, "costs": chats.ledger.summary()}
+    return judging if chats is None else {**judging, "costs": chats.ledger.summary()}
 
 
 def _locomo(cfg: ScoreOfficialConfig, file: ResultFile) -> dict[str, Any]:
     if cfg.references or cfg.judge != "none":
         raise ConfigError("references and judge are for LongMemEval; this is a file of LoCoMo")
-    audit = load_audit(cfg.audit) if cfg.audit else None
+    audit = locomo.load_audit(cfg.audit) if cfg.audit else None
     answered, counts = locomo.score_samples(file, cfg.model, audit, cfg.audit_mode)
     if audit is not None:
         counts["audit"] = asdict(counts["audit"])
@@ -153,16 +148,16 @@ def table(report: dict[str, Any]) -> str:
     lines = [f"{report['benchmark']}: " + ", ".join(_count(name, value) for name, value in report["counts"].items())]
     if report["benchmark"] == "LongMemEval":
         shown = {**report["by_type"], **{name: report[name] for name in ("overall", "answerable", "abstention")}}
-        lines += [f"{name:<28}{_percent(row):>22}  n {row['n'] if row else 0}" for name, row in shown.items()]
+        rows = [[name, _percent(row), str(row["n"] if row else 0)] for name, row in shown.items()]
         if report["task_averaged"] is not None:
-            lines.append(f"{'mean over types':<28}{100 * report['task_averaged']:>7.2f}")
-        lines.append("judged by " + (", ".join(f"{name} ({n})" for name, n in report["judges"].items()) or "nobody"))
-    else:
-        lines.append(f"{'category':<16}{'n':>6}{'F1':>22}{'recall':>22}")
-        for name, row in report["by_category"].items():
-            title = f"{name} {locomo.CATEGORIES.get(int(name), '')}" if name.isdigit() else name
-            lines.append(f"{title:<16}{row['n']:>6}{_percent(row['f1']):>22}{_percent(row['recall']):>22}")
-    return "\n".join(lines)
+            rows.append(["mean over types", f"{100 * report['task_averaged']:.2f}", ""])
+        judges = ", ".join(f"{name} ({n})" for name, n in report["judges"].items())
+        return "\n".join([*lines, plain(["", "accuracy", "n"], rows), f"judged by {judges or 'no judge'}"])
+    rows = []
+    for name, row in report["by_category"].items():
+        title = f"{name} {locomo.CATEGORIES.get(int(name), '')}" if name.isdigit() else name
+        rows.append([title, str(row["n"]), _percent(row["f1"]), _percent(row["recall"])])
+    return "\n".join([*lines, plain(["category", "n", "F1", "recall"], rows)])
 
 
 def _count(name: str, value: Any) -> str:

@@ -1,5 +1,1 @@
-"""Pre-training of the nano backbone on worlds without the rule."""
-
-from experiments.pretrain.run import PretrainConfig, pretrain
-
-__all__ = ["PretrainConfig", "pretrain"]
+"""Pre-training of the nano backbone, and its tokenizer, on worlds without the rule."""

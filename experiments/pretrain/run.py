@@ -1,32 +1,41 @@
-"""Trains the shipped nano checkpoint, and writes beside it what it is made of and how it scores."""
+"""Trains the shipped nano checkpoint, and writes beside it how it was made and how it scores."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 import platform
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments.pretrain.course import Course, Lesson, lessons_of, step_at, write_course
 from remind.core.errors import ConfigError
-from remind.core.files import atomic_folder, sha256_file, write_json, write_text
+from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import Counter, without_loading_bars
 from remind.data.dialogue import FORMATS
 from remind.models.nano import nano_folder, nano_image_processor, nano_model, nano_tokenizer
+from remind.states.pyramid import LEVELS
 from remind.testbed.ladder import LadderConfig, records
-from remind.testbed.world import WorldConfig, lexicon, make_world
+from remind.testbed.lexicon import lexicon
+from remind.testbed.world import WorldConfig, make_world
 
-#: Sorted by length within so many batches, so that little is padded.
-_SHELF = 16
+if TYPE_CHECKING:
+    from experiments.pretrain.lessons import Lesson, Lessons
+
+#: Batches drawn at once and sorted by length among them, so that little is padded.
+_DRAWN = 16
+#: Steps between rows of metrics.jsonl.
+_LOG_EVERY = 250
+#: Worlds the checkpoint is measured on: with the rule it has never seen, and one in which x0 alone gives the answer.
+MEASURED = {
+    "flag": WorldConfig(train=0, dev=0, test=60, seed=20_000),
+    "plain": WorldConfig(train=0, dev=0, test=30, rule="none", contrary=(0, 0), second_voice=0.0, seed=20_001),
+}
 
 
 @dataclass
@@ -96,127 +105,107 @@ def pretrain(cfg: PretrainConfig) -> Path:
     """
     import torch
 
+    from experiments.pretrain.lessons import make_lessons
+
     if Path(cfg.out).exists() and not cfg.overwrite:
         raise ConfigError(f"{cfg.out} exists; choose another out or set overwrite")
     torch.set_num_threads(cfg.threads)
     tokenizer = nano_tokenizer()
-    course = write_course(cfg.lessons, cfg.seed, cfg.threads)
+    lessons = make_lessons(tokenizer, cfg.lessons, cfg.seed)
     began = perf_counter()
     with atomic_folder(cfg.out) as folder, without_loading_bars():
-        model, tokens = _train(cfg, tokenizer, course, folder / "metrics.jsonl")
+        model, tokens = _train(cfg, tokenizer, lessons, folder / "metrics.jsonl")
         seconds = perf_counter() - began
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         # as it ships, not in another layout
         shutil.copyfile(nano_folder() / "tokenizer.json", folder / "tokenizer.json")
         nano_image_processor().save_pretrained(folder)
-        scores = measure(folder)
         about = {
             "license": "Apache-2.0",
             "what": "Qwen3-VL in miniature, pre-trained on synthetic dialogues; its vision tower has random weights",
             "made_by": "python -m experiments.pretrain",
             "config": asdict(cfg) | {"out": None, "overwrite": None},
-            "lessons_sha256": _hash(course),
+            "lessons_sha256": _hash(lessons),
             "tokens": tokens,
             "seconds": round(seconds),
             "machine": f"{platform.machine()}, {cfg.threads} threads",
             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
             "sha256": {name: sha256_file(folder / name) for name in ("model.safetensors", "tokenizer.json")},
-            "accuracy": scores,
+            "accuracy": measure(folder),
         }
         write_json(folder / "provenance.json", about)
-    print(table(scores))
-    print(f"checkpoint: {cfg.out}")
+    print(f"checkpoint: {cfg.out}; its accuracy is in {Path(cfg.out) / 'provenance.json'}")
     return Path(cfg.out)
 
 
-# training
-
-
-def _train(cfg: PretrainConfig, tokenizer: Any, course: Course, log: Path) -> tuple[Any, int]:
-    """The model after the last step, and the tokens it read."""
+def _train(cfg: PretrainConfig, tokenizer: Any, lessons: Lessons, log: Path) -> tuple[Any, int]:
+    """The model after the last step, and how many tokens it was trained on."""
     import torch
     from torch import nn
     from torch.nn import functional as F
 
-    from experiments.pretrain.hints import Hints
+    from experiments.pretrain.heads import AuxiliaryHeads
 
     model = nano_model(cfg.seed, hidden_size=cfg.hidden_size, layers=cfg.layers)
     decoder = model.model.language_model
-    begin_weights(cfg, tokenizer, decoder)
+    init_weights(cfg, tokenizer, decoder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)
-        hints = Hints(tokenizer, decoder, cfg.hidden_size, options=cfg.layers - 1)
-    head = decoder.embed_tokens.weight
+        heads = AuxiliaryHeads(tokenizer, decoder, cfg.hidden_size, options=cfg.layers - 1)
     matrices = [p for name, p in decoder.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in decoder.named_parameters() if p.ndim != 2 or "embed" in name]
     groups = [
         {"params": matrices, "weight_decay": cfg.weight_decay},
-        {"params": [*others, *hints.parameters()], "weight_decay": 0.0},
+        {"params": [*others, *heads.parameters()], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=cfg.lr, betas=(0.9, 0.98))
-    pad, tokens = tokenizer.pad_token_id, 0
+    weights = {"remarks": cfg.remarks, "focus": cfg.focus, "options": cfg.options, "letters": cfg.letters}
+    tokens = 0
+    rows: list[dict[str, Any]] = []
     decoder.train()
-    metrics: list[str] = []
-    held_out = [
-        lesson
-        for kind in ("apart", "full")
-        for name in FORMATS
-        for lesson in lessons_of(tokenizer, kind, name, 200, cfg.seed + 1)  # type: ignore[arg-type]
-    ]
-    verbose = bool(os.environ.get("REMIND_VERBOSE"))
     with Counter("pre-train", cfg.steps) as bar:
-        for number, lessons in enumerate(_batches(cfg, course)):
-            ids, places, targets = _tensors(lessons, pad)
-            tokens += ids.numel()
+        for step, batch in enumerate(_batches(cfg, lessons), start=1):
             for group in optimizer.param_groups:
-                group["lr"] = _rate(cfg, number)
-            positions = torch.arange(ids.shape[1]).expand(3, *ids.shape)
-            hidden = decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-            answer = F.cross_entropy(F.linear(hidden.flatten(0, 1)[places], head), targets)
-            parts = hints(lessons)
-            weights = (cfg.remarks, cfg.focus, cfg.options, cfg.letters)
-            loss = answer + sum((w * part for w, part in zip(weights, parts, strict=True)), hidden.new_zeros(()))
+                group["lr"] = _rate(cfg, step - 1)
+            logits, targets, size = _answer_logits(decoder, batch, tokenizer.pad_token_id)
+            tokens += size
+            answer = F.cross_entropy(logits, targets)
+            parts = dict(zip(weights, heads(batch), strict=True))
+            loss = answer + sum((weights[name] * part for name, part in parts.items()), answer.new_zeros(()))
             loss.backward()
             nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            if (number + 1) % 250 == 0 or number + 1 == cfg.steps:
-                names = ("answer", "remarks", "focus", "options", "letters")
-                values = dict(zip(names, (float(part.detach()) for part in (answer, *parts)), strict=True))
-                row = {"step": number + 1, "tokens": tokens, **{k: round(v, 5) for k, v in values.items()}}
-                row["accuracy"] = _quick(decoder, held_out, pad)
-                metrics.append(json.dumps(row) + "\n")
-                if verbose:
-                    print(metrics[-1], end="", flush=True)
+            if step % _LOG_EVERY == 0 or step == cfg.steps:
+                losses = {name: round(float(part.detach()), 5) for name, part in {"answer": answer, **parts}.items()}
+                rows.append({"step": step, "tokens": tokens, **losses})
             bar.step(note=f"loss {float(answer.detach()):.3f}")
-    write_text(log, "".join(metrics))
+    write_rows(log, rows)
     return model.eval(), tokens
 
 
-def _quick(decoder: Any, lessons: Sequence[Lesson], pad: int) -> dict[str, list[float]]:
-    """Share of lessons whose answer is the likeliest token by token, by format under x0, x1 and x2."""
+def _answer_logits(decoder: Any, lessons: Sequence[Lesson], pad: int) -> tuple[Any, Any, int]:
+    """Logits [N, V] at the positions that predict the answers, the answers [N], and how many tokens were computed."""
     import torch
     from torch.nn import functional as F
 
-    right: dict[str, list[list[bool]]] = {name: [[], [], []] for name in FORMATS}
-    decoder.eval()
-    ordered = sorted(lessons, key=lambda lesson: len(lesson.prompt))
-    with torch.no_grad():
-        for start in range(0, len(ordered), 64):
-            batch = ordered[start : start + 64]
-            ids, places, targets = _tensors(batch, pad)
-            positions = torch.arange(ids.shape[1]).expand(3, *ids.shape)
-            hidden = decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-            hits = F.linear(hidden.flatten(0, 1)[places], decoder.embed_tokens.weight).argmax(-1) == targets
-            for lesson, ok in zip(batch, hits.split([len(x.answer) for x in batch]), strict=True):
-                right[lesson.format][lesson.level].append(bool(ok.all()))
-    decoder.train()
-    return {name: [round(sum(x) / max(1, len(x)), 3) for x in levels] for name, levels in right.items()}
+    width = max(len(x.prompt) + len(x.answer) - 1 for x in lessons)
+    ids = torch.full((len(lessons), width), pad)
+    places = []
+    for row, lesson in enumerate(lessons):
+        ids[row, : len(lesson.prompt)] = lesson.prompt
+        ids[row, len(lesson.prompt) : len(lesson.prompt) + len(lesson.answer) - 1] = lesson.answer[:-1]
+        start = row * width + len(lesson.prompt) - 1
+        places.append(torch.arange(start, start + len(lesson.answer)))
+    positions = torch.arange(width).expand(3, *ids.shape)
+    hidden = decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    logits = F.linear(hidden.flatten(0, 1)[torch.cat(places)], decoder.embed_tokens.weight)
+    return logits, torch.cat([x.answer for x in lessons]).long(), ids.numel()
 
 
-def begin_weights(cfg: PretrainConfig, tokenizer: Any, decoder: Any) -> None:
-    """First weights. Words of one value begin alike, as they would in vectors learned from text."""
+def init_weights(cfg: PretrainConfig, tokenizer: Any, decoder: Any) -> None:
+    """Initial weights. Embeddings of words of one value are near one another, as in vectors learned from text."""
     import torch
 
     from remind.models.chat import tokenize
@@ -252,20 +241,22 @@ def begin_weights(cfg: PretrainConfig, tokenizer: Any, decoder: Any) -> None:
                     put(text, value, roles["cues"])
         for letter in "ABCD":
             value = vector()
-            put(letter, value)
-            put(f"{letter}. ", value)
+            for text in (letter, f"{letter}. "):
+                put(text, value)
 
 
-def _batches(cfg: PretrainConfig, course: Course) -> Iterator[list[Lesson]]:
+def _batches(cfg: PretrainConfig, lessons: Lessons) -> Iterator[list[Lesson]]:
+    from experiments.pretrain.lessons import mixture
+
     rng = random.Random(f"remind-pretrain:{cfg.seed}")
     done = 0
     while done < cfg.steps:
-        mixture = step_at(done / cfg.steps, cfg.single, cfg.multi, cfg.easy)
+        parts = mixture(done / cfg.steps, cfg.single, cfg.multi, cfg.easy)
         drawn = []
-        for _ in range(cfg.batch * min(_SHELF, cfg.steps - done)):
-            name = rng.choices(list(mixture.formats), list(mixture.formats.values()))[0]
-            kinds = [kind for kind in mixture.kinds[name] if (kind, name) in course]
-            drawn.append(rng.choice(course[rng.choice(kinds), name]))
+        for _ in range(cfg.batch * min(_DRAWN, cfg.steps - done)):
+            name = rng.choices(list(parts), [weight for weight, _ in parts.values()])[0]
+            kinds = [kind for kind in parts[name][1] if (kind, name) in lessons]
+            drawn.append(rng.choice(lessons[rng.choice(kinds), name]))
         drawn.sort(key=lambda lesson: len(lesson.prompt))
         batches = [drawn[start : start + cfg.batch] for start in range(0, len(drawn), cfg.batch)]
         rng.shuffle(batches)
@@ -273,70 +264,34 @@ def _batches(cfg: PretrainConfig, course: Course) -> Iterator[list[Lesson]]:
         done += len(batches)
 
 
-def _tensors(lessons: Sequence[Lesson], pad: int) -> tuple[Any, Any, Any]:
-    """input_ids [B, T] padded on the right; flat positions that predict the answers, and the answers [N]."""
-    import torch
-
-    width = max(len(x.prompt) + len(x.answer) - 1 for x in lessons)
-    ids = torch.full((len(lessons), width), pad)
-    places = []
-    for row, lesson in enumerate(lessons):
-        ids[row, : len(lesson.prompt)] = lesson.prompt
-        ids[row, len(lesson.prompt) : len(lesson.prompt) + len(lesson.answer) - 1] = lesson.answer[:-1]
-        start = row * width + len(lesson.prompt) - 1
-        places.append(torch.arange(start, start + len(lesson.answer)))
-    return ids, torch.cat(places), torch.cat([x.answer for x in lessons]).long()
-
-
 def _rate(cfg: PretrainConfig, step: int) -> float:
-    warm = min(1.0, (step + 1) / 60)
-    return cfg.lr * warm * (0.505 + 0.495 * math.cos(math.pi * step / cfg.steps))
+    warm_up = min(1.0, (step + 1) / 60)
+    return cfg.lr * warm_up * (0.505 + 0.495 * math.cos(math.pi * step / cfg.steps))
 
 
-def _hash(course: Course) -> str:
+def _hash(lessons: Lessons) -> str:
     digest = hashlib.sha256()
-    for key in sorted(course):
-        for lesson in course[key]:
+    for key in sorted(lessons):
+        for lesson in lessons[key]:
             digest.update(lesson.prompt.numpy().tobytes() + lesson.answer.numpy().tobytes())
     return digest.hexdigest()
-
-
-# measuring
-
-#: Worlds the checkpoint is measured on: with the rule it has never seen, and one in which x0 alone tells the answer.
-MEASURED = {
-    "flag": WorldConfig(train=0, dev=0, test=60, seed=20_000),
-    "plain": WorldConfig(train=0, dev=0, test=30, rule="none", contrary=(0, 0), second_voice=0.0, seed=20_001),
-}
 
 
 def measure(folder: str | Path) -> dict[str, Any]:
     """Accuracy of a checkpoint by world, format and level, with 95 % Wilson intervals."""
     from remind.evaluation.intervals import wilson
     from remind.models.load import load_backbone
-    from remind.testbed.score import answered
+    from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(folder)
-    found: dict[str, Any] = {}
-    for name, config in MEASURED.items():
-        asked = records(make_world(replace(config)), LadderConfig())
-        for level in ("x0", "x1", "x2"):
-            right = answered(backbone, asked, level)
-            for kind in ("direct", "single", "multi"):
-                some = [ok for ok, record in zip(right, asked, strict=True) if record.format == kind]
-                estimate = wilson(some)
-                assert estimate is not None
-                value, low, high = (round(estimate[key], 4) for key in ("value", "low", "high"))
-                score = {"value": value, "low": low, "high": high, "n": estimate["n"]}
-                found.setdefault(name, {}).setdefault(kind, {})[level] = score
-    return found
-
-
-def table(scores: dict[str, Any]) -> str:
-    """The scores as lines of text."""
-    lines = [f"{'world':8}{'format':8}" + "".join(f"{level:>22}" for level in ("x0", "x1", "x2"))]
-    for world, formats in scores.items():
-        for kind, levels in formats.items():
-            cells = [f"{x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in levels.values()]
-            lines.append(f"{world:8}{kind:8}" + "".join(f"{cell:>22}" for cell in cells))
-    return "\n".join(lines)
+    scores: dict[str, Any] = {}
+    for world, config in MEASURED.items():
+        questions = records(make_world(config), LadderConfig())
+        scores[world] = {name: {} for name in FORMATS}
+        for level in LEVELS:
+            correct = correct_answers(backbone, questions, level)
+            for name in FORMATS:
+                own = [hit for hit, record in zip(correct, questions, strict=True) if record.format == name]
+                estimate: Any = wilson(own)
+                scores[world][name][level] = {key: round(value, 4) for key, value in estimate.items()}
+    return scores

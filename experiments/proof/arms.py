@@ -6,43 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from remind.alignment.objective import Edge, Objective
-from remind.alignment.step import StepKind
+from remind.alignment.config import Edge, Objective, StepKind
 from remind.core.errors import ConfigError
-
-Arm = Literal[
-    "base", "sft", "sft_flops", "sft_mixed", "distil_20", "pra_printed", "pra_recommended", "sft_pseudo", "map"
-]
-#: In the order of the tables.
-ARMS: tuple[Arm, ...] = (
-    "base",
-    "sft",
-    "sft_flops",
-    "sft_mixed",
-    "sft_pseudo",
-    "distil_20",
-    "pra_printed",
-    "pra_recommended",
-)
-TITLES: dict[str, str] = {
-    "base": "base, untrained",
-    "sft": "SFT on x0, equal steps",
-    "sft_flops": "SFT on x0, equal FLOPs",
-    "sft_mixed": "SFT on x0, x1, x2",
-    "sft_pseudo": "SFT, pseudo-labels from x2",
-    "distil_20": "distillation x2 → x0",
-    "pra_printed": "PRA as printed",
-    "pra_recommended": "PRA recommended",
-}
-#: Learn from labels alone: questions without one are no use to them.
-LABELS_ONLY = frozenset({"sft", "sft_flops", "sft_mixed"})
-#: Never read a summary, so that wrong ones change nothing for them.
-BLIND = frozenset({"base", "sft", "sft_flops"})
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """What a run may be set to. The values here are those of the paper's objective."""
+    """Settings of a run. The defaults are those of the paper's objective."""
 
     lr: float = 5e-4
     """Peak learning rate."""
@@ -57,7 +27,7 @@ class Knobs:
     hard_levels: tuple[int, ...] = (0,)
     """Levels with a hard loss."""
     teacher_weights: Literal["live", "base", "ema"] = "live"
-    """Whose distributions the teachers' are."""
+    """Weights that the teachers' distributions are computed with."""
     target_grad: Literal["detach", "flow"] = "detach"
     """Whether teachers get gradients."""
     ema_decay: float = 0.98
@@ -85,35 +55,51 @@ class Knobs:
         return "joint" if self.target_grad == "flow" else "sequential"
 
 
-def recommended() -> Knobs:
-    """Fixed targets of the base model under x1 and x2, at temperature 1; rate and share of the hard loss from dev."""
-    return Knobs(lr=5e-4, lambda_hard=0.05, tau=1.0, edges=((0, 1), (0, 2)), teacher_weights="base")
+@dataclass(frozen=True)
+class Arm:
+    """One of the methods that are compared.
+
+    Attributes:
+        labels_only: it learns from labels alone; questions without one are no use to it.
+        blind: it never reads a summary, so that wrong ones change nothing for it.
+    """
+
+    title: str
+    knobs: Knobs
+    labels_only: bool = False
+    blind: bool = False
 
 
-def knobs_of(arm: str, ours: Knobs, chosen: Mapping[str, Any] | None = None) -> Knobs:
+SFT = Knobs(lambda_hard=1.0, edges=())
+#: Fixed targets of the base model under x1 and x2, at temperature 1; rate and share of the hard loss from dev.
+RECOMMENDED = Knobs(lr=5e-4, lambda_hard=0.05, tau=1.0, edges=((0, 1), (0, 2)), teacher_weights="base")
+#: In the order of the tables.
+ARMS = {
+    "base": Arm("base, untrained", SFT, blind=True),
+    "sft": Arm("SFT on x0, equal steps", SFT, labels_only=True, blind=True),
+    "sft_flops": Arm("SFT on x0, equal FLOPs", SFT, labels_only=True, blind=True),
+    "sft_mixed": Arm("SFT on x0, x1, x2", replace(SFT, hard_levels=(0, 1, 2)), labels_only=True),
+    "sft_pseudo": Arm("SFT, pseudo-labels from x2", SFT),
+    "distil_20": Arm("distillation x2 → x0", Knobs(edges=((0, 2),))),
+    "pra_printed": Arm("PRA as printed", Knobs()),
+    "pra_recommended": Arm("PRA recommended", RECOMMENDED),
+}
+
+
+def knobs_of(arm: str, recommended: Knobs, chosen: Mapping[str, Any] | None = None) -> Knobs:
     """The settings of an arm.
 
     Args:
-        ours: settings of pra_recommended.
+        recommended: settings of pra_recommended.
         chosen: values that replace the arm's own, by name.
 
     Raises:
-        ConfigError: no such arm or knob, or settings that do not fit together.
+        ConfigError: no such arm or setting, or settings that do not fit together.
     """
-    hard = Knobs(lambda_hard=1.0, edges=())
-    found = {
-        "base": hard,
-        "sft": hard,
-        "sft_flops": hard,
-        "sft_pseudo": hard,
-        "sft_mixed": replace(hard, hard_levels=(0, 1, 2)),
-        "distil_20": Knobs(edges=((0, 2),)),
-        "pra_printed": Knobs(),
-        "pra_recommended": ours,
-    }
-    if arm not in found:
+    if arm not in ARMS:
         raise ConfigError(f"no arm {arm!r}; there are {', '.join(ARMS)}")
+    values = dict(chosen or {})
     names = {field.name for field in fields(Knobs)}
-    if unknown := sorted(set(chosen or {}) - names):
+    if unknown := sorted(values.keys() - names):
         raise ConfigError(f"{arm} has no setting {unknown[0]!r}; there are {', '.join(sorted(names))}")
-    return replace(found[arm], **dict(chosen or {}))
+    return replace(recommended if arm == "pra_recommended" else ARMS[arm].knobs, **values)

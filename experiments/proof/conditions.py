@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.proof.arms import BLIND, LABELS_ONLY
+from experiments.proof.arms import ARMS
 from remind.core.errors import ConfigError
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import AttentionalState, ReflectiveState, Span
-from remind.testbed.labels import LabelConfig, told
-from remind.testbed.ladder import LadderConfig, climb, records, target
+from remind.testbed.labels import LabelConfig
+from remind.testbed.ladder import LadderConfig, make_states, mark_blocks, records, to_record
 from remind.testbed.world import World, WorldConfig, make_world
+
+if TYPE_CHECKING:
+    from remind.states.parquet import StateRecord
 
 Null = Literal["shuffled", "same", "marker"]
 Rest = Literal["empty", "keep"]
@@ -21,10 +22,10 @@ Rest = Literal["empty", "keep"]
 
 @dataclass(frozen=True)
 class Condition:
-    """What training is told.
+    """Labels, summaries and null control of a training world.
 
     Attributes:
-        name: without what is said of the summaries.
+        name: of the labels alone.
         noise: share of wrong labels. labelled: questions with a label, None: all. pool: keep those without.
         wrong: share of wrong summaries.
         null: a control that takes away what a level adds. shuffled: the summary is that of another question; same: x1
@@ -59,9 +60,9 @@ class Condition:
     def seen_by(self, arm: str) -> Condition:
         """Without what an arm has no use for, so that equal runs are made once."""
         seen = self
-        if arm in LABELS_ONLY:
+        if ARMS[arm].labels_only:
             seen = replace(seen, name=self.name.removesuffix("-pool"), pool=self.labelled is None)
-        return replace(seen, wrong=0.0, null=None, rest="empty") if arm in BLIND else seen
+        return replace(seen, wrong=0.0, null=None, rest="empty") if ARMS[arm].blind else seen
 
     def labels(self, seed: int) -> LabelConfig:
         return LabelConfig(self.noise, self.labelled, self.pool, self.paraphrased, seed)
@@ -88,26 +89,27 @@ def named(name: str) -> Condition:
             return Condition(name, noise=float(number))
     except ValueError:
         pass
-    raise ConfigError(f"no condition {name!r}; say clean, scarce-60, scarce-60-pool, none, noisy-0.4 or paraphrased")
+    known = "clean, scarce-60, scarce-60-pool, none, noisy-0.4, paraphrased"
+    raise ConfigError(f"no condition {name!r}; there are {known} and other numbers in their place")
 
 
 def training_records(
-    world: WorldConfig, ladder: LadderConfig, condition: Condition, seed: int, watched: int, watch_seed: int
+    world: WorldConfig, ladder: LadderConfig, condition: Condition, seed: int, dev: int, dev_seed: int
 ) -> list[StateRecord]:
-    """States of the training world of a seed under a condition, and of dialogues (split dev) to watch the loss on.
+    """States of the training world of a seed under a condition, and of dialogues (split dev) to measure the loss on.
 
     Args:
         world, ladder: difficulty; their seeds and the numbers of dev and test dialogues are not read.
-        watched: dialogues to watch; their labels and summaries are always right.
-        watch_seed: their world.
+        dev: number of dev dialogues; their labels and summaries are always right.
+        dev_seed: their world.
     """
-    made = make_world(replace(world, dev=0, test=0, seed=seed))
-    steps = replace(ladder, seed=seed, wrong_summaries=condition.wrong)
+    train_world = make_world(replace(world, dev=0, test=0, seed=seed))
+    train_ladder = replace(ladder, seed=seed, wrong_summaries=condition.wrong)
     if condition.null is None:
-        train = records(made, steps, condition.labels(seed))
+        train = records(train_world, train_ladder, condition.labels(seed))
     else:
-        train = _controls(made, steps, condition, seed)
-    return train + (split_records(world, ladder, "dev", watched, watch_seed) if watched else [])
+        train = _controls(train_world, train_ladder, condition, seed)
+    return train + (split_records(world, ladder, "dev", dev, dev_seed) if dev else [])
 
 
 def split_records(world: WorldConfig, ladder: LadderConfig, split: str, dialogues: int, seed: int) -> list[StateRecord]:
@@ -117,33 +119,30 @@ def split_records(world: WorldConfig, ladder: LadderConfig, split: str, dialogue
 
 
 def _controls(world: World, ladder: LadderConfig, condition: Condition, seed: int) -> list[StateRecord]:
-    items = {item.question.id: item for item in world.asked}
-    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    questions = told(world.asked, condition.labels(seed))
-    states = [climb(dialogues[q.dialogue_id], replace(items[q.id], question=q), ladder) for q in questions]
-    summaries = [states[other].summary for other in _others(len(states), random.Random(f"remind-shuffled:{seed}"))]
-    made = []
-    for question, state, summary in zip(questions, states, summaries, strict=True):
-        rng = random.Random(f"remind-null:{seed}:{question.id}")
-        record = _control(state, summary, condition, rng, str(question.split))
-        made.append(replace(record, target=target(question)))
-    return made
+    states = make_states(world, ladder, condition.labels(seed))
+    order = _derangement(len(states), random.Random(f"remind-shuffled:{seed}"))
+    result = []
+    for state, other in zip(states, order, strict=True):
+        rng = random.Random(f"remind-null:{seed}:{state.attentional.factual.question.id}")
+        result.append(_control(state, states[other].summary, condition, rng))
+    return result
 
 
-def _control(state: ReflectiveState, summary: str, condition: Condition, rng: random.Random, split: str) -> StateRecord:
+def _control(state: ReflectiveState, other_summary: str, condition: Condition, rng: random.Random) -> StateRecord:
     alone = condition.rest == "empty"
     attentional = state.attentional
     if condition.null == "shuffled":
-        record = record_of(ReflectiveState(replace(attentional, blocks=()) if alone else attentional, summary), split)
+        shown = replace(attentional, blocks=()) if alone else attentional
+        record = to_record(ReflectiveState(shown, other_summary))
         return replace(record, x1=record.x0) if alone else record
     if condition.null == "same":
-        record = record_of(state, split)
+        record = to_record(state)
         return replace(record, x1=record.x0, x2=record.x0) if alone else replace(record, x1=record.x0)
-    record = record_of(ReflectiveState(random_marks(attentional, rng), state.summary), split)
+    record = to_record(ReflectiveState(random_marks(attentional, rng), state.summary))
     return replace(record, x2=record.x1) if alone else record
 
 
-def _others(n: int, rng: random.Random) -> list[int]:
+def _derangement(n: int, rng: random.Random) -> list[int]:
     """A permutation of 0 … n − 1, n > 1, in which nothing keeps its place (Sattolo's: one single cycle)."""
     order = list(range(n))
     for last in range(n - 1, 0, -1):
@@ -160,15 +159,6 @@ def random_marks(state: AttentionalState, rng: random.Random) -> AttentionalStat
         spans.append((start, start + segment.end - segment.start))
     marked = {index for start, end in state.blocks for index in range(start, end + 1)}
     count = sum(start in marked for start, _ in spans)
-    runs, blocks = state.factual.runs, list[Span]()
-    for start, end in sorted(rng.sample(spans, count)):
-        if blocks and blocks[-1][1] == start - 1 and runs[start] == runs[start - 1]:
-            blocks[-1] = (blocks[-1][0], end)
-        else:
-            blocks.append((start, end))
-    return replace(state, blocks=tuple(blocks))
-
-
-def describe(condition: Condition, seed: int) -> dict[str, Any]:
-    """What a manifest says of it."""
-    return {"condition": asdict(condition), "seed": seed}
+    chosen = rng.sample(spans, count)
+    turn_ids = {state.factual.turns[index].id for start, end in chosen for index in range(start, end + 1)}
+    return replace(state, blocks=mark_blocks(state.factual, turn_ids))

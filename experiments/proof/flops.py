@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remind.alignment.batch import common_prefix
-from remind.alignment.example import Example
-from remind.alignment.objective import Objective
-from remind.alignment.step import Pass, head_weight
+from remind.alignment.config import Objective
+from remind.alignment.data import Example
+from remind.alignment.model import head_weight
+from remind.alignment.step import Pass, common_prefix
 
 _FORWARD, _BACKWARD = 2, 4
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.proof.arms import ARMS, TITLES
+from experiments.proof.arms import ARMS
 from remind.viewing.plots.trajectory import plot_trajectory as draw_trajectory
 from sae.figures import COLOURS, Picture, new_figure
 
@@ -43,11 +43,12 @@ def plot_accuracy(results: Mapping[str, Any], path: Path) -> Path:
 def _dots(axes: Axes, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any], title: str) -> None:
     names = list(dict.fromkeys(row["title"] for row in rows))
     arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
+    order = list(ARMS)
     for number, arm in enumerate(arms):
         own = [row for row in rows if row["arm"] == arm]
         shift = 0.7 * ((number + 0.5) / len(arms) - 0.5)
         values = [row["accuracy"]["x0"] for row in own]
-        style = ARMS.index(arm) % len(COLOURS)
+        style = order.index(arm) % len(COLOURS)
         axes.errorbar(
             [one["value"] for one in values],
             [names.index(row["title"]) + shift for row in own],
@@ -56,7 +57,7 @@ def _dots(axes: Axes, rows: Sequence[Mapping[str, Any]], base: Mapping[str, Any]
             color=COLOURS[style - 1],
             markersize=5,
             capsize=2,
-            label=TITLES[arm],
+            label=ARMS[arm].title,
         )
     for level, line in (("x0", ":"), ("x1", "-."), ("x2", "--")):
         axes.axvline(base[level]["value"], color="grey", linestyle=line, linewidth=1, label=f"untrained, {level}")
@@ -71,8 +72,7 @@ def plot_trajectory(traced: Mapping[tuple[str, str], Mapping[str, Any]], path: P
     """For every traced run: shares of the loss terms, divergences, and accuracy under the three states, over steps."""
     runs = {}
     for (arm, title), run in traced.items():
-        rows = [("train", row) for row in run["trace"]["steps"]] + [
-            ("accuracy", row) for row in run["trace"]["accuracy"]
-        ]
-        runs[f"{TITLES.get(arm, arm)}, {title}"] = [{**row, "kind": kind} for kind, row in rows]
+        steps, accuracy = run["trace"]["steps"], run["trace"]["accuracy"]
+        rows = [*(("train", row) for row in steps), *(("accuracy", row) for row in accuracy)]
+        runs[f"{ARMS[arm].title}, {title}"] = [{**row, "kind": kind} for kind, row in rows]
     return draw_trajectory(runs, ("shares", "jsd", "accuracy")).save(path)

@@ -1,4 +1,4 @@
-"""The proof from start to end: choose settings, run, report."""
+"""The proof from start to end: choose settings on dev, run all arms on fresh seeds, report."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.proof.bench import Shelf, Spec, base_spec
-from experiments.proof.choose import choose, read_chosen
 from experiments.proof.conditions import Condition
 from experiments.proof.config import ProofConfig
-from experiments.proof.plan import Chosen, cells, equal_steps, final_runs, spec_of
-from experiments.proof.queue import read_result, run_all
+from experiments.proof.plan import Chosen, cells, equal_steps, final_run, final_runs, grid_runs
+from experiments.proof.queue import run_all
+from experiments.proof.store import RunStore, Spec, accuracy, base_spec, open_store
 from experiments.proof.table import Cell, report
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json, write_json
 
-Placed = tuple[str, Condition, int, Spec]
+CHOSEN = "chosen.json"
 
 
 def prove(cfg: ProofConfig) -> Path:
@@ -24,62 +25,101 @@ def prove(cfg: ProofConfig) -> Path:
         The folder of the results.
 
     Raises:
-        ConfigError: settings that cannot be run, or a stage whose forerunner is missing.
+        ConfigError: settings that cannot be run, or a stage that needs an earlier one.
         RemindError: of the first run that failed; those that were done stay.
     """
-    out = Path(cfg.out).resolve()
-    shelf = Shelf(cfg.bench.bench(cfg.model), out)
+    store = open_store(cfg.bench, cfg.model, cfg.out)
     if cfg.stage in ("choose", "all"):
-        print(f"settings are in {choose(cfg, shelf)}")
-    if cfg.stage in ("run", "report", "all"):
-        chosen = read_chosen(cfg, shelf)
+        print(f"settings are in {choose(cfg, store)}")
+    if cfg.stage != "choose":
+        chosen = read_chosen(cfg, store)
         if cfg.stage != "report":
-            run(cfg, shelf, chosen)
-        found = collect(cfg, shelf, chosen)
-        paths = report(cfg, shelf, chosen, found)
+            run(cfg, store, chosen)
+        paths = report(cfg, store, chosen, collect(cfg, store, chosen))
         print(f"results are in {', '.join(str(path) for path in paths)}")
-    return out
+    return store.out
 
 
-def run(cfg: ProofConfig, shelf: Shelf, chosen: Chosen) -> None:
+def choose(cfg: ProofConfig, store: RunStore) -> Path:
+    """Run every point of every arm's grid and choose the one with the highest mean accuracy under x0 on dev.
+
+    Of equals the first is chosen.
+
+    Returns:
+        chosen.json: the values by arm, and the accuracy of each point.
+    """
+    grid = grid_runs(cfg)
+    specs = [spec for points in grid.values() for _, runs in points for spec in runs]
+    results = run_all(store, specs, cfg.workers, "choose")
+    chosen: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
+    for arm, points in grid.items():
+        scores[arm] = []
+        for values, runs in points:
+            reached = {
+                f"{spec.condition.title}, seed {spec.seed}": accuracy(results[store.key(spec)]["right"]["x0"])
+                for spec in runs
+            }
+            scores[arm].append({"values": values, "accuracy": sum(reached.values()) / len(reached), "runs": reached})
+        chosen[arm] = max(scores[arm], key=lambda row: row["accuracy"])["values"]
+    path = store.out / CHOSEN
+    about = {"conditions": list(cfg.choose.conditions), "seeds": list(cfg.choose.seeds), "steps": cfg.steps}
+    write_json(path, {"chosen": chosen, "on": "dev", **about, "weights": store.weights, "scores": scores})
+    return path
+
+
+def read_chosen(cfg: ProofConfig, store: RunStore) -> dict[str, dict[str, Any]]:
+    """The chosen values by arm.
+
+    Raises:
+        ConfigError: nothing was chosen yet, or for another model, or not for all arms that have a grid.
+    """
+    path = store.out / CHOSEN
+    grid = grid_runs(cfg)
+    if not path.exists():
+        if grid:
+            raise ConfigError(f"{path} is missing: run with --stage choose first")
+        return {}
+    values = read_json(path)
+    if not isinstance(values, dict) or not isinstance(values.get("chosen"), dict):
+        raise DataError("holds no chosen settings; remove it and run with --stage choose", path)
+    if values.get("weights") != store.weights:
+        raise ConfigError(f"{path} was chosen for another model: run with --stage choose again")
+    chosen: dict[str, dict[str, Any]] = values["chosen"]
+    if missing := sorted(grid.keys() - chosen.keys()):
+        raise ConfigError(f"{path} has nothing for {missing[0]}: run with --stage choose again")
+    return chosen
+
+
+def run(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> None:
     """All final runs; those of sft_flops last, when it is known what pra_recommended costs."""
-    placed = list(final_runs(cfg, chosen))
     bases = [base_spec("test"), base_spec("dev")]
-    run_all(shelf, [*bases, *(spec for *_, spec in placed)], cfg.workers, "run")
-    late = [spec for *_, spec in _equal_flops(cfg, shelf, chosen)]
-    if late:
-        run_all(shelf, late, cfg.workers, "run at equal FLOPs")
+    run_all(store, [*bases, *(spec for *_, spec in final_runs(cfg, chosen))], cfg.workers, "run")
+    if late := [spec for *_, spec in _equal_flops(cfg, store, chosen)]:
+        run_all(store, late, cfg.workers, "run at equal FLOPs")
 
 
-def _equal_flops(cfg: ProofConfig, shelf: Shelf, chosen: Chosen) -> list[Placed]:
-    """The runs of sft_flops whose forerunners are done."""
-    placed: list[Placed] = []
+def _equal_flops(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> list[tuple[str, Condition, int, Spec]]:
+    """The runs of sft_flops, where those of sft and pra_recommended are done."""
+    result = []
     for arm, condition in cells(cfg):
-        if arm != "sft_flops":
-            continue
-        for seed in cfg.seeds:
-            pair = [_result(shelf, spec_of(cfg, chosen, one, condition, seed)) for one in ("sft", "pra_recommended")]
-            if pair[0] is not None and pair[1] is not None:
-                steps = equal_steps(pair[0], pair[1])
-                placed.append((arm, condition, seed, spec_of(cfg, chosen, arm, condition, seed, steps)))
-    return placed
+        for seed in cfg.seeds if arm == "sft_flops" else ():
+            pair = [final_run(cfg, chosen, one, condition, seed) for one in ("sft", "pra_recommended")]
+            if all(store.done(spec) for spec in pair):
+                steps = equal_steps(*(store.result(spec) for spec in pair))
+                result.append((arm, condition, seed, final_run(cfg, chosen, arm, condition, seed, steps)))
+    return result
 
 
-def _result(shelf: Shelf, spec: Spec) -> dict[str, Any] | None:
-    path = shelf.path(spec)
-    return read_result(path) if path.exists() else None
-
-
-def collect(cfg: ProofConfig, shelf: Shelf, chosen: Chosen) -> dict[Cell, dict[int, dict[str, Any]]]:
-    """Results by arm and condition, by seed; of runs that are not done there are none."""
-    found: dict[Cell, dict[int, dict[str, Any]]] = {}
+def collect(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> dict[Cell, dict[int, dict[str, Any]]]:
+    """Results by arm and condition, by seed; those of runs that are not done are missing."""
+    results: dict[Cell, dict[int, dict[str, Any]]] = {}
     missing = 0
-    for arm, condition, seed, spec in [*final_runs(cfg, chosen), *_equal_flops(cfg, shelf, chosen)]:
-        result = _result(shelf, spec)
-        if result is None:
-            missing += 1
+    for arm, condition, seed, spec in [*final_runs(cfg, chosen), *_equal_flops(cfg, store, chosen)]:
+        if store.done(spec):
+            results.setdefault((arm, condition.title), {})[seed] = store.result(spec)
         else:
-            found.setdefault((arm, condition.title), {})[seed] = result
+            missing += 1
     if missing:
         print(f"{missing} runs are not done yet; the tables are of the others", file=sys.stderr)
-    return found
+    return results

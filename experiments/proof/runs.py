@@ -1,200 +1,214 @@
-"""One run: train with the trainer, in this process, and answer the questions of dev or test with what it learned."""
+"""One run: train with the trainer, in this process, and answer the questions of dev or test with the trained model."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.proof.bench import Shelf, Spec
-from experiments.proof.conditions import describe, split_records, training_records
-from experiments.proof.training import fit, in_memory, quiet, train_config
+from experiments.proof.conditions import split_records, training_records
+from experiments.proof.flops import fixed_cost, size_of, step_cost
+from experiments.proof.store import RunStore, Spec, accuracy
+from remind.alignment.cache import Cache
+from remind.alignment.checkpoint import folder_of
+from remind.alignment.config import DataConfig, TeacherConfig, TrainConfig, TrainerConfig
+from remind.alignment.metrics import read_metrics
+from remind.alignment.tokens import decode, example_of
+from remind.alignment.trainer import Trainer
+from remind.core.errors import ModelError
 from remind.core.files import write_json
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
+from remind.testbed.accuracy import MonitoredTrainer, correct_answers
 from remind.testbed.ladder import write_records
-from remind.testbed.score import answered
 
-if TYPE_CHECKING:
-    from remind.alignment.trainer import Trainer
-    from remind.models.backbone import Backbone
-
+#: Right (1) or wrong (0) for each question, by level.
 Answers = dict[str, str]
+_KEPT = ("step", "total", "hard", "lr", "grad_norm")
+_KEPT_BEGINNINGS = ("share_", "jsd", "dist", "ce", "entropy")
 
 
-class Workshop:
-    """Does runs one after the other; keeps the untrained model, and the states of the last training world."""
+class InMemoryTrainer(MonitoredTrainer):
+    """A trainer that saves nothing: the model is measured where it is."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        from remind.models.load import load_backbone
+    def save(self) -> Path:
+        return folder_of(self.folder.path, self.step)
 
-        self.shelf, self.bench = shelf, shelf.bench
-        self.base: Backbone = load_backbone(self.bench.model, device="cpu")
-        self._asked: dict[str, list[StateRecord]] = {}
-        self._states: tuple[str, Path] | None = None
 
-    def asked(self, on: str) -> list[StateRecord]:
-        """The questions that are answered."""
-        if on not in self._asked:
-            number, seed = self.bench.dialogues("dev" if on == "dev" else "test")
-            self._asked[on] = split_records(self.bench.world, self.bench.ladder, on, number, seed)
-        return self._asked[on]
+class Runner:
+    """Performs runs one after the other; keeps the untrained model, and the states of the last training world."""
 
-    def perform(self, spec: Spec) -> dict[str, Any]:
+    def __init__(self, store: RunStore) -> None:
+        self.store, self.config = store, store.config
+        self.base = load_backbone(store.model, device="cpu")
+        self.work = store.out / "work" / f"{os.getpid()}"
+        self._questions: dict[str, list[StateRecord]] = {}
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def perform(self, spec: Spec) -> None:
         """Do a run and write its result, unless it is there.
 
         Raises:
             DataError, ConfigError, ModelError: as the trainer does, but for numbers that are not finite: then the
                 state before them is measured, and the result says so under `stopped`.
         """
-        path = self.shelf.path(spec)
-        if path.exists():
-            return {}
+        if self.store.done(spec):
+            return
         began = perf_counter()
-        found = self._measure_base(spec) if spec.steps == 0 else self._train(spec)
-        found = {"spec": spec.values(), **found}
-        found["seconds"] |= {"all": perf_counter() - began}
-        write_json(path, found)
-        return found
+        result = self._train(spec) if spec.steps else {"right": self._answer(self.base, spec), "flops": 0.0}
+        seconds = {"all": perf_counter() - began}
+        write_json(self.store.path(spec), {"spec": asdict(spec), **result, "seconds": seconds})
 
-    def _measure_base(self, spec: Spec) -> dict[str, Any]:
-        began = perf_counter()
-        answers = self.answer(self.base, spec.on, None)
-        return {"right": answers, "flops": 0.0, "seconds": {"answers": perf_counter() - began}}
-
-    def answer(self, backbone: Backbone, on: str, upper: int | None) -> Answers:
-        """Right (1) or not (0) for each question under each level, the first `upper` ones under x1 and x2."""
-        records, right = self.asked(on), {}
+    def _answer(self, backbone: Backbone, spec: Spec) -> Answers:
+        """Under x1 and x2 the first `upper` questions alone, but for the untrained model."""
+        if spec.on not in self._questions:
+            number, seed = self.config.dialogues(spec.on)
+            self._questions[spec.on] = split_records(self.config.world, self.config.ladder, spec.on, number, seed)
+        records, answers = self._questions[spec.on], {}
         for level in LEVELS:
-            some = records if level == "x0" else records[:upper]
-            hits = answered(backbone, some, level, self.bench.max_new_tokens, self.bench.answer_batch)
-            right[level] = "".join(str(int(hit)) for hit in hits)
-        return right
-
-    def _probe(self, backbone: Backbone, spec: Spec) -> dict[str, float]:
-        return {level: share(right) for level, right in self.answer(backbone, spec.on, self.bench.upper).items()}
-
-    # training
+            some = records[: self.config.upper] if spec.steps and level != "x0" else records
+            hits = correct_answers(backbone, some, level, self.config.max_new_tokens, self.config.answer_batch)
+            answers[level] = "".join(str(int(hit)) for hit in hits)
+        return answers
 
     def _train(self, spec: Spec) -> dict[str, Any]:
-        from remind.alignment.metrics import read_metrics
+        states, pseudo_labelled = self._states(spec)
+        trace: list[dict[str, float]] = []
+
+        def measure(trainer: MonitoredTrainer) -> None:
+            answers = self._answer(replace(self.base, model=trainer.model), spec)
+            trace.append({"step": trainer.step, **{level: accuracy(right) for level, right in answers.items()}})
 
         out = self.work / "run"
         shutil.rmtree(out, ignore_errors=True)
-        began = perf_counter()
-        decoded = self._prepare(spec)
-        prepared = perf_counter()
         with quiet():
-            trainer = in_memory(train_config(self.shelf, spec, self._folder(spec), out))
-            learned = replace(self.base, model=trainer.workers.model)
-            if spec.trace:
-                trainer.probe = partial(self._probe, learned, spec)
-                trainer.probe_every = spec.trace
+            trainer = InMemoryTrainer(train_config(self.store, spec, states, out), measure, spec.trace)
             stopped = fit(trainer)
         if trainer.stopped:
             raise SystemExit(143)
-        trained = perf_counter()
         rows = read_metrics(out)
-        found = {
-            "right": self.answer(learned, spec.on, self.bench.upper),
+        result = {
+            "right": self._answer(replace(self.base, model=trainer.model), spec),
             "steps": trainer.step,
-            "flops": self._cost(trainer, spec, decoded),
+            "flops": self._flops(trainer, pseudo_labelled),
             "stopped": stopped,
             "guard": [{"step": row["step"], "what": row["what"]} for row in rows if row["kind"] == "guard"],
             "watched": [_short(row) for row in rows if row["kind"] == "eval"],
             "trace": {
                 "steps": [_short(row) for row in rows if row["kind"] == "train"] if spec.trace else [],
-                "accuracy": trainer.probed,
+                "accuracy": trace,
             },
         }
-        steps = sum(row["seconds"] for row in rows if row["kind"] == "train")
-        answered = perf_counter()
-        shutil.rmtree(out)
-        del trainer, learned
+        del trainer
         # models hang in circles with their hooks, and many runs share one process
         gc.collect()
-        found["seconds"] = {
-            "states": prepared - began,
-            "steps": steps,
-            "around": trained - prepared - steps,
-            "answers": answered - trained,
-        }
-        return found
+        return result
 
-    @property
-    def work(self) -> Path:
-        return self.shelf.out / "work" / f"{os.getpid()}"
+    def _states(self, spec: Spec) -> tuple[Path, list[StateRecord]]:
+        """The folder of the states, written unless the last run had the same; and the records with pseudo-labels."""
+        folder, config = self.work / self.store.states_key(spec), self.config
+        if not folder.exists():
+            shutil.rmtree(self.work, ignore_errors=True)
+            records = training_records(
+                config.world, config.ladder, spec.condition, spec.seed, config.watched, config.dev_seed
+            )
+            self._pseudo_labelled: list[StateRecord] = []
+            if spec.arm == "sft_pseudo":
+                records, self._pseudo_labelled = self._with_pseudo_labels(records)
+            write_records(records, folder, {"condition": asdict(spec.condition), "seed": spec.seed})
+        return folder, self._pseudo_labelled
 
-    def _folder(self, spec: Spec) -> Path:
-        return self.work / self.shelf.data_key(spec)
-
-    def _prepare(self, spec: Spec) -> list[StateRecord]:
-        """Write the states of a run, unless the last run had the same; returns those whose answers were decoded."""
-        key = self.shelf.data_key(spec)
-        if self._states is None or self._states[0] != key:
-            self.leave()
-            bench = self.bench
-            made = training_records(bench.world, bench.ladder, spec.condition, spec.seed, bench.watched, bench.dev_seed)
-            self._pseudo: list[StateRecord] = []
-            if spec.pseudo:
-                made = self._with_pseudo(made)
-            write_records(made, self._folder(spec), describe(spec.condition, spec.seed))
-            self._states = (key, self._folder(spec))
-        return self._pseudo
-
-    def _with_pseudo(self, made: Sequence[StateRecord]) -> list[StateRecord]:
-        from remind.alignment.cache import Cache, Crew
-        from remind.alignment.decoded import decode
-
-        empty = [record for record in made if record.target is None and record.split == "train"]
+    def _with_pseudo_labels(self, records: Sequence[StateRecord]) -> tuple[list[StateRecord], list[StateRecord]]:
+        """All records, those without a label with the answer decoded from x2; and these alone."""
+        unlabelled = [record for record in records if record.target is None and record.split == "train"]
         with quiet():
-            cache = Cache(self.work / "decoded")
-            most = self.bench.max_new_tokens
-            texts = decode(self.base, empty, "x2", most, cache, Crew(), self.bench.weights, None, 32)
-        targets = {record.question_id: texts.get(record.question_id) for record in empty}
-        filled = [
-            replace(record, target=targets[record.question_id]) if record.question_id in targets else record
-            for record in made
+            cache, most = Cache(self.work / "decoded"), self.config.max_new_tokens
+            targets = decode(self.base, unlabelled, "x2", most, cache, self.store.weights, batch_size=32)
+        ids = {record.question_id for record in unlabelled}
+        labelled = [
+            replace(record, target=targets.get(record.question_id)) if record.question_id in ids else record
+            for record in records
         ]
-        self._pseudo = [record for record in filled if record.question_id in targets]
-        return filled
+        return labelled, [record for record in labelled if record.question_id in ids]
 
-    def _cost(self, trainer: Trainer, spec: Spec, decoded: Sequence[StateRecord]) -> float:
-        from experiments.proof.flops import fixed_cost, size_of, step_cost
-        from remind.alignment.tokens import row_of
-
-        size, objective, passes = size_of(trainer.workers.model), trainer.cfg.objective, trainer.parts.passes
+    def _flops(self, trainer: Trainer, pseudo_labelled: Sequence[StateRecord]) -> float:
+        size, objective, passes = size_of(trainer.model), trainer.cfg.objective, trainer.parts.passes
         items = trainer.data.train.items
         total = fixed_cost(items, objective, size)
-        for record in decoded:
-            row = row_of(self.base.tokenizer, record)
-            answer = 1 if row.answer is None else len(row.answer)
-            total += size.forward(len(row.prompts[2]) + answer - 1, answer)
+        for record in pseudo_labelled:
+            example = example_of(self.base.tokenizer, record)
+            answer = max(1, len(example.answer))
+            total += size.forward(len(example.prompts[2]) + answer - 1, answer)
         for step in range(trainer.step):
             total += step_cost([items[index] for index in trainer.order.batch(step)], objective, passes, size)
         return total
 
-    def leave(self) -> None:
-        """Remove the states and what was computed of them."""
-        self._states = None
-        shutil.rmtree(self.work, ignore_errors=True)
+
+def train_config(store: RunStore, spec: Spec, states: Path, out: Path) -> TrainConfig:
+    """The run as the trainer takes it."""
+    config, knobs = store.config, spec.knobs
+    return TrainConfig(
+        states=str(states),
+        out=str(out),
+        model=store.model,
+        seed=spec.seed,
+        objective=knobs.objective,
+        data=DataConfig(
+            # an arm that learns from labels alone must not be given other answers
+            unlabelled="x2" if knobs.objective.active else "skip",
+            max_decoded=config.max_new_tokens,
+            cache=str(out.parent / "cache"),
+        ),
+        trainer=TrainerConfig(
+            lr=knobs.lr,
+            max_steps=spec.steps,
+            batch_size=config.batch,
+            step=knobs.step,
+            eval_every=config.watch_every,
+            eval_limit=None,
+            save_every=10**9,
+        ),
+        teacher=TeacherConfig(ema_decay=knobs.ema_decay),
+    )
 
 
-def share(right: str) -> float:
-    """Accuracy of a string of ones and zeros."""
-    return right.count("1") / len(right) if right else 0.0
+def fit(trainer: Trainer) -> str | None:
+    """Train; returns why it ended early, where numbers were not finite. Other errors are raised."""
+    try:
+        trainer.fit()
+    except ModelError as error:
+        if "not finite" not in str(error):
+            raise
+        return str(error).split(";")[0]
+    finally:
+        trainer.folder.close()
+    return None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars and no lines: hundreds of runs would print the same."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    kept = ("step", "total", "hard", "lr", "grad_norm")
     return {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in row.items()
-        if name in kept or name.startswith(("share_", "jsd", "dist", "ce", "entropy"))
+        if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
     }

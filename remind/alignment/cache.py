@@ -1,4 +1,4 @@
-"""What is computed once and kept on disk beside a run: files by the hash of all they follow from, whole or absent."""
+"""Tensors computed once and kept on disk: safetensors files named by the hash of all they follow from."""
 
 from __future__ import annotations
 
@@ -13,44 +13,64 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from remind.alignment.failures import saving
+from remind.alignment.checkpoint import saving
 from remind.core.files import atomic_path, sha256_json
+from remind.core.progress import track
+
+#: Tensors by name and a JSON value.
+Entry = tuple[dict[str, Tensor], Any]
 
 
 @dataclass(frozen=True)
-class Crew:
-    """How processes divide work whose results all of them read.
-
-    Attributes:
-        rank, processes: this process and how many there are.
-        wait: returns once every process has called it.
-    """
+class Ranks:
+    """How processes divide work whose results all of them read; `wait` returns once every process has called it."""
 
     rank: int = 0
     processes: int = 1
     wait: Callable[[], Any] = lambda: None
 
-    def own(self, count: int) -> range:
-        """The pieces of `count` that this process computes."""
-        return range(self.rank, count, self.processes)
-
 
 class Cache:
-    """A folder of safetensors, one file per piece. A file that cannot be read counts as absent, and is said."""
+    """A folder of safetensors, one file per entry, written whole or not at all."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def path(self, kind: str, key: Any) -> Path:
-        """Where the piece of a key, any JSON value, is kept."""
+    def entries(
+        self,
+        kind: str,
+        keys: Sequence[Any],
+        compute: Callable[[int], Entry],
+        ranks: Ranks = Ranks(),
+        description: str = "compute",
+    ) -> list[Entry]:
+        """The entries of all keys, in order; what is missing is computed once, each process computing its share.
+
+        A file that cannot be read is reported and computed again. Tensors stay on disk until they are used.
+
+        Args:
+            kind: subfolder. keys: JSON values.
+            compute: gives the entry of a key by its place in `keys`.
+
+        Raises:
+            ModelError: an entry cannot be written; then it is absent.
+        """
+        own = [n for n in range(ranks.rank, len(keys), ranks.processes) if not self._path(kind, keys[n]).is_file()]
+        for number in track(own, description, len(own)):
+            self._write(self._path(kind, keys[number]), compute(number))
+        ranks.wait()
+        entries = []
+        for number, key in enumerate(keys):
+            path = self._path(kind, key)
+            if (entry := self._read(path)) is None:
+                self._write(path, entry := compute(number))
+            entries.append(entry)
+        return entries
+
+    def _path(self, kind: str, key: Any) -> Path:
         return self.folder / kind / f"{sha256_json(key)[:32]}.safetensors"
 
-    def has(self, kind: str, key: Any) -> bool:
-        return self.path(kind, key).is_file()
-
-    def read(self, kind: str, key: Any) -> tuple[dict[str, Tensor], Any] | None:
-        """Tensors, which stay on disk until they are used, and the JSON value kept with them; None if absent."""
-        path = self.path(kind, key)
+    def _read(self, path: Path) -> Entry | None:
         if not path.is_file():
             return None
         try:
@@ -63,25 +83,11 @@ class Cache:
             path.unlink(missing_ok=True)
             return None
 
-    def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any) -> None:
-        """Raises ModelError where it cannot be written; then it is absent."""
-        path = self.path(kind, key)
+    def _write(self, path: Path, entry: Entry) -> None:
+        tensors, about = entry
         with saving(path, "what is there already is used when the run starts again"), atomic_path(path) as temporary:
             save_file(
                 {name: value.contiguous() for name, value in tensors.items()},
                 temporary,
                 {"about": json.dumps(about, ensure_ascii=False)},
             )
-
-
-def ragged(rows: Sequence[Tensor], like: Tensor) -> dict[str, Tensor]:
-    """Rows of unequal lengths as `values` and `lengths`; `like`: an empty row, for when there are none."""
-    import torch
-
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return {"values": torch.cat([like, *rows]), "lengths": lengths}
-
-
-def unragged(values: Tensor, lengths: Tensor) -> list[Tensor]:
-    """The rows of `ragged`, as views."""
-    return list(values.split(lengths.tolist()))

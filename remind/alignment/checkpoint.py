@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from remind.alignment.failures import saving
 from remind.core.errors import ModelError, RemindError
 from remind.core.files import atomic_folder, read_json, sha256_file, write_json
 
@@ -29,6 +28,24 @@ FOLDER = "checkpoints"
 CHECKSUMS = "checksums.json"
 _MODEL, _OPTIMIZER, _RANDOM, _STATE = "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
 _EMA = "ema.safetensors"
+
+
+@contextmanager
+def saving(path: Path, remaining: str = "") -> Iterator[None]:
+    """Make one typed line of a write that fails.
+
+    Args:
+        remaining: what is still there and can be gone on with.
+
+    Raises:
+        ModelError: no space, no permission, a file too large.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        hint = f"; {remaining}" if remaining else ""
+        raise ModelError(f"{path}: cannot be written: {reason}; make room there{hint}") from None
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -39,10 +56,14 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _whole(value: Tensor) -> Tensor:
-    """The full tensor on the CPU; gathers the shards of FSDP2 (every process must call it)."""
-    full = value.full_tensor() if isinstance(value, DTensor) else value
-    return full.detach().cpu().contiguous()
+def whole(value: Tensor) -> Tensor:
+    """The full tensor, detached; gathers the shards of FSDP2 (every process must call it)."""
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _saved(value: Tensor) -> Tensor:
+    return whole(value).cpu().contiguous()
 
 
 def random_state(device: torch.device) -> Tensor:
@@ -85,16 +106,14 @@ def save(
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
     for name, parameter in trained_parameters(model).items():
-        value = _whole(parameter)
+        value = _saved(parameter)
         if writes:
             weights[name] = value
         for key, moment in optimizer.state.get(parameter, {}).items():
-            if not isinstance(moment, Tensor):
-                raise ModelError(f"{type(optimizer).__name__} keeps {key!r}, which is not a tensor and cannot be saved")
-            value = _whole(moment)
+            value = _saved(moment)
             if writes:
                 moments[f"{key}/{name}"] = value
-    averages = {name: _whole(value) for name, value in (ema or {}).items()}
+    averages = {name: _saved(value) for name, value in (ema or {}).items()}
     if not writes:
         return
     with (
@@ -138,8 +157,8 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(path for path in (run / FOLDER).glob("step-*") if path.is_dir())
 
 
-def newest(run: Path, say: bool = True) -> Path | None:
-    """The newest checkpoint that is whole, None if there never was one; says which damaged ones it passes over.
+def newest(run: Path, report: bool = True) -> Path | None:
+    """The newest checkpoint that is whole, None if there never was one; prints which damaged ones it passes over.
 
     Raises:
         ModelError: there are checkpoints and all are damaged.
@@ -149,7 +168,7 @@ def newest(run: Path, say: bool = True) -> Path | None:
         try:
             verify(folder)
         except ModelError as error:
-            if say:
+            if report:
                 print(f"warning: {error}; going back to the checkpoint before", file=sys.stderr)
             continue
         return folder
@@ -177,7 +196,7 @@ def _tensors(path: Path) -> Iterator[Any]:
         raise ModelError(f"{path}: cannot be read as safetensors: {error}") from None
 
 
-def _like(value: Tensor, reference: Tensor) -> Tensor:
+def like(value: Tensor, reference: Tensor) -> Tensor:
     """`value` where and as `reference` lives: on its device, sharded as it is."""
     if isinstance(reference, DTensor):
         return distribute_tensor(value.to(reference.device), reference.device_mesh, reference.placements)
@@ -197,7 +216,7 @@ def restore_model(folder: Path, model: nn.Module) -> None:
             value = file.get_tensor(name)
             if value.shape != parameter.shape:
                 raise ModelError(f"{folder}: {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            parameter.copy_(_like(value.to(parameter.dtype), parameter))
+            parameter.copy_(like(value.to(parameter.dtype), parameter))
 
 
 @torch.no_grad()
@@ -210,7 +229,7 @@ def restore_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Opt
             key, name = entry.split("/", 1)
             value, parameter = file.get_tensor(entry), parameters[name]
             # step counters are scalars and live on the CPU
-            optimizer.state[parameter][key] = value if value.ndim == 0 else _like(value, parameter)
+            optimizer.state[parameter][key] = value if value.ndim == 0 else like(value, parameter)
 
 
 @torch.no_grad()
@@ -220,7 +239,7 @@ def restore_ema(folder: Path, shadow: Mapping[str, Tensor]) -> None:
         if set(file.keys()) != shadow.keys():
             raise ModelError(f"{folder}: its averages are not those of the model")
         for name, value in shadow.items():
-            value.copy_(_like(file.get_tensor(name), value))
+            value.copy_(like(file.get_tensor(name), value))
 
 
 def restore_random(folder: Path, rank: int, device: torch.device) -> None:

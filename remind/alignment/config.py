@@ -1,23 +1,233 @@
-"""What a training run is told: one dataclass per component, as they stand in `configs/pra_*.yaml`."""
+"""Settings of a training run: one dataclass per component, as they stand in `configs/pra_*.yaml`.
+
+Nothing here imports torch, so that the command line starts fast.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-import yaml
-
-from remind.alignment.data import DataConfig
-from remind.alignment.guard import GuardConfig
-from remind.alignment.losses import Edge, Objective
-from remind.alignment.optim import OptimizerKind, Schedule
-from remind.alignment.step import StepKind, plan
-from remind.alignment.teachers import TeacherConfig
 from remind.core.errors import ConfigError
-from remind.core.files import write_text
 
-CONFIG = "config.yaml"
+N_LEVELS = 3
+Schedule = Literal["cosine", "constant"]
+OptimizerKind = Literal["adamw", "adamw8bit"]
+StepKind = Literal["sequential", "joint"]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One transition of Eq. 6: the student's distribution is drawn towards the teacher's."""
+
+    student: int
+    """Level that learns: 0, 1 or 2."""
+    teacher: int
+    """Level it learns from."""
+    gamma: float = 3.0
+    """Weight γ of this transition in Eq. 7; 0: monitored only."""
+    alpha: float = 0.5
+    """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.student < N_LEVELS and 0 <= self.teacher < N_LEVELS) or self.student == self.teacher:
+            raise ConfigError(
+                f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
+            )
+        if not (math.isfinite(self.gamma) and self.gamma >= 0):
+            raise ConfigError(f"gamma of edge {self.name} is {self.gamma}; it must be 0 or more")
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha of edge {self.name} is {self.alpha}; it must lie in [0, 1]")
+
+    @property
+    def name(self) -> str:
+        """Student and teacher as they stand in metrics: "01"."""
+        return f"{self.student}{self.teacher}"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions."""
+
+    lambda_hard: float = 0.2
+    """Share λ_hard of the hard loss."""
+    tau: float = 2.0
+    """Temperature of the distillation terms; the hard loss has temperature 1."""
+    edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
+    """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
+    target_grad: Literal["detach", "flow"] = "detach"
+    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse)."""
+    hard_levels: tuple[int, ...] = (0,)
+    """Levels with a hard loss, each with weight λ_hard."""
+    chunk: int = 128
+    """Answer positions whose logits are held at once."""
+    teacher_weights: Literal["live", "base", "ema"] = "live"
+    """Whose distributions the teachers' are. live: those of the model that is trained; base: those it began with, which
+    never change (edges into level 0 only); ema: those of a running average of its weights."""
+    clip_kl: float | None = None
+    """Cap, in nats, on the bracket of Eq. 6 at each answer position: above it the term is constant and has no gradient.
+    None: no cap."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edges", tuple(self.edges))
+        object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
+        if not 0 <= self.lambda_hard <= 1:
+            raise ConfigError(f"lambda_hard is {self.lambda_hard}; it must lie in [0, 1]")
+        if not (math.isfinite(self.tau) and self.tau > 0):
+            raise ConfigError(f"tau is {self.tau}; it must be above 0")
+        if self.target_grad not in ("detach", "flow"):
+            raise ConfigError(f"target_grad is {self.target_grad!r}; it is detach or flow")
+        if self.chunk < 1:
+            raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more")
+        if self.teacher_weights not in ("live", "base", "ema"):
+            raise ConfigError(f"teacher_weights is {self.teacher_weights!r}; it is live, base or ema")
+        if self.clip_kl is not None and not (math.isfinite(self.clip_kl) and self.clip_kl > 0):
+            raise ConfigError(f"clip_kl is {self.clip_kl}; it must be above 0, or null")
+        if self.target_grad == "flow" and self.teacher_weights != "live":
+            raise ConfigError(
+                f"target_grad flow needs teacher_weights live: {self.teacher_weights} teachers do not learn"
+            )
+        if self.teacher_weights == "base" and (wrong := [edge.name for edge in self.edges if edge.student != 0]):
+            raise ConfigError(
+                f"teacher_weights base takes edges into level 0 only, not {', '.join(wrong)}: set objective.edges to "
+                "student 0 with teachers 1, 2 or both"
+            )
+        names = [edge.name for edge in self.edges]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"an edge occurs twice: {', '.join(names)}")
+        if len(set(self.hard_levels)) < len(self.hard_levels) or not set(self.hard_levels) <= set(range(N_LEVELS)):
+            raise ConfigError(f"hard_levels {list(self.hard_levels)} are not distinct levels of 0, 1, 2")
+
+    @property
+    def active(self) -> tuple[Edge, ...]:
+        """Edges that contribute to the total."""
+        return tuple(edge for edge in self.edges if edge.gamma > 0 and self.lambda_hard < 1)
+
+    @property
+    def trained(self) -> frozenset[int]:
+        """Levels whose forward pass needs a graph."""
+        levels = {edge.student for edge in self.active}
+        if self.lambda_hard > 0:
+            levels |= set(self.hard_levels)
+        if self.target_grad == "flow":
+            levels |= {edge.teacher for edge in self.active}
+        return frozenset(levels)
+
+    def check_step(self, step: StepKind) -> None:
+        """Raise ConfigError if nothing is trained, or sequential passes would have freed a teacher's graph."""
+        if not self.trained:
+            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
+        if step == "sequential" and self.target_grad == "flow" and self.active:
+            raise ConfigError("target_grad flow needs step joint: sequential passes have freed the teacher's graph")
+
+    @property
+    def taught(self) -> frozenset[int]:
+        """Levels that teach with other weights than the present ones (`teacher_weights` base or ema)."""
+        return frozenset() if self.teacher_weights == "live" else frozenset(edge.teacher for edge in self.edges)
+
+    @property
+    def levels(self) -> frozenset[int]:
+        """Levels that any term reads at the present weights."""
+        ends = {edge.student for edge in self.edges} | {edge.teacher for edge in self.edges} - self.taught
+        return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
+
+    def parts(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The summands of Eq. 7 by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
+        parts: dict[str, float] = {}
+        if self.lambda_hard > 0 and self.hard_levels:
+            parts["hard"] = self.lambda_hard * sum(values[f"hard{level}"] for level in self.hard_levels)
+        for edge in self.active:
+            name = f"dist{edge.name}"
+            parts[name] = (1 - self.lambda_hard) * self.tau**2 * edge.gamma * values[name]
+        return parts
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which states become training examples."""
+
+    max_length: int | None = None
+    """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
+    max_answer: int = 1024
+    """Most tokens of an answer, its end token included."""
+    on_long: Literal["error", "skip", "cut"] = "error"
+    """What to do with a question that is longer: stop, leave it out and count it, or cut: leave out its oldest turns,
+    the same ones in every state, and count it. An answer is never cut."""
+    unlabelled: Literal["x2", "x1", "skip"] = "x2"
+    """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
+    greedily. Such an answer carries no hard loss. skip: leave them out."""
+    max_decoded: int = 256
+    """Most tokens of such an answer."""
+    limit: int | None = None
+    """At most this many training questions, the first ones; for a quick look."""
+    images: Literal["captions", "pixels"] = "captions"
+    """How prompts show the images of the dialogue: by their captions, or as pixels in place of the caption wherever the
+    states know the image's file."""
+    image_tokens: int = 256
+    """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
+    image_root: str | None = None
+    """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie,
+    which is anywhere on disk if the states are another's."""
+    cache: str | None = None
+    """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
+    folder."""
+
+    def __post_init__(self) -> None:
+        if self.max_answer < 1 or (self.max_length is not None and self.max_length < 2):
+            raise ConfigError("max_answer must be 1 or more and max_length 2 or more")
+        if self.images == "pixels" and self.on_long == "cut":
+            raise ConfigError(
+                "data.images pixels: turns with images cannot be left out; set data.on_long error or skip"
+            )
+        for name in ("limit", "max_decoded", "image_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """Teachers with other weights than the present ones (objective.teacher_weights)."""
+
+    ema_decay: float = 0.98
+    """ema: share of the running average that stays at each step."""
+    targets: Literal["hidden", "topk"] = "hidden"
+    """base: what is kept on disk. hidden: final hidden states of the answer, exact (an answer token takes as much as
+    the model is wide). topk: log-probabilities of the likeliest tokens, and of all others together."""
+    k: int = 64
+    """topk: tokens kept per position."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay is {self.ema_decay}; it must lie in [0, 1)")
+        if self.targets not in ("hidden", "topk"):
+            raise ConfigError(f"teacher.targets is {self.targets!r}; it is hidden or topk")
+        if self.k < 1:
+            raise ConfigError(f"teacher.k is {self.k}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """When held-out numbers count as a collapse."""
+
+    mode: Literal["warn", "stop", "off"] = "warn"
+    """warn: say and record it. stop: save, and end the run with an error. off: do not look."""
+    ce_rise: float = 0.8
+    """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
+    before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""
+    entropy_share: float = 0.2
+    """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
+    there is no lower than it was at first: sharper without being righter. A choice, not a measurement."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("warn", "stop", "off"):
+            raise ConfigError(f"guard mode is {self.mode!r}; it is warn, stop or off")
+        if not 0 < self.ce_rise < float("inf"):
+            raise ConfigError(f"guard ce_rise is {self.ce_rise}; it must be above 0")
+        if not 0 <= self.entropy_share < 1:
+            raise ConfigError(f"guard entropy_share is {self.entropy_share}; it must lie in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -42,7 +252,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The loop: steps, learning rate, what is watched and what is saved."""
+    """The loop: steps, learning rate, evaluation and checkpoints."""
 
     lr: float = 1e-5
     """Peak learning rate of AdamW."""
@@ -75,7 +285,7 @@ class TrainerConfig:
     eval_every: int = 50
     """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
     eval_split: str = "dev"
-    """Split for the held-out loss. Where the states have none, test is watched instead, and then no best checkpoint is
+    """Split for the held-out loss. Where the states have none, test is monitored instead, and no best checkpoint is
     chosen: a choice by test loss would spoil the test."""
     eval_limit: int | None = 64
     """At most this many held-out questions, the first ones; None: all."""
@@ -87,7 +297,7 @@ class TrainerConfig:
     """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written. One that fails is
     left out with a warning."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """What counts as a collapse at a measurement of the held-out loss, and what then happens."""
+    """What counts as a collapse of the held-out loss, and what then happens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trackers", tuple(self.trackers))
@@ -148,68 +358,26 @@ class TrainConfig:
             )
         if self.quantise is not None and self.lora is None:
             raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
-        plan(self.objective, self.trainer.step, self.trainer.prefix_sharing)
+        self.objective.check_step(self.trainer.step)
 
 
-#: Settings that may differ between a run and its resumption: they do not touch the weights' trajectory.
-FREE = frozenset(
-    {"out", "resume", "objective.chunk", "data.cache", "data.image_root"}
-    | {f"trainer.{name}" for name in ("gradient_accumulation", "gradient_checkpointing", "prefix_sharing", "trackers")}
-    | {f"trainer.{name}" for name in ("eval_every", "eval_limit", "eval_split", "save_every", "keep_last")}
-    | {f"trainer.guard.{name}" for name in ("mode", "ce_rise", "entropy_share")}
-)
+@dataclass
+class ExportConfig:
+    """Write a trained checkpoint as a plain Hugging Face folder."""
 
-
-def as_dict(cfg: Any) -> dict[str, Any]:
-    """A config as plain dicts, lists and scalars."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-    result: dict[str, Any] = plain(asdict(cfg))
-    return result
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts with dotted keys; lists stay whole."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Settings, dotted, in which two runs differ and must not if one is to go on with the other."""
-    before, after = flatten(as_dict(old)), flatten(as_dict(new))
-    return sorted(k for k in before.keys() | after.keys() if k not in FREE and before.get(k) != after.get(k))
-
-
-def write_config(folder: Path, cfg: TrainConfig) -> None:
-    write_text(folder / CONFIG, yaml.safe_dump(as_dict(cfg), sort_keys=False, allow_unicode=True))
-
-
-def read_config(folder: str | Path) -> TrainConfig:
-    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
-    path = Path(folder) / CONFIG
-    if not path.is_file():
-        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        objective = values["objective"]
-        objective["edges"] = tuple(Edge(**edge) for edge in objective["edges"])
-        values |= {
-            "objective": Objective(**objective),
-            "data": DataConfig(**values["data"]),
-            "trainer": _trainer(values["trainer"]),
-            "teacher": TeacherConfig(**values.get("teacher", {})),
-            "lora": None if values["lora"] is None else LoraConfig(**values["lora"]),
-        }
-        return TrainConfig(**values)
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not the config of a training run: {error}") from None
-
-
-def _trainer(values: dict[str, Any]) -> TrainerConfig:
-    return TrainerConfig(**{**values, "guard": GuardConfig(**values.get("guard", {}))})
+    run: str
+    """Run folder of train_pra.py."""
+    out: str
+    """Folder to write. Must not exist unless overwrite is set."""
+    checkpoint: Literal["last", "best"] = "last"
+    """last: the newest whole one. best: the one with the lowest held-out loss under x0 on the dev split."""
+    base: str | None = None
+    """The base model, if it is no longer where the run found it. It must be the same one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of the written weights; None: that of training."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: write the linear layers of the language model in 4 bits (needs bitsandbytes, to open it as well)."""
+    adapter_only: bool = False
+    """Write the adapters alone, as a PEFT folder that goes on the base model."""
+    overwrite: bool = False
+    """Replace an existing folder."""

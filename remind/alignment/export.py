@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from remind.alignment import checkpoint as checkpoints
-from remind.alignment import nf4
-from remind.alignment.config import TrainConfig, read_config
-from remind.alignment.model import fingerprint, load, prepare
-from remind.alignment.model_card import about_run, card
-from remind.alignment.run_folder import BEST
+from remind.alignment.config import ExportConfig, TrainConfig
+from remind.alignment.metrics import read_metrics
+from remind.alignment.model import bitsandbytes, dequantise, fingerprint, left_alone, load, prepare, quantise
+from remind.alignment.run_folder import BEST, DATA, as_dict, read_config
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
@@ -28,28 +28,7 @@ from remind.states.pyramid import MARKER
 #: With a marker, so that its rows are compared as well where it is a token.
 _PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
 _TRAINING = "training.json"
-
-
-@dataclass
-class ExportConfig:
-    """Write a trained checkpoint as a plain Hugging Face folder."""
-
-    run: str
-    """Run folder of train_pra.py."""
-    out: str
-    """Folder to write. Must not exist unless overwrite is set."""
-    checkpoint: Literal["last", "best"] = "last"
-    """last: the newest whole one. best: the one with the lowest held-out loss under x0 on the dev split."""
-    base: str | None = None
-    """The base model, if it is no longer where the run found it. It must be the same one."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of the written weights; None: that of training."""
-    quantise: Literal["nf4"] | None = None
-    """nf4: write the linear layers of the language model in 4 bits (needs bitsandbytes, to open it as well)."""
-    adapter_only: bool = False
-    """Write the adapters alone, as a PEFT folder that goes on the base model."""
-    overwrite: bool = False
-    """Replace an existing folder."""
+_VERSIONS = ("torch", "transformers", "remind-toolkit")
 
 
 def export(cfg: ExportConfig) -> Path:
@@ -100,7 +79,7 @@ def export(cfg: ExportConfig) -> Path:
 
 def _check(cfg: ExportConfig, trained: TrainConfig) -> None:
     if cfg.quantise is not None:
-        nf4.bitsandbytes()
+        bitsandbytes()
     if not cfg.adapter_only:
         return
     if trained.lora is None or trained.train_vision:
@@ -137,7 +116,7 @@ def _merged(model: Any, trained: TrainConfig, folder: Path) -> Any:
     """Without adapters, and without 4 bits: PEFT would round what it merges into them."""
     if trained.quantise is not None:
         backbone = load(trained)
-        nf4.dequantise(backbone.model)
+        dequantise(backbone.model)
         model = prepare(backbone, trained)
         checkpoints.restore_model(folder, model)
     return model.merge_and_unload(safe_merge=True) if hasattr(model, "merge_and_unload") else model
@@ -197,7 +176,7 @@ def _in_four_bits(folder: Path, dtype: str) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=precision,
-        llm_int8_skip_modules=nf4.left_alone(loaded.model),
+        llm_int8_skip_modules=left_alone(loaded.model),
     )
     with without_loading_bars():
         model = kind.from_pretrained(folder, quantization_config=config, dtype=precision, device_map={"": "cpu"})
@@ -225,7 +204,7 @@ def _write_adapters(
     (folder / "README.md").unlink(missing_ok=True)
     backbone.tokenizer.save_pretrained(folder)
     if trained.quantise is not None:
-        nf4.quantise(fresh.model, "cpu")
+        quantise(fresh.model, "cpu")
     again = PeftModel.from_pretrained(fresh.model, folder)
     checks = {"opening_again": _difference(before, _logits(again, probe))}
     if checks["opening_again"] > 1e-6:
@@ -239,3 +218,95 @@ def _open_to_others(folder: Path) -> None:
     os.umask(mask)
     for file in folder.iterdir():
         file.chmod(0o666 & ~mask)
+
+
+# the model card
+
+
+def about_run(run: Path, trained: TrainConfig, state: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+    """Where a checkpoint comes from: data, settings, measurements up to it, and versions.
+
+    Args:
+        state: its `state.json`. checkpoint: which one was asked for.
+    """
+    rows = [row for row in read_metrics(run) if row["step"] <= state["step"]]
+    return {
+        "step": state["step"],
+        "checkpoint": checkpoint,
+        "base_fingerprint": state["base_fingerprint"],
+        "data": read_json(run / DATA),
+        "config": as_dict(trained),
+        "train": next((row for row in reversed(rows) if row["kind"] == "train"), None),
+        "held_out": next((row for row in reversed(rows) if row["kind"] == "eval"), None),
+        "versions": {name: version(name) for name in _VERSIONS},
+    }
+
+
+def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False) -> str:
+    """README.md of an exported folder, from `about_run` and the checks.
+
+    Args:
+        adapters: the folder holds adapters alone. quantised: it is in 4 bits.
+    """
+    data, name = about["data"], about["config"]["model"]
+    base = Path(name).name if Path(name).is_dir() else name
+    front = [f"base_model: {json.dumps(base)}", f"library_name: {'peft' if adapters else 'transformers'}"]
+    front += ["tags:", "- remind", "- reflective-memory"]
+    rows = (("training batch", about["train"]), ("held out", about["held_out"]))
+    inputs = "\n".join(f"| {name} | `{sha}` |" for name, sha in data["inputs"].items())
+    lines = [
+        "---",
+        *front,
+        "---",
+        "",
+        "# A model aligned with Progressive Reflective Alignment",
+        "",
+        f"{base}, trained for {about['step']} steps to answer questions about a long dialogue from retrieved "
+        "evidence alone (the factual state). Give it the rendered state as the one user message of a chat; it answers "
+        "`<answer>…</answer><explanation>…</explanation>`.",
+        "",
+        *_notes(adapters, quantised),
+        f"Fingerprint of the base model: `{about['base_fingerprint']}`.",
+        "",
+        "## Data",
+        "",
+        f"{data['train']['examples']} questions. States manifest `{data['manifest_sha256']}`, "
+        f"training tokens `{data['tokens_sha256']}`.",
+        "",
+        "| input | SHA-256 |",
+        "|---|---|",
+        inputs,
+        "",
+        "## Metrics",
+        "",
+        "| | step | total | CE x0 | CE x1 | CE x2 | JSD x0-x1 | JSD x1-x2 |",
+        "|---|---|---|---|---|---|---|---|",
+        *[_row(what, row) for what, row in rows if row],
+        "",
+        "Cross-entropies and divergences in nats per answer token.",
+        "",
+        "## Made with",
+        "",
+        ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+        + ". Settings are in `training.json`.",
+        "",
+        "Checks on export, largest difference of logits on a probe as a share of the largest logit: "
+        + ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in about["checks"].items())
+        + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _notes(adapters: bool, quantised: bool) -> list[str]:
+    if adapters:
+        return ["The folder holds adapters (PEFT), which go on the base model.", ""]
+    if quantised:
+        return ["The language model's linear layers are in 4 bits (NF4); opening it needs bitsandbytes.", ""]
+    return []
+
+
+def _row(name: str, row: dict[str, Any]) -> str:
+    name = f"{name} ({row['split']})" if "split" in row else name
+    cells = [f"{row[key]:.4f}" if key in row else "–" for key in ("total", "ce0", "ce1", "ce2", "jsd01", "jsd12")]
+    return f"| {name} | {row['step']} | {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""The collapse guard: teachers that get worse while the student follows them are noticed on held-out questions.
+"""What can end a run early: a collapse on held-out questions, SIGTERM, and too little memory.
 
 Live targets can drift: a student is drawn to a teacher that shares its weights, and both lose what they knew. The loss
 then falls while the held-out cross-entropy of the teachers rises.
@@ -6,39 +6,23 @@ then falls while the held-out cross-entropy of the teachers rises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import FrameType
 
-from remind.alignment.losses import N_LEVELS
-from remind.core.errors import ConfigError
+import torch
 
-GuardKind = Literal["warn", "stop", "off"]
+from remind.alignment.config import N_LEVELS, GuardConfig
+from remind.alignment.tokens import Example
+from remind.core.errors import ModelError
+
 REMEDY = (
     "set objective.teacher_weights ema or base, or objective.hard_levels [0, 1, 2], or lower trainer.lr, in a new run"
 )
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """When held-out numbers count as a collapse."""
-
-    mode: GuardKind = "warn"
-    """warn: say and record it. stop: save, and end the run with an error. off: do not look."""
-    ce_rise: float = 0.8
-    """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
-    before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""
-    entropy_share: float = 0.2
-    """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
-    there is no lower than it was at first: sharper without being righter. A choice, not a measurement."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("warn", "stop", "off"):
-            raise ConfigError(f"guard mode is {self.mode!r}; it is warn, stop or off")
-        if not 0 < self.ce_rise < float("inf"):
-            raise ConfigError(f"guard ce_rise is {self.ce_rise}; it must be above 0")
-        if not 0 <= self.entropy_share < 1:
-            raise ConfigError(f"guard entropy_share is {self.entropy_share}; it must lie in [0, 1)")
+#: Exit status of a process that stopped because of SIGTERM, as shells report it.
+TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass
@@ -54,13 +38,13 @@ class Guard:
     first: dict[str, float] = field(default_factory=dict)
     lowest: dict[str, float] = field(default_factory=dict)
 
-    def look(self, metrics: Mapping[str, float]) -> list[str]:
+    def collapses(self, metrics: Mapping[str, float]) -> list[str]:
         """What in a measurement looks like a collapse, one sentence each; remembers the measurement.
 
         Args:
             metrics: held-out means; of them `ce0`, `ce1`, `ce2` and `entropy0`, … are read, where they are there.
         """
-        found: list[str] = []
+        collapses: list[str] = []
         for level in range(N_LEVELS):
             ce, entropy = f"ce{level}", f"entropy{level}"
             if ce not in metrics or entropy not in metrics:
@@ -69,13 +53,13 @@ class Guard:
             self.first.setdefault(entropy, metrics[entropy])
             lowest = self.lowest[ce] = min(self.lowest.get(ce, metrics[ce]), metrics[ce])
             if not metrics[ce] - lowest <= self.config.ce_rise:
-                found.append(f"cross-entropy under x{level} has risen from {lowest:.3f} to {metrics[ce]:.3f}")
+                collapses.append(f"cross-entropy under x{level} has risen from {lowest:.3f} to {metrics[ce]:.3f}")
             if metrics[entropy] < self.config.entropy_share * self.first[entropy] and metrics[ce] >= self.first[ce]:
-                found.append(
+                collapses.append(
                     f"entropy under x{level} has fallen from {self.first[entropy]:.3f} to {metrics[entropy]:.3f}, "
                     f"the cross-entropy has not ({self.first[ce]:.3f}, now {metrics[ce]:.3f})"
                 )
-        return [] if self.config.mode == "off" else found
+        return [] if self.config.mode == "off" else collapses
 
     def state(self) -> dict[str, dict[str, float]]:
         """What a checkpoint keeps."""
@@ -83,3 +67,69 @@ class Guard:
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
         self.first, self.lowest = dict(state["first"]), dict(state["lowest"])
+
+
+class Termination:
+    """While the block runs, SIGTERM sets `requested` and nothing else; afterwards it has its former effect.
+
+    Outside the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Termination:
+        if self._in_main_thread:
+            self._former = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_main_thread:
+            # None: a handler that was not set from Python and cannot be put back
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._former is None else self._former)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # launchers may send it more than once; the first is enough
+        self.requested = True
+
+
+class OutOfMemory(Exception):
+    """No memory for a microbatch.
+
+    Attributes:
+        ids: its questions.
+        lengths: tokens of each under x0, x1 and x2, answer included.
+    """
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        super().__init__("out of memory")
+        self.ids = [example.id for example in examples]
+        self.lengths = [[len(prompt) + len(example.answer) for prompt in example.prompts] for example in examples]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of torch means that memory was short, on a device or, by its text, on the CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def memory_error(error: OutOfMemory, where: str, remaining: str, checkpointing: bool, chunk: int) -> ModelError:
+    """The error to show, with the settings to lower in the order of what they cost.
+
+    Args:
+        remaining: what can be gone on with.
+        checkpointing, chunk: as they are set.
+    """
+    steps = []
+    if len(error.ids) > 1:
+        steps.append("raise trainer.gradient_accumulation")
+    if not checkpointing:
+        steps.append("set trainer.gradient_checkpointing true")
+    if chunk > 32:
+        steps.append(f"lower objective.chunk ({chunk})")
+    steps.append("lower data.max_length with data.on_long skip or cut (a new run)")
+    each = (f"{name} ({'/'.join(map(str, n))})" for name, n in zip(error.ids, error.lengths, strict=True))
+    sizes = f"questions {', '.join(each)} (tokens under x0/x1/x2 with the answer)"
+    return ModelError(f"out of memory in {where}, at {sizes}: {', or '.join(steps)}; {remaining}")

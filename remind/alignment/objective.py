@@ -1,131 +1,400 @@
-"""What alignment minimises: Eq. 6-7 as a list of edges between levels, and where their teachers come from."""
+"""Progressive Reflective Alignment: the objective of Eq. 6-7 as a list of edges between levels.
+
+`pra_loss` is the formula for one sample, `position_terms` at each answer position. A training step calls
+`chunked_terms`, which evaluates it from hidden states and the head's weight, a few positions at a time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from remind.core.errors import ConfigError
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-N_LEVELS = 3
+from remind.alignment.config import N_LEVELS, Edge, Objective
+from remind.core.errors import ConfigError, DataError
 
 
-@dataclass(frozen=True)
-class Edge:
-    """One transition of Eq. 6: the student's distribution is drawn towards the teacher's."""
+class PRALoss(NamedTuple):
+    """Scalars of one sample. `dist01`, `dist12`: Eq. 6, without γ and τ². `jsd01`, `jsd12`: nats at τ, detached."""
 
-    student: int
-    """Level that learns: 0, 1 or 2."""
-    teacher: int
-    """Level it learns from."""
-    gamma: float = 3.0
-    """Weight γ of this transition in Eq. 7; 0: only watched."""
-    alpha: float = 0.5
-    """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
+    total: Tensor
+    hard: Tensor
+    dist01: Tensor
+    dist12: Tensor
+    jsd01: Tensor
+    jsd12: Tensor
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.student < N_LEVELS and 0 <= self.teacher < N_LEVELS) or self.student == self.teacher:
-            raise ConfigError(
-                f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
-            )
-        if not (math.isfinite(self.gamma) and self.gamma >= 0):
-            raise ConfigError(f"gamma of edge {self.name} is {self.gamma}; it must be 0 or more")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha of edge {self.name} is {self.alpha}; it must lie in [0, 1]")
 
-    @property
-    def name(self) -> str:
-        """Student and teacher as they stand in metrics: "01"."""
-        return f"{self.student}{self.teacher}"
+class Target(NamedTuple):
+    """A teacher's distribution at τ, not to be learnt from through: all tokens, or a few and the rest in one bucket.
+
+    Attributes:
+        log_probs: [L, V] (`indices` None); or [L, k + 1], of the tokens `indices` [L, k] and, last, of all others.
+    """
+
+    log_probs: Tensor
+    indices: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions."""
+class HiddenTeacher:
+    """Final hidden states that predict the answer, with the head they belong to. Exact.
 
-    lambda_hard: float = 0.2
-    """Share λ_hard of the hard loss."""
-    tau: float = 2.0
-    """Temperature of the distillation terms; the hard loss has temperature 1."""
-    edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
-    """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
-    target_grad: Literal["detach", "flow"] = "detach"
-    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse)."""
-    hard_levels: tuple[int, ...] = (0,)
-    """Levels with a hard loss, each with weight λ_hard."""
-    chunk: int = 128
-    """Answer positions whose logits are held at once."""
-    teacher_weights: Literal["live", "base", "ema"] = "live"
-    """Whose distributions the teachers' are. live: those of the model that is trained; base: those it began with, which
-    never change (edges into level 0 only); ema: those of a running average of its weights."""
-    clip_kl: float | None = None
-    """Cap, in nats, on the bracket of Eq. 6 at each answer position: above it the term is constant and has no gradient.
-    None: no cap."""
+    Attributes:
+        hidden: [N, d], in the order of `MicroBatch.targets`.
+        weight: [V, d] of the head; None: the student's own head, which must then be frozen.
+    """
+
+    hidden: Tensor
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def target(self, part: slice, head: Tensor, tau: float) -> tuple[Target, Tensor]:
+        """Target and logits [len, V] of some positions; `head`: [V, d], in the precision of the computation."""
+        logits = self.hidden[part].to(head.dtype) @ head.T
+        return Target(F.log_softmax(logits / tau, dim=-1)), logits
+
+
+@dataclass(frozen=True)
+class TopKTeacher:
+    """The k likeliest tokens with their log-probabilities at τ, and the rest in one bucket.
+
+    The student is bucketed in the same way, so that the divergence is one of k + 1 outcomes: never more than that of
+    all tokens.
+
+    Attributes:
+        indices: [N, k], any integer type.
+        log_probs: [N, k + 1], natural logarithms at the τ of the objective; the last is that of all other tokens.
+    """
+
+    indices: Tensor
+    log_probs: Tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edges", tuple(self.edges))
-        object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
-        if not 0 <= self.lambda_hard <= 1:
-            raise ConfigError(f"lambda_hard is {self.lambda_hard}; it must lie in [0, 1]")
-        if not (math.isfinite(self.tau) and self.tau > 0):
-            raise ConfigError(f"tau is {self.tau}; it must be above 0")
-        if self.target_grad not in ("detach", "flow"):
-            raise ConfigError(f"target_grad is {self.target_grad!r}; it is detach or flow")
-        if self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more")
-        if self.teacher_weights not in ("live", "base", "ema"):
-            raise ConfigError(f"teacher_weights is {self.teacher_weights!r}; it is live, base or ema")
-        if self.clip_kl is not None and not (math.isfinite(self.clip_kl) and self.clip_kl > 0):
-            raise ConfigError(f"clip_kl is {self.clip_kl}; it must be above 0, or null")
-        if self.target_grad == "flow" and self.teacher_weights != "live":
-            raise ConfigError(
-                f"target_grad flow needs teacher_weights live: {self.teacher_weights} teachers do not learn"
-            )
-        if self.teacher_weights == "base" and (wrong := [edge.name for edge in self.edges if edge.student != 0]):
-            raise ConfigError(
-                f"teacher_weights base takes edges into level 0 only, not {', '.join(wrong)}: set objective.edges to "
-                "student 0 with teachers 1, 2 or both"
-            )
-        names = [edge.name for edge in self.edges]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"an edge occurs twice: {', '.join(names)}")
-        if len(set(self.hard_levels)) < len(self.hard_levels) or not set(self.hard_levels) <= set(range(N_LEVELS)):
-            raise ConfigError(f"hard_levels {list(self.hard_levels)} are not distinct levels of 0, 1, 2")
+        n, k = self.indices.shape
+        if self.log_probs.shape != (n, k + 1):
+            raise DataError(f"a top-{k} teacher of {n} positions has log_probs {tuple(self.log_probs.shape)}")
 
-    @property
-    def active(self) -> tuple[Edge, ...]:
-        """Edges that contribute to the total."""
-        return tuple(edge for edge in self.edges if edge.gamma > 0 and self.lambda_hard < 1)
+    def __len__(self) -> int:
+        return len(self.indices)
 
-    @property
-    def trained(self) -> frozenset[int]:
-        """Levels whose forward pass needs a graph."""
-        levels = {edge.student for edge in self.active}
-        if self.lambda_hard > 0:
-            levels |= set(self.hard_levels)
-        if self.target_grad == "flow":
-            levels |= {edge.teacher for edge in self.active}
-        return frozenset(levels)
+    def target(self, part: slice, head: Tensor, tau: float) -> tuple[Target, None]:
+        """Target of some positions in the precision of `head`; there are no logits."""
+        return Target(self.log_probs[part].to(head.dtype), self.indices[part].long()), None
 
-    @property
-    def taught(self) -> frozenset[int]:
-        """Levels that teach with other weights than the present ones (`teacher_weights` base or ema)."""
-        return frozenset() if self.teacher_weights == "live" else frozenset(edge.teacher for edge in self.edges)
 
-    @property
-    def levels(self) -> frozenset[int]:
-        """Levels that any term reads at the present weights."""
-        ends = {edge.student for edge in self.edges} | {edge.teacher for edge in self.edges} - self.taught
-        return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
+FixedTeacher = HiddenTeacher | TopKTeacher
 
-    def parts(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The summands of the total by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
-        parts: dict[str, float] = {}
-        if self.lambda_hard > 0 and self.hard_levels:
-            parts["hard"] = self.lambda_hard * sum(values[f"hard{level}"] for level in self.hard_levels)
-        for edge in self.active:
-            name = f"dist{edge.name}"
-            parts[name] = (1 - self.lambda_hard) * self.tau**2 * edge.gamma * values[name]
-        return parts
+
+def bucketed(scaled: Tensor, log_p: Tensor, indices: Tensor | None) -> Tensor:
+    """Log-probabilities of some tokens and, last, of all others together.
+
+    Args:
+        scaled: [L, V] logits over τ; log_p: their log-softmax.
+        indices: [L, k] tokens; None: all of them, with no bucket.
+
+    Returns:
+        [L, k + 1]; [L, V] where `indices` is None. With k = V the last bucket is empty (-inf).
+    """
+    if indices is None:
+        return log_p
+    top = log_p.gather(-1, indices)
+    if indices.shape[-1] >= log_p.shape[-1]:
+        return torch.cat([top, torch.full_like(top[:, :1], -torch.inf)], -1)
+    # not log(1 - sum): that loses every digit of a small rest
+    others = scaled.scatter(-1, indices, -torch.inf)
+    rest = others.logsumexp(-1, keepdim=True) - scaled.logsumexp(-1, keepdim=True)
+    return torch.cat([top, rest], -1)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays, everything lower is computed in float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) over the last axis; where p is 0 the term is 0, also if q is 0 or the difference overflows."""
+    p = log_p.exp()
+    return (p * torch.where(p > 0, log_p - log_q, 0)).sum(-1)
+
+
+def _distance(log_student: Tensor, log_teacher: Tensor, alpha: float) -> Tensor:
+    if alpha == 1:
+        return _kl(log_teacher, log_student)
+    if alpha == 0:
+        return _kl(log_student, log_teacher)
+    return alpha * _kl(log_teacher, log_student) + (1 - alpha) * _kl(log_student, log_teacher)
+
+
+def _jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
+
+
+def cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with the targets and entropy at temperature 1, nats, [L] each, of logits [L, V]."""
+    log_p = F.log_softmax(logits, dim=-1)
+    entropy = -torch.where(log_p.isinf(), 0, log_p * log_p.exp()).sum(-1)
+    return -log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+def position_terms(
+    logits: Mapping[int, Tensor],
+    targets: Tensor,
+    objective: Objective,
+    students: Collection[int] = range(N_LEVELS),
+    monitor: bool = False,
+    fixed: Mapping[int, Target] | None = None,
+    labelled: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective at each answer position, before any mean (Eq. 6-7).
+
+    Args:
+        logits: level to [L, V]; logits[l] predicts targets[l].
+        targets: [L] token ids.
+        students: only terms of these levels count: their hard losses, and the edges in which they learn. An edge whose
+            teacher is neither in `logits` nor in `fixed` is left out.
+        monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level,
+            the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ) and, where the objective clips, `clipped01`:
+            1 at positions at the cap.
+        fixed: level to the distribution that stands for its own in edges where it teaches; it gets no gradient.
+        labelled: [L] bool, positions whose targets are gold; hard losses are 0 elsewhere. None: all.
+
+    Returns:
+        The objective, [L]; and by name, each [L], its terms `hard0`, `dist01`, … and what is monitored: `ce0`,
+        `entropy0`, `jsd01`, ….
+    """
+    fixed = fixed or {}
+    dtype = accumulation_dtype(next(iter(logits.values())).dtype)
+    wide = {level: z.to(dtype) for level, z in logits.items()}
+    available = wide.keys() | fixed.keys()
+    edges = [e for e in objective.edges if e.student in students and e.student in wide and e.teacher in available]
+    needed = {edge.student for edge in edges} | {edge.teacher for edge in edges} - fixed.keys()
+    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in sorted(needed)}
+    pairs = {}
+    for edge in edges:
+        if edge.teacher in fixed:
+            target = fixed[edge.teacher]
+            student = bucketed(wide[edge.student] / objective.tau, soft[edge.student], target.indices)
+            pairs[edge] = (student, target.log_probs.detach())
+        else:
+            teacher = soft[edge.teacher].detach() if objective.target_grad == "detach" else soft[edge.teacher]
+            pairs[edge] = (soft[edge.student], teacher)
+
+    values: dict[str, Tensor] = {}
+    total = torch.zeros(targets.shape, dtype=dtype, device=targets.device)
+    for level in (level for level in objective.hard_levels if level in students and level in wide):
+        loss = F.cross_entropy(wide[level], targets, reduction="none")
+        values[f"hard{level}"] = loss = loss if labelled is None else torch.where(labelled, loss, 0)
+        if objective.lambda_hard > 0:
+            total = total + objective.lambda_hard * loss
+    for edge in edges:
+        distance = _distance(*pairs[edge], edge.alpha)
+        if objective.clip_kl is not None:
+            if monitor:
+                values[f"clipped{edge.name}"] = (distance.detach() > objective.clip_kl).to(dtype)
+            distance = distance.clamp(max=objective.clip_kl)
+        values[f"dist{edge.name}"] = distance
+        if edge in objective.active:
+            total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
+    if monitor:
+        with torch.no_grad():
+            for level in sorted(set(students) & set(wide)):
+                values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level], targets)
+            for edge in edges:
+                values[f"jsd{edge.name}"] = _jsd(*pairs[edge])
+    return total, values
+
+
+def chunked_terms(
+    hidden: Mapping[int, Tensor],
+    weight: Tensor,
+    targets: Tensor,
+    position_weights: Tensor,
+    objective: Objective,
+    students: Collection[int] = range(N_LEVELS),
+    fixed: Mapping[int, FixedTeacher] | None = None,
+    labelled: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum over positions of `position_terms`, from hidden states and the head's weight.
+
+    Logits exist for `objective.chunk` positions at a time, in float32 (float64 where the inputs are); the backward pass
+    computes them again.
+
+    Args:
+        hidden: level to [N, d], the final hidden states that predict `targets`.
+        weight: [V, d] of the output head.
+        targets: [N] token ids.
+        position_weights: [N], weight of each position in the sum.
+        students: as for `position_terms`.
+        fixed: level to the teacher that stands for it in edges; such teachers get no gradient.
+        labelled: as for `position_terms`.
+
+    Returns:
+        The sum, with gradients for hidden states and weight; and, detached, the [N] values of `position_terms`, with
+        `teacher_ce1`, `teacher_entropy1`, … (temperature 1, nats) of each fixed teacher that has logits.
+
+    Raises:
+        DataError, ConfigError: fixed teachers of other positions, or one that needs the head that is trained.
+    """
+    learning = set(students) & hidden.keys()
+    wanted = {edge.teacher for edge in objective.edges if edge.student in learning}
+    used = {level: teacher for level, teacher in (fixed or {}).items() if level in wanted}
+    # a level that no term reads costs no logits
+    levels = tuple(sorted((learning | wanted - used.keys()) & hidden.keys()))
+    _check_fixed(used, len(targets), weight)
+    values: dict[str, Tensor] = {}
+    gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
+    settings = (objective, levels, tuple(students), used, gold, values)
+    loss = _ChunkedTerms.apply(weight, targets, position_weights, settings, *(hidden[k] for k in levels))
+    return loss, values
+
+
+class _ChunkedTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, targets: Tensor, position_weights: Tensor, settings: tuple[Any, ...], *hidden: Tensor
+    ) -> Tensor:
+        objective, levels, students, fixed, gold, values = settings
+        parts: dict[str, list[Tensor]] = {}
+        with torch.autocast(weight.device.type, enabled=False):
+            dtype = accumulation_dtype(hidden[0].dtype)
+            head = weight.to(dtype)
+            teachers = _Teachers(fixed, head, objective.tau)
+            for chunk in _chunks(len(targets), objective.chunk):
+                logits = {level: h[chunk].to(dtype) @ head.T for level, h in zip(levels, hidden, strict=True)}
+                frozen, monitored = teachers.at(chunk, targets)
+                total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
+                for name, value in {"total": total, **terms, **monitored}.items():
+                    parts.setdefault(name, []).append(value)
+            values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
+            loss = (values.pop("total") * position_weights.to(dtype)).sum()
+        ctx.save_for_backward(weight, targets, position_weights, *hidden)
+        ctx.settings = (objective, levels, students, fixed, gold)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        weight, targets, position_weights, *hidden = ctx.saved_tensors
+        objective, levels, students, fixed, gold = ctx.settings
+        trains_head, trains = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        dtype = accumulation_dtype(hidden[0].dtype)
+        head = weight.to(dtype)
+        grad_head = torch.zeros_like(head) if trains_head else None
+        grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
+        teachers = _Teachers(fixed, head, objective.tau)
+        with torch.autocast(weight.device.type, enabled=False):
+            for chunk in _chunks(len(targets), objective.chunk):
+                frozen, _ = teachers.at(chunk)
+                wide = [h[chunk].to(dtype) for h in hidden]
+                logits = {
+                    level: (h @ head.T).requires_grad_(trains_head or need)
+                    for level, h, need in zip(levels, wide, trains, strict=True)
+                }
+                with torch.enable_grad():
+                    total, _ = position_terms(logits, targets[chunk], objective, students, False, frozen, gold[chunk])
+                    loss = (total * position_weights[chunk].to(dtype)).sum()
+                for index, grad_logits in enumerate(_gradients(loss, list(logits.values()))):
+                    if grad_logits is None:
+                        continue
+                    grad_logits = grad_logits * grad
+                    out = grad_hidden[index]
+                    if out is not None:
+                        out[chunk] = (grad_logits @ head).to(out.dtype)
+                    if grad_head is not None:
+                        grad_head.addmm_(grad_logits.T, wide[index])
+        return (None if grad_head is None else grad_head.to(weight.dtype), None, None, None, *grad_hidden)
+
+
+class _Teachers:
+    """Fixed teachers during one pass over the chunks; their heads are widened once, also where levels share one."""
+
+    def __init__(self, fixed: Mapping[int, FixedTeacher], head: Tensor, tau: float) -> None:
+        self.fixed, self.tau = fixed, tau
+        own = {level: getattr(teacher, "weight", None) for level, teacher in fixed.items()}
+        wide = {id(weight): weight.to(head.dtype) for weight in own.values() if weight is not None}
+        self.heads = {level: wide.get(id(weight), head) for level, weight in own.items()}
+
+    def at(self, chunk: slice, targets: Tensor | None = None) -> tuple[dict[int, Target], dict[str, Tensor]]:
+        """Targets by level; and, if the tokens are given, cross-entropy and entropy of teachers with logits."""
+        frozen: dict[int, Target] = {}
+        monitored: dict[str, Tensor] = {}
+        for level, teacher in self.fixed.items():
+            frozen[level], logits = teacher.target(chunk, self.heads[level], self.tau)
+            if targets is not None and logits is not None:
+                ce, entropy = cross_entropies(logits, targets[chunk])
+                monitored |= {f"teacher_ce{level}": ce, f"teacher_entropy{level}": entropy}
+        return frozen, monitored
+
+
+def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Tensor) -> None:
+    """Raise DataError for teachers of another batch, ConfigError for one that needs a head that is trained."""
+    for level, teacher in fixed.items():
+        if len(teacher) != positions:
+            raise DataError(f"the teacher of level {level} has {len(teacher)} positions, the batch {positions}")
+        if isinstance(teacher, HiddenTeacher) and teacher.weight is None and head.requires_grad:
+            raise ConfigError(f"the teacher of level {level} needs a copy of the head as it was: the head is trained")
+
+
+def _chunks(n: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradient of the loss for each leaf; None for leaves that need none or do not matter."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not wanted or not loss.requires_grad:
+        return [None] * len(leaves)
+    gradients = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
+
+
+def pra_loss(
+    logits0: Tensor,
+    logits1: Tensor,
+    logits2: Tensor,
+    targets: Tensor,
+    lambda_hard: float = 0.2,
+    tau: float = 2.0,
+    alpha: tuple[float, float] = (0.5, 0.5),
+    gamma: tuple[float, float] = (3.0, 3.0),
+    target_grad: Literal["detach", "flow"] = "detach",
+) -> PRALoss:
+    """Eq. 6-7 for one sample, with the paper's two edges.
+
+    Args:
+        logits0, logits1, logits2: [L, V] of the answer positions under x0, x1, x2; logits[l] predicts targets[l].
+        targets: [L] token ids of y*.
+        alpha, gamma: of the transitions 0 -> 1 and 1 -> 2.
+        target_grad: "detach": p0 learns from p1 and p1 from p2, never the other way; "flow": gradients reach teachers.
+
+    Raises:
+        DataError: shapes that do not fit, no positions, or targets outside the vocabulary.
+        ConfigError: a weight or temperature out of range.
+    """
+    _check((logits0, logits1, logits2), targets)
+    edges = tuple(Edge(i, i + 1, gamma[i], alpha[i]) for i in range(2))
+    objective = Objective(lambda_hard, tau, edges, target_grad)
+    total, values = position_terms({0: logits0, 1: logits1, 2: logits2}, targets, objective, monitor=True)
+    means = {name: value.mean() for name, value in values.items()}
+    return PRALoss(total.mean(), means["hard0"], means["dist01"], means["dist12"], means["jsd01"], means["jsd12"])
+
+
+def _check(logits: Sequence[Tensor], targets: Tensor) -> None:
+    shape = logits[0].shape
+    if any(z.ndim != 2 or z.shape != shape for z in logits):
+        raise DataError(f"logits must be three [L, V] of one shape, not {[tuple(z.shape) for z in logits]}")
+    if targets.shape != shape[:1] or shape[0] == 0:
+        raise DataError(f"targets {tuple(targets.shape)} do not fit logits {tuple(shape)}; L must be 1 or more")
+    if targets.dtype.is_floating_point or int(targets.min()) < 0 or int(targets.max()) >= shape[1]:
+        raise DataError(f"targets must be token ids from 0 to {shape[1] - 1}")

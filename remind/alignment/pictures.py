@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from remind.alignment.cache import Crew
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import sha256_file, sha256_json
 from remind.core.progress import track
@@ -41,7 +40,7 @@ class Pictures:
         self.most = most
         processor = backbone.processor.image_processor
         self.name = sha256_json([most, type(processor).__name__, processor.to_dict()])
-        # examples hold on to this; the weights are not theirs to keep
+        # examples hold on to this and must not keep the weights alive
         self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
         self._root = None if root is None else Path(root).expanduser().resolve()
         self._hash = cache(self._file_hash)
@@ -77,16 +76,16 @@ class Pictures:
         good: set[str] = set()
         bad: dict[str, tuple[str, str]] = {}
         for part in track(parts, "images", len(parts)):
-            found = []
+            of_part = []
             for record in read_part(part):
                 for path in (picture.path for picture in record.pictures if picture.path not in bad):
                     try:
-                        found.append(self._hash(path))
+                        of_part.append(self._hash(path))
                         self._block(path)
                         good.add(path)
                     except ImagePathError as error:
                         bad[path] = (record.question_id, _reason(error))
-            hashes.append(found)
+            hashes.append(of_part)
         if bad:
             path, (question, reason) = next(iter(bad.items()))
             count = (
@@ -141,7 +140,9 @@ def _reason(error: ImagePathError) -> str:
     return str(error).removeprefix(f"{error.path}: ")
 
 
-def check_mixture(with_images: Sequence[bool], crew: Crew, train_vision: bool, sharded: bool, sharing: bool) -> None:
+def check_mixture(
+    with_images: Sequence[bool], processes: int, train_vision: bool, sharded: bool, sharing: bool
+) -> None:
     """Refuse what would leave one process waiting for another that has no image to show.
 
     Args:
@@ -151,7 +152,7 @@ def check_mixture(with_images: Sequence[bool], crew: Crew, train_vision: bool, s
     Raises:
         ConfigError: some examples have images and some not, and each process has to run the tower.
     """
-    if crew.processes == 1 or not any(with_images):
+    if processes == 1 or not any(with_images):
         return
     if (train_vision or sharded) and not all(with_images):
         raise ConfigError(

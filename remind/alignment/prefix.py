@@ -2,7 +2,7 @@
 
 x2 is x1 with a summary between its dialogue and its question, and a causal model computes the tokens before the summary
 alike in both. While x1 goes forward (with its graph, checkpointed or not), each attention layer's keys and values of
-those tokens are kept, detached; then only the rest of x2 goes forward, without gradient, and attends to them. That is
+those tokens are cached, detached; then only the rest of x2 goes forward, without gradient, and attends to them. That is
 x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only teaches and teachers are
 detached. Keys and values are let go layer by layer, before the backward pass begins.
 """
@@ -30,14 +30,14 @@ class SharedPrefix:
     Attributes:
         lengths: [B], common tokens of each sample.
         inner: the model's own attention implementation.
-        kept: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
-        mask: [B, 1, S, longest + S], which of the kept and of its own tokens each of the S tokens may attend to; None
-            while keys and values are still being kept.
+        cached: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
+        mask: [B, 1, S, longest + S], which of the cached and of its own tokens each of the S tokens may attend to; None
+            while keys and values are still being cached.
     """
 
     lengths: Tensor
     inner: str
-    kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cached: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mask: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class SharedPrefix:
         Raises:
             ModelError: no attention layer has passed by here, so that there is nothing to attend to.
         """
-        if not self.kept:
+        if not self.cached:
             raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
         device = self.lengths.device
         before = torch.arange(self.longest, device=device) < self.lengths[:, None]
@@ -75,10 +75,10 @@ def _attention(
             raise ModelError(f"attention with {name} cannot be shared between states: set prefix_sharing false")
     result: tuple[Tensor, Tensor | None]
     if state.mask is None:
-        state.kept[module] = (key[:, :, : state.longest].detach(), value[:, :, : state.longest].detach())
+        state.cached[module] = (key[:, :, : state.longest].detach(), value[:, :, : state.longest].detach())
         result = ALL_ATTENTION_FUNCTIONS[state.inner](module, query, key, value, attention_mask, **kwargs)
         return result
-    before = state.kept.pop(module)
+    before = state.cached.pop(module)
     key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
     # flash kernels take no mask, and this one is small
     result = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, state.mask, **kwargs)
@@ -124,7 +124,7 @@ def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
     finally:
         config._attn_implementation = inner
         _active.reset(token)
-        state.kept.clear()
+        state.cached.clear()
 
 
 def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,22 +5,90 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from remind.alignment import checkpoint
-from remind.alignment.config import CONFIG, TrainConfig, as_dict, differences, flatten, read_config, write_config
-from remind.alignment.failures import saving
-from remind.alignment.metrics import MetricsLog
-from remind.alignment.tokens import KIND as TOKENS
-from remind.alignment.trackers import Trackers, check_names
-from remind.core.errors import ConfigError, RemindError
-from remind.core.files import missing_folders, remove_empty, write_json
+import yaml
 
+from remind.alignment import checkpoint
+from remind.alignment.config import (
+    DataConfig,
+    Edge,
+    GuardConfig,
+    LoraConfig,
+    Objective,
+    TeacherConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from remind.alignment.metrics import MetricsLog, Trackers, check_trackers
+from remind.alignment.tokens import TOKENS
+from remind.core.errors import ConfigError, RemindError
+from remind.core.files import missing_folders, remove_empty, write_json, write_text
+
+CONFIG = "config.yaml"
 DATA = "data.json"
 FAILURE = "failure.json"
 BEST = "best.json"
 CACHE = "cache"
+#: Settings that may differ between a run and its resumption: they do not touch the weights' trajectory.
+FREE = frozenset(
+    {"out", "resume", "objective.chunk", "data.cache", "data.image_root"}
+    | {f"trainer.{name}" for name in ("gradient_accumulation", "gradient_checkpointing", "prefix_sharing", "trackers")}
+    | {f"trainer.{name}" for name in ("eval_every", "eval_limit", "eval_split", "save_every", "keep_last")}
+    | {f"trainer.guard.{name}" for name in ("mode", "ce_rise", "entropy_share")}
+)
+
+
+def as_dict(cfg: Any) -> dict[str, Any]:
+    """A config as plain dicts, lists and scalars."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    result: dict[str, Any] = plain(asdict(cfg))
+    return result
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts with dotted keys; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """Settings, dotted, in which a resumed run differs from its first part and must not."""
+    before, after = flatten(as_dict(old)), flatten(as_dict(new))
+    return sorted(k for k in before.keys() | after.keys() if k not in FREE and before.get(k) != after.get(k))
+
+
+def read_config(folder: str | Path) -> TrainConfig:
+    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        objective, data, trainer = values["objective"], values["data"], values["trainer"]
+        edges = tuple(Edge(**edge) for edge in objective["edges"])
+        # an option of older runs
+        if data.pop("group_by_length", False):
+            raise ConfigError(f"{path}: data.group_by_length is no longer supported")
+        values |= {
+            "objective": Objective(**{**objective, "edges": edges}),
+            "data": DataConfig(**data),
+            "trainer": TrainerConfig(**{**trainer, "guard": GuardConfig(**trainer.get("guard", {}))}),
+            "teacher": TeacherConfig(**values.get("teacher", {})),
+            "lora": None if values["lora"] is None else LoraConfig(**values["lora"]),
+        }
+        return TrainConfig(**values)
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the config of a training run: {error}") from None
 
 
 class RunFolder:
@@ -28,14 +96,14 @@ class RunFolder:
     where the run ended with an error."""
 
     def __init__(self, cfg: TrainConfig, main: bool) -> None:
-        check_names(cfg.trainer.trackers)
+        check_trackers(cfg.trainer.trackers)
         self.cfg, self.path, self.main = cfg, Path(cfg.out), main
         self._missing: list[Path] = []
         self.log = MetricsLog(self.path)
         self.trackers: Trackers | None = None
 
     def claim(self) -> Path | None:
-        """The checkpoint to go on from, if any. Every process looks before any of them writes.
+        """The checkpoint to go on from, if any. Every process calls it before any of them writes.
 
         Raises:
             ConfigError: the folder is in use, was run with other settings, or holds what is not of a run.
@@ -47,9 +115,11 @@ class RunFolder:
             return None
         if not self.cfg.resume:
             raise ConfigError(f"{self.path} holds a run already; choose another out, or set resume to go on with it")
-        if odd := differences(read_config(self.path), self.cfg):
-            raise ConfigError(f"{self.path} was run with other settings ({', '.join(odd)}); a resume must keep them")
-        return checkpoint.newest(self.path, say=self.main)
+        if changed := differences(read_config(self.path), self.cfg):
+            raise ConfigError(
+                f"{self.path} was run with other settings ({', '.join(changed)}); a resume must keep them"
+            )
+        return checkpoint.newest(self.path, report=self.main)
 
     def _check_foreign(self) -> None:
         """A run that was killed before its first step has left its cache, and hidden files it was writing."""
@@ -66,7 +136,7 @@ class RunFolder:
     def refusing(self, *errors: type[RemindError]) -> Iterator[None]:
         """Where one of these errors ends the block, a new run leaves no folder behind.
 
-        Its tokens are made again in no time; answers and targets of the model, which take long, stay if there are any.
+        Its tokens are quickly computed again; answers and targets of the model, which take long, stay if there are any.
         """
         try:
             yield
@@ -84,9 +154,10 @@ class RunFolder:
         """
         scalars = {key: str(value) for key, value in flatten(as_dict(self.cfg)).items()}
         if self.main:
-            with saving(self.path):
-                # first of all: by it the folder is known as a run's
-                write_config(self.path, self.cfg)
+            with checkpoint.saving(self.path):
+                # first of all: it marks the folder as a run's
+                content = yaml.safe_dump(as_dict(self.cfg), sort_keys=False, allow_unicode=True)
+                write_text(self.path / CONFIG, content)
                 write_json(self.path / DATA, about)
             self.log.cut(step, evaluated)
         self.trackers = Trackers(self.cfg.trainer.trackers, self.path, scalars, self.main)
@@ -96,14 +167,14 @@ class RunFolder:
             return
         self.log.append(metrics)
         if self.trackers is not None:
-            kept = {k: v for k, v in metrics.items() if isinstance(v, int | float) and k != "step"}
-            self.trackers.log({f"{metrics['kind']}/{k}": v for k, v in kept.items()}, metrics["step"])
+            numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float) and k != "step"}
+            self.trackers.log({f"{metrics['kind']}/{k}": v for k, v in numbers.items()}, metrics["step"])
 
     def write(self, name: str, value: Mapping[str, Any]) -> Path:
         """A JSON file beside the checkpoints."""
         path = self.path / name
         if self.main:
-            with saving(path):
+            with checkpoint.saving(path):
                 write_json(path, value)
         return path
 

@@ -10,33 +10,91 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from remind.alignment.batch import MicroBatch, collate
-from remind.alignment.chunked import chunked_terms
-from remind.alignment.fixed import FixedTeacher
-from remind.alignment.objective import Objective
+from remind.alignment.config import N_LEVELS, Objective, StepKind
+from remind.alignment.data import Example
+from remind.alignment.model import body_of, head_weight, inner_model
+from remind.alignment.objective import FixedTeacher, chunked_terms
 from remind.alignment.prefix import rest_of, shared_attention
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError
 
-__all__ = [
-    "AlignmentModel",
-    "MicroBatch",
-    "Pass",
-    "StepKind",
-    "Trace",
-    "body_of",
-    "collate",
-    "head_weight",
-    "plan",
-    "run",
-]
 
-StepKind = Literal["sequential", "joint"]
+@dataclass(frozen=True)
+class MicroBatch:
+    """B samples, N answer positions in all.
+
+    Attributes:
+        input_ids: for each level [B, T_level]: prompt and answer without its last token, padded on the right. Padding
+            comes after everything that is read, so a causal model needs no mask for it.
+        starts: [3, B], position whose logits predict the first answer token.
+        rows: [N], sample of each answer position.
+        offsets: [N], its place in the answer.
+        targets: [N], the token there.
+        lengths: [B], answer lengths L_y.
+        weights: [B], weight of each sample in the loss.
+        labelled: [B] bool, whether the answer is gold: without one there is no hard loss.
+        common: [B], tokens that the prompts under x1 and x2 begin with alike; at least one of each is left out.
+        pixels: pixel_values [patches, values] and image_grid_thw [images, 3] of the images of all samples in order;
+            empty without images. The levels of a question show the same ones.
+    """
+
+    input_ids: tuple[Tensor, ...]
+    starts: Tensor
+    rows: Tensor
+    offsets: Tensor
+    targets: Tensor
+    lengths: Tensor
+    weights: Tensor
+    labelled: Tensor
+    common: Tensor
+    pixels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(
+            self,
+            input_ids=tuple(ids.to(device) for ids in self.input_ids),
+            pixels={name: value.to(device) for name, value in self.pixels.items()},
+            **moved,
+        )
+
+
+def collate(examples: Sequence[Example], weights: Sequence[float]) -> MicroBatch:
+    """Samples of unequal lengths as one microbatch. The padding token is 0; nothing ever reads it."""
+    input_ids = []
+    for level in range(N_LEVELS):
+        rows = [torch.cat([example.prompts[level], example.answer[:-1]]).long() for example in examples]
+        input_ids.append(nn.utils.rnn.pad_sequence(rows, batch_first=True))
+    lengths = torch.tensor([len(example.answer) for example in examples])
+    starts = [[len(example.prompts[level]) - 1 for example in examples] for level in range(N_LEVELS)]
+    shown = [pixels for example in examples if (pixels := example.pixels())]
+    return MicroBatch(
+        input_ids=tuple(input_ids),
+        starts=torch.tensor(starts),
+        rows=torch.repeat_interleave(torch.arange(len(examples)), lengths),
+        offsets=torch.cat([torch.arange(int(length)) for length in lengths]),
+        targets=torch.cat([example.answer for example in examples]).long(),
+        lengths=lengths,
+        weights=torch.tensor(weights, dtype=torch.float64),
+        labelled=torch.tensor([example.labelled for example in examples]),
+        common=torch.tensor([common_prefix(example.prompts[1], example.prompts[2]) for example in examples]),
+        pixels={name: torch.cat([pixels[name] for pixels in shown]) for name in (shown[0] if shown else ())},
+    )
+
+
+def common_prefix(one: Tensor, other: Tensor) -> int:
+    """How many tokens two prompts [n], [m] begin with alike, short of the last token of either.
+
+    The last token of a prompt predicts the first of the answer, so each prompt must run at least that one by itself.
+    """
+    most = min(len(one), len(other)) - 1
+    differ = (one[:most] != other[:most]).nonzero()
+    return int(differ[0]) if len(differ) else most
 
 
 @dataclass(frozen=True)
@@ -45,32 +103,6 @@ class Trace:
 
     hidden: dict[int, Tensor]
     values: dict[str, Tensor]
-
-
-def body_of(model: Any) -> Any:
-    """The Hugging Face model without its output head; ends in the final norm. Sees through a PEFT wrapper."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    body = getattr(model, model.base_model_prefix, None)
-    if body is None or body is model:
-        raise ModelError(f"{type(model).__name__} has no body apart from its head")
-    return body
-
-
-def head_weight(model: Any) -> Tensor:
-    """[V, d] of the output head."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head = model.get_output_embeddings()
-    # PEFT wraps a tied head of which it trains single rows; `weight` of the wrapper has them in it
-    plain = head.original_module if hasattr(head, "token_adapter") else head
-    if type(plain) is not nn.Linear or plain.bias is not None:
-        raise ModelError(f"the output head of {type(model).__name__} is not a plain matrix: {type(head).__name__}")
-    weight: Tensor = head.weight
-    return weight
-
-
-def _decoder(model: Any) -> Any:
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return model.get_decoder()
 
 
 class AlignmentModel(nn.Module):
@@ -93,7 +125,7 @@ class AlignmentModel(nn.Module):
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph."""
         positions = self._positions(batch, 2)
-        with shared_attention(_decoder(self.model), batch.common) as prefix:
+        with shared_attention(inner_model(self.model).get_decoder(), batch.common) as prefix:
             one = self.encode(batch, 1)
             with torch.no_grad():
                 lengths = batch.starts[2] + batch.lengths
@@ -117,10 +149,11 @@ class AlignmentModel(nn.Module):
         They are always given: left to itself a model with multimodal RoPE may add offsets of an earlier image.
         """
         ids, body = batch.input_ids[level], body_of(self.model)
+        places = torch.arange(ids.shape[1], device=ids.device)
         if not hasattr(body, "get_rope_index"):
-            return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+            return places.expand_as(ids)
         if not batch.pixels:
-            return torch.arange(ids.shape[1], device=ids.device).expand(3, *ids.shape)
+            return places.expand(3, *ids.shape)
         arguments: dict[str, Any] = {"input_ids": ids, "image_grid_thw": batch.pixels["image_grid_thw"]}
         if "mm_token_type_ids" in inspect.signature(body.get_rope_index).parameters:
             arguments["mm_token_type_ids"] = (ids == body.config.image_token_id).int()
@@ -156,7 +189,8 @@ class AlignmentModel(nn.Module):
             The sum; and the trace. Plain values travel in a `Trace`, which wrappers that cast outputs leave alone.
         """
         hidden = dict(teachers or {})
-        self._check_teachers(levels, fixed or {}, terms)
+        if terms and torch.is_grad_enabled():
+            self._check_teachers(levels, fixed or {})
         both = shared and {1, 2} <= set(levels) and self._shares(batch)
         if both:
             with torch.set_grad_enabled(torch.is_grad_enabled() and 1 in self.objective.trained):
@@ -178,9 +212,7 @@ class AlignmentModel(nn.Module):
         }
         return loss, Trace({level: h.detach() for level, h in hidden.items()}, values)
 
-    def _check_teachers(self, levels: tuple[int, ...], fixed: Mapping[int, FixedTeacher], terms: bool) -> None:
-        if not (terms and torch.is_grad_enabled()):
-            return
+    def _check_teachers(self, levels: tuple[int, ...], fixed: Mapping[int, FixedTeacher]) -> None:
         taught = {edge.teacher for edge in self.objective.edges if edge.student in levels} & self.objective.taught
         if missing := sorted(taught - fixed.keys()):
             raise ConfigError(
@@ -198,7 +230,7 @@ class Pass:
 
 
 def plan(objective: Objective, step: StepKind = "sequential", prefix_sharing: bool = False) -> tuple[Pass, ...]:
-    """The passes of a step: each level after its teachers, each run once unless edges form a circle.
+    """The passes of a step: each level after its teachers, each run once unless edges form a cycle.
 
     Levels that only teach, and do so with other weights (`teacher_weights` base or ema), are not run.
 
@@ -209,29 +241,26 @@ def plan(objective: Objective, step: StepKind = "sequential", prefix_sharing: bo
     Raises:
         ConfigError: nothing is trained, or teachers that need gradients in sequential passes.
     """
-    if not objective.trained:
-        raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
+    objective.check_step(step)
     if step == "joint":
         together = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
         return (Pass(tuple(sorted(objective.levels)), True, together),)
-    if objective.target_grad == "flow" and objective.active:
-        raise ConfigError("target_grad flow needs step joint: sequential passes have freed the teacher's graph")
     passes: list[Pass] = []
-    waiting, known = set(objective.levels), set[int]()
+    waiting, computed = set(objective.levels), set[int]()
     while waiting:
         missing = {
-            level: {edge.teacher for edge in objective.edges if edge.student == level} - known - objective.taught
+            level: {edge.teacher for edge in objective.edges if edge.student == level} - computed - objective.taught
             for level in sorted(waiting, reverse=True)
         }
         level = next((level for level, teachers in missing.items() if not teachers), None)
         if level is None:
-            # a circle: one teacher is read at the present weights first
+            # a cycle: one teacher is read at the present weights first
             level = max(next(iter(missing.values())))
             passes.append(Pass((level,), False))
         else:
             passes.append(Pass((level,), level in objective.trained))
             waiting.remove(level)
-        known.add(level)
+        computed.add(level)
     return tuple(_merged(passes) if prefix_sharing else passes)
 
 
@@ -279,6 +308,6 @@ def run(
                 backward(loss)
         del loss
         hidden.update(trace.hidden)
-        # a level that runs twice to close a circle gives the same values twice
+        # a level that runs twice because of a cycle gives the same values twice
         values.update(trace.values)
     return values

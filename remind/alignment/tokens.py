@@ -1,10 +1,10 @@
-"""States as tokens: computed once per part of a states folder, then read from disk."""
+"""Questions as tokens: prompts and answers, contexts cut to fit, answers decoded where there is no gold one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,43 +12,82 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remind.alignment.cache import Cache, Crew, ragged, unragged
+from remind.alignment.cache import Cache, Entry, Ranks
 from remind.alignment.pictures import Pictures
-from remind.alignment.shorten import shortened
 from remind.core.files import sha256_file, sha256_json
 from remind.core.progress import track
+from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
+from remind.models.generate import generate
 from remind.states.parquet import StateRecord, read_part
-from remind.states.pyramid import LEVELS
+from remind.states.pyramid import LEVELS, Rendered, shown_images
 
-KIND = "tokens"
+TOKENS, _DECODED = "tokens", "decoded"
 #: Raise it when the same text becomes other tokens.
 _VERSION = 1
+#: Decoded questions per file: what is computed again after a kill.
+_BLOCK = 32
+_HEADER = re.compile(r"^\[Session [^\n]*\]\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One question as tokens.
+class Example:
+    """One question as tokens: the prompt under x0, x1 and x2, and the one answer that follows each.
 
     Attributes:
-        evidence: what train and test must not share: gold turns and images.
         prompts: under x0, x1 and x2, int32.
-        answer: y* with its end token, int32; None where no gold answer is known, or it is empty (`empty`).
+        answer: y* with its end token, int32; without any token where none is known.
+        labelled: whether the answer is gold; one that was decoded carries no hard loss.
+        images: path and hash of each image shown as pixels, in the order of its tokens, the same under each level.
+        evidence: what train and test must not share: gold turns and images.
+        empty: whether there is a gold answer and it is empty.
         cut: turns left out to make it fit.
-        labelled: whether the answer is gold.
-        images: path and hash of each image that the prompts show as pixels, the same ones under each level.
+        shown: reads the images.
     """
 
     id: str
-    dialogue_id: str
-    split: str
-    evidence: tuple[str | int, ...]
     prompts: tuple[Tensor, ...]
-    answer: Tensor | None
-    empty: bool = False
-    cut: int = 0
+    answer: Tensor
     labelled: bool = True
     images: tuple[tuple[str, str], ...] = ()
+    dialogue_id: str = ""
+    split: str = ""
+    evidence: tuple[str | int, ...] = ()
+    empty: bool = False
+    cut: int = 0
+    shown: Pictures | None = field(default=None, repr=False, compare=False)
+
+    def tokens_under(self, levels: Iterable[int]) -> int:
+        """Tokens the model reads if it runs these levels."""
+        return sum(len(self.prompts[level]) + len(self.answer) - 1 for level in levels)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the answer."""
+        return max(len(prompt) for prompt in self.prompts) + len(self.answer)
+
+    @property
+    def largest_id(self) -> int:
+        """The highest token id of prompts and answer."""
+        return max(int(ids.max()) for ids in (*self.prompts, self.answer))
+
+    def pixels(self) -> dict[str, Tensor]:
+        """pixel_values [patches, values] and image_grid_thw [images, 3], read from the files each time.
+
+        Raises:
+            ImagePathError: a file that can no longer be read.
+        """
+        if not self.images or self.shown is None:
+            return {}
+        return self.shown.tensors([path for path, _ in self.images], self.id)
+
+    def content(self, levels: Iterable[int]) -> bytes:
+        """What the model sees under these levels and is to answer, as bytes for a hash."""
+        images = b""
+        if self.images and self.shown is not None:
+            images = sha256_json([self.shown.name, [content for _, content in self.images]]).encode()
+        ids = (*(self.prompts[level] for level in levels), self.answer)
+        return images + b"".join(len(row).to_bytes(8, "little") + row.numpy().tobytes() for row in ids)
 
 
 def answer_ids(tokenizer: Any, text: str) -> Tensor:
@@ -56,9 +95,9 @@ def answer_ids(tokenizer: Any, text: str) -> Tensor:
     return _int32([*tokenize(tokenizer, text).ids, end_token_id(tokenizer)])
 
 
-def row_of(
+def example_of(
     tokenizer: Any, record: StateRecord, fit: tuple[int, int] | None = None, shown: Pictures | None = None
-) -> Row:
+) -> Example:
     """Tokens of one question.
 
     Args:
@@ -66,24 +105,30 @@ def row_of(
             the oldest turns are left out until it fits. None: nothing is left out.
         shown: show images that have a file as pixels; then nothing can be left out. None: all as captions.
     """
+    pictured = shown is not None and bool(record.pictures)
     cut = 0
-    if shown is not None and record.pictures:
-        assert fit is None
-    elif fit is not None:
-        limit, reserve = fit
-        record, cut = shortened(tokenizer, record, limit, reserve)
+    if fit is not None and not pictured:
+        record, cut = shortened(tokenizer, record, *fit)
     empty = record.target is not None and _is_empty(record.target)
-    # one answer for all levels: Eq. 6 compares the three distributions at the same tokens
-    answer = None if record.target is None or empty else answer_ids(tokenizer, record.target)
-    evidence: tuple[str | int, ...] = (*record.evidence, *record.images)
     images: tuple[tuple[str, str], ...] = ()
-    if shown is not None and record.pictures:
+    if shown is not None and pictured:
         prompts = tuple(_int32(shown.prompt(tokenizer, record, level)) for level in LEVELS)
         images = shown.files(record)
     else:
         prompts = tuple(_int32(prompt_ids(tokenizer, record.level(level).text)) for level in LEVELS)
-    names = (record.question_id, record.dialogue_id, record.split)
-    return Row(*names, evidence, prompts, answer, empty, cut, images=images)
+    return Example(
+        record.question_id,
+        prompts,
+        # one answer for all levels: Eq. 6 compares the three distributions at the same tokens
+        _int32([]) if record.target is None or empty else answer_ids(tokenizer, record.target),
+        images=images,
+        dialogue_id=record.dialogue_id,
+        split=record.split,
+        evidence=(*record.evidence, *record.images),
+        empty=empty,
+        cut=cut,
+        shown=shown,
+    )
 
 
 def _is_empty(target: str) -> bool:
@@ -94,18 +139,18 @@ def _int32(ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
-def read_rows(
+def read_examples(
     parts: Sequence[Path],
     tokenizer: Any,
     fit: tuple[int, int] | None = None,
     cache: Cache | None = None,
-    crew: Crew | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     shown: Pictures | None = None,
-) -> list[Row]:
+) -> list[Example]:
     """All questions of a states folder, in order. With a cache each part is tokenised once, by one of the processes.
 
     Args:
-        parts: its files. fit, shown: as for `row_of`.
+        parts: its files. fit, shown: as for `example_of`.
 
     Raises:
         DataError, FormatError: files that are not of states.
@@ -113,13 +158,12 @@ def read_rows(
         ModelError: the cache cannot be written.
     """
     pictures = None if shown is None else shown.survey(parts)
+
+    def tokenised(number: int) -> list[Example]:
+        return [example_of(tokenizer, record, fit, shown) for record in read_part(parts[number])]
+
     if cache is None:
-        return [
-            row_of(tokenizer, record, fit, shown)
-            for path in track(parts, "tokenise", len(parts))
-            for record in read_part(path)
-        ]
-    crew = crew or Crew()
+        return [example for number in track(range(len(parts)), "tokenise", len(parts)) for example in tokenised(number)]
     name = tokenizer_fingerprint(tokenizer)
     keys: list[dict[str, Any]] = [
         {"version": _VERSION, "part": sha256_file(path), "tokenizer": name, "fit": fit} for path in parts
@@ -127,43 +171,29 @@ def read_rows(
     if shown is not None and pictures is not None:
         for key, hashes in zip(keys, pictures, strict=True):
             key["images"] = [shown.name, hashes]
-    own = crew.own(len(parts))
-    for number in track(own, "tokenise", len(own)):
-        if not cache.has(KIND, keys[number]):
-            _write(cache, keys[number], [row_of(tokenizer, record, fit, shown) for record in read_part(parts[number])])
-    crew.wait()
-    rows: list[Row] = []
-    for path, key in zip(parts, keys, strict=True):
-        found = cache.read(KIND, key)
-        if found is None:
-            _write(cache, key, [row_of(tokenizer, record, fit, shown) for record in read_part(path)])
-            found = cache.read(KIND, key)
-            assert found is not None
-        rows += _rows(*found)
-    return rows
+    entries = cache.entries(TOKENS, keys, lambda number: _pack(tokenised(number)), ranks, "tokenise")
+    return [example for entry in entries for example in _unpack(entry, shown)]
 
 
-def _write(cache: Cache, key: Any, rows: list[Row]) -> None:
-    nothing = torch.empty(0, dtype=torch.int32)
-    ids = [tensor for row in rows for tensor in (*row.prompts, nothing if row.answer is None else row.answer)]
-    about = [
-        {k: v for k, v in vars(row).items() if k not in ("prompts", "answer")} | {"known": row.answer is not None}
-        for row in rows
-    ]
-    cache.write(KIND, key, ragged(ids, nothing), about)
+def _pack(examples: list[Example]) -> Entry:
+    ids = [tensor for example in examples for tensor in (*example.prompts, example.answer)]
+    lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+    about = [{k: v for k, v in vars(e).items() if k not in ("prompts", "answer", "shown")} for e in examples]
+    return {"values": torch.cat([_int32([]), *ids]), "lengths": lengths}, about
 
 
-def _rows(tensors: dict[str, Tensor], about: list[dict[str, Any]]) -> list[Row]:
-    ids = unragged(tensors["values"], tensors["lengths"])
+def _unpack(entry: Entry, shown: Pictures | None) -> list[Example]:
+    tensors, about = entry
+    ids = list(tensors["values"].split(tensors["lengths"].tolist()))
     step = len(LEVELS) + 1
-    rows = []
+    examples = []
     for number, values in enumerate(about):
         *prompts, answer = ids[number * step : (number + 1) * step]
-        known = values.pop("known")
+        values = {k: v for k, v in values.items() if k != "known"}
         values["evidence"] = tuple(values["evidence"])
         values["images"] = tuple((path, content) for path, content in values.get("images", ()))
-        rows.append(Row(**values, prompts=tuple(prompts), answer=answer if known else None))
-    return rows
+        examples.append(Example(**values, prompts=tuple(prompts), answer=answer, shown=shown))
+    return examples
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -172,3 +202,116 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     rules = tokenizer.get_vocab() if backend is None else backend.to_str()
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     return sha256_json([rules, tokenizer.chat_template, special, version("tokenizers")])
+
+
+def decode(
+    backbone: Backbone,
+    records: Sequence[StateRecord],
+    level: str,
+    max_tokens: int,
+    cache: Cache,
+    base: str,
+    fit: tuple[int, int] | None = None,
+    batch_size: int = 8,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+) -> Mapping[str, str | None]:
+    """Greedy answers under a state, each decoded once and kept on disk; the processes divide the work.
+
+    Args:
+        level: x1 or x2.
+        max_tokens: an answer that has not ended by then ends there.
+        base: fingerprint of the model's weights.
+        fit: what the states are cut to, as for training.
+
+    Returns:
+        By question id; None where the model could not be run on the question.
+
+    Raises:
+        ModelError: a model that does not generate; or the cache cannot be written.
+    """
+    if fit is not None:
+        records = [shortened(backbone.tokenizer, record, *fit)[0] for record in records]
+    about = [base, str(backbone.dtype), tokenizer_fingerprint(backbone.tokenizer), level, max_tokens, batch_size]
+    blocks = [records[start : start + _BLOCK] for start in range(0, len(records), _BLOCK)]
+    keys = [[about, [(r.question_id, r.level(level).text) for r in block]] for block in blocks]
+
+    def answers(number: int) -> Entry:
+        outputs = generate(backbone, [r.level(level).text for r in blocks[number]], max_tokens, batch_size)
+        pairs = zip(blocks[number], outputs, strict=True)
+        return {}, {r.question_id: None if o is None or o.failure else o.text for r, o in pairs}
+
+    entries = cache.entries(_DECODED, keys, answers, ranks, "decode")
+    return {question: text for _, texts in entries for question, text in texts.items()}
+
+
+# contexts too long for the model, by explicit wish: the oldest turns are left out, the same ones in every state
+
+
+def shortened(tokenizer: Any, record: StateRecord, limit: int, reserve: int) -> tuple[StateRecord, int]:
+    """The record without as many of its oldest turns as it takes to fit, and their number. One turn always stays.
+
+    y* loses the evidence that is no longer there. Spans of the turns that stay are not kept up.
+
+    Args:
+        limit: most tokens of a prompt, in any state, with its answer.
+        reserve: tokens for the answer where the record has none.
+    """
+    turns = record.x0.turns
+    excess = _length(tokenizer, record, reserve) - limit
+    if excess <= 0 or len(turns) < 2:
+        return record, 0
+    sizes = [len(tokenize(tokenizer, record.x0.text[turn.start : turn.end]).ids) for turn in turns]
+    most = len(turns) - 1
+    # a guess by the sizes of the turns, then as it really is: markers, headers and evidence go or stay with them
+    count = next((n for n in range(1, most) if sum(sizes[:n]) >= excess), most)
+    while count < most and _length(tokenizer, _without(record, count), reserve) > limit:
+        count += 1
+    while count > 1 and _length(tokenizer, _without(record, count - 1), reserve) <= limit:
+        count -= 1
+    return _without(record, count), count
+
+
+def _length(tokenizer: Any, record: StateRecord, reserve: int) -> int:
+    target = record.target
+    answer = reserve if target is None else len([*tokenize(tokenizer, target).ids, end_token_id(tokenizer)])
+    return max(len(prompt_ids(tokenizer, record.level(level).text)) for level in LEVELS) + answer
+
+
+def _without(record: StateRecord, count: int) -> StateRecord:
+    gone = {turn.turn_id for turn in record.x0.turns[:count]}
+    x0, x1, x2 = (_cut(record.level(level), count) for level in LEVELS)
+    target = record.target
+    if target is not None and record.visual:
+        target = _without_images(target, {n for turn in record.x0.turns[:count] for n in shown_images(record.x0, turn)})
+    elif target is not None:
+        lines = dict(zip(record.evidence, record.evidence_lines, strict=False))
+        target = _without_lines(target, {lines[turn] for turn in gone & lines.keys()})
+    return replace(record, x0=x0, x1=x1, x2=x2, target=target)
+
+
+def _cut(rendered: Rendered, count: int) -> Rendered:
+    """Without the first `count` turns; the session they stood in and a block that goes on are named again."""
+    begin, start = rendered.dialogue[0], rendered.turns[count].start
+    ends = [begin, *(turn.end for turn in rendered.turns[:count])]
+    # headers stand between turns; what a turn says can look like one
+    between = [rendered.text[end : turn.start] for end, turn in zip(ends, rendered.turns, strict=False)]
+    headers = _HEADER.findall("".join(between))
+    before = [span for span in rendered.markers if span[1] <= start]
+    # an odd number of markers: the cut goes through a block
+    marker = rendered.text[slice(*before[-1])] if len(before) % 2 else ""
+    text = rendered.text[:begin] + (headers[-1] if headers else "") + marker + rendered.text[start:]
+    return replace(rendered, text=text)
+
+
+def _without_lines(target: str, lines: set[str]) -> str:
+    head, opened, rest = target.partition("<explanation>")
+    body, closed, tail = rest.rpartition("</explanation>")
+    remaining = "\n".join(line for line in body.split("\n") if line not in lines)
+    return f"{head}{opened}{remaining}{closed}{tail}"
+
+
+def _without_images(target: str, numbers: set[int]) -> str:
+    head, opened, rest = target.partition("<explanation>[")
+    body, closed, tail = rest.partition("]")
+    remaining = ", ".join(part for part in body.split(", ") if not part.isdigit() or int(part) not in numbers)
+    return f"{head}{opened}{remaining}{closed}{tail}"

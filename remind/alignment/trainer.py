@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from math import ceil, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remind.alignment import checkpoint
-from remind.alignment.config import Edge, LoraConfig, Objective, TrainConfig, TrainerConfig
-from remind.alignment.data import DataConfig
-from remind.alignment.failures import OutOfMemory, memory_error
-from remind.alignment.guard import REMEDY, Guard
-from remind.alignment.metrics import load, peak_memory, read_metrics, summary
+from remind.alignment.config import TrainConfig
+from remind.alignment.data import Example, Examples, share
+from remind.alignment.guard import (
+    REMEDY,
+    TERMINATED,
+    Guard,
+    OutOfMemory,
+    Termination,
+    is_out_of_memory,
+    memory_error,
+)
+from remind.alignment.metrics import load, peak_memory, summary
 from remind.alignment.optim import learning_rate
 from remind.alignment.run_folder import BEST, FAILURE
 from remind.alignment.setup import set_up
-from remind.alignment.teachers import Ema
-from remind.alignment.termination import STATUS, Termination
+from remind.alignment.step import AlignmentModel, Pass, collate, run
+from remind.alignment.teachers import Ema, Live, Teachers
+from remind.core.distributed import sharded
 from remind.core.errors import ConfigError, ModelError
 from remind.core.progress import Counter
 
-__all__ = [
-    "DataConfig",
-    "Edge",
-    "LoraConfig",
-    "Objective",
-    "TrainConfig",
-    "Trainer",
-    "TrainerConfig",
-    "read_metrics",
-    "train",
-]
-
 
 def train(cfg: TrainConfig) -> Path:
-    """Train, or go on training, and save; prints where the result is.
+    """Train, or resume training, and save; prints where the result is.
 
-    SIGTERM lets the step under way end, saves, and raises SystemExit with status 143, in every process as soon as one
-    got it; a resume goes on as if nothing had happened.
+    After SIGTERM to any process all of them end the step under way, save, and raise SystemExit with status 143; a
+    resumed run goes on to the same weights.
 
     Returns:
         The run folder: config.yaml, data.json, metrics.jsonl, checkpoints/ and, with a dev split, best.json.
@@ -61,7 +59,7 @@ def train(cfg: TrainConfig) -> Path:
         trainer.folder.close()
     trainer.finish()
     if trainer.stopped:
-        raise SystemExit(STATUS)
+        raise SystemExit(TERMINATED)
     return trainer.folder.path
 
 
@@ -76,8 +74,7 @@ class Trainer:
     def __init__(self, cfg: TrainConfig) -> None:
         self.parts = parts = set_up(cfg)
         self.cfg, self.accelerator, self.folder = parts.cfg, parts.accelerator, parts.folder
-        self.data, self.order, self.workers = parts.data, parts.order, parts.workers
-        self.teachers = parts.teachers
+        self.data, self.order, self.teachers = parts.data, parts.order, parts.teachers
         self.step, self.evaluated, self.stopped = 0, -1, False
         self.best: dict[str, float] | None = None
         self.guard = Guard(self.cfg.trainer.guard)
@@ -88,13 +85,19 @@ class Trainer:
             self._resume(parts.start)
         self.folder.begin(parts.about, self.step, self.evaluated)
 
+    @property
+    def model(self) -> nn.Module:
+        """The language model itself, without the wrappers of the step and of accelerate."""
+        module: AlignmentModel = self.accelerator.unwrap_model(self.parts.module)
+        return module.model
+
     def _resume(self, folder: Path) -> None:
         state = checkpoint.read_state(folder)
         for key, what in (("base_fingerprint", "base model"), ("tokens_sha256", "training examples")):
             if state[key] != self.parts.about[key]:
                 raise ConfigError(f"{folder}: the {what} is not what it was; start a new run")
-        checkpoint.restore_model(folder, self.workers.model)
-        checkpoint.restore_optimizer(folder, self.workers.model, self.parts.inner_optimizer)
+        checkpoint.restore_model(folder, self.model)
+        checkpoint.restore_optimizer(folder, self.model, self.parts.inner_optimizer)
         if isinstance(self.teachers, Ema):
             checkpoint.restore_ema(folder, self.teachers.shadow)
         checkpoint.restore_random(folder, self.accelerator.process_index, self.accelerator.device)
@@ -110,14 +113,14 @@ class Trainer:
         """Run the remaining steps; held-out loss and checkpoints on their way. Ends early on SIGTERM (`stopped`)."""
         with self.termination, Counter("train", self.parts.total, self.step) as bar:
             self._bar = bar
-            # a run that was stopped between a step and its measurement still owes it
+            # a run that was stopped between a step and its evaluation makes up for it
             self._evaluate_if_due()
             while self.step < self.parts.total and not self.stopped:
                 metrics = self.train_step()
                 self.step += 1
-                shared = self.workers.gather(float(self.termination.wanted), metrics["memory_gib"])
-                self.stopped = bool(shared[:, 0].any())
-                self.folder.record({**metrics, "memory_gib": float(shared[:, 1].max())})
+                gathered = self._gather(float(self.termination.requested), metrics["memory_gib"])
+                self.stopped = bool(gathered[:, 0].any())
+                self.folder.record({**metrics, "memory_gib": float(gathered[:, 1].max())})
                 loss = f"loss {metrics['total']:.4f}"
                 bar.step(note=loss)
                 self._evaluate_if_due()
@@ -144,11 +147,9 @@ class Trainer:
         rate = learning_rate(self.step, self.parts.total, trainer.lr, trainer.warmup, trainer.schedule)
         for group in self.parts.inner_optimizer.param_groups:
             group["lr"] = rate
-        data, passes, pieces = self.data.train, self.parts.passes, trainer.gradient_accumulation
-        workers = self.workers
-        workers.module.train()
+        self.parts.module.train()
         try:
-            values = workers.go_through(data, indices, passes, workers.backward, pieces, self.teachers)
+            values = self.run_passes(self.data.train, indices, self.parts.passes, self.teachers, self._backward)
         except OutOfMemory as error:
             self._out_of_memory(error, f"step {self.step + 1}")
         self._stop_if_not_finite(values, indices)
@@ -170,9 +171,63 @@ class Trainer:
             "memory_gib": peak_memory(self.accelerator.device),
         }
 
+    def run_passes(
+        self,
+        examples: Examples,
+        indices: Sequence[int],
+        passes: Sequence[Pass],
+        teachers: Teachers,
+        backward: Callable[[Tensor], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Passes over a batch of examples, each process its share in microbatches; gradients add up in the parameters.
+
+        Args:
+            indices: the batch. backward: None: no gradients.
+
+        Returns:
+            Values of all samples of the batch by name, [len(indices)] float64.
+
+        Raises:
+            OutOfMemory: on the process where it happened.
+        """
+        accelerator, module, n = self.accelerator, self.parts.module, len(indices)
+        trainer, processes = self.cfg.trainer, accelerator.num_processes
+        size = ceil(trainer.batch_size / processes / trainer.gradient_accumulation)
+        places = share(n, accelerator.process_index, processes, size)
+        # a process without samples left takes part with a weight of 0: the others wait for it
+        chosen = [[examples.items[indices[place]] for place in own or [0]] for own in places]
+        batches = [
+            collate(some, [1 / n if own else 0.0] * len(some)).to(accelerator.device)
+            for own, some in zip(places, chosen, strict=True)
+        ]
+        # holding back FSDP's reduction would keep whole gradients in memory
+        unsynced = nullcontext if sharded(accelerator) else partial(accelerator.no_sync, module)
+        fixed = _in_memory(chosen[0], partial(teachers.of, module, chosen, batches))
+        values: dict[str, Tensor] = {}
+        for number, (own, batch) in enumerate(zip(places, batches, strict=True)):
+            last = number == len(places) - 1
+            step = partial(run, module, batch, passes, backward, unsynced, last, fixed[number] or None)
+            for name, value in _in_memory(chosen[number], step).items():
+                out = values.setdefault(name, torch.zeros(n, dtype=value.dtype, device=value.device))
+                if own:
+                    out[own] = value
+        names = sorted(values)
+        gathered: Tensor = accelerator.reduce(torch.stack([values[name] for name in names]), "sum")
+        return dict(zip(names, gathered.cpu(), strict=True))
+
+    def _backward(self, loss: Tensor) -> None:
+        # gradients are averaged over processes, ours are shares of one global mean
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+
+    def _gather(self, *numbers: float) -> Tensor:
+        """Numbers of each process, [processes, len(numbers)] float64."""
+        row = torch.tensor([numbers], dtype=torch.float64, device=self.accelerator.device)
+        gathered: Tensor = self.accelerator.gather(row)
+        return gathered.cpu()
+
     def _clip(self) -> float:
         limit = self.cfg.trainer.clip or float("inf")
-        norm: Any = self.accelerator.clip_grad_norm_(self.workers.module.parameters(), limit)
+        norm: Any = self.accelerator.clip_grad_norm_(self.parts.module.parameters(), limit)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not isfinite(value):
             self._fail("the gradient is not finite", [], {})
@@ -201,13 +256,13 @@ class Trainer:
         self.parts.optimizer.zero_grad()
         if self.accelerator.device.type == "cuda":
             torch.cuda.empty_cache()
-        # with peers waiting in the middle of the step nothing can be gathered from them
+        # with other processes waiting in the middle of the step nothing can be gathered from them
         alone = self.accelerator.num_processes == 1
-        folder = self.save() if alone else checkpoint.newest(self.folder.path, say=False)
+        folder = self.save() if alone else checkpoint.newest(self.folder.path, report=False)
         report = {"what": "out of memory", "where": where, "questions": error.ids, "tokens": error.lengths}
         self.folder.write(FAILURE, {**report, "checkpoint": str(folder)})
-        kept = f"the state before it is saved in {folder}" if alone else f"the newest checkpoint is {folder}"
-        raise memory_error(error, where, kept, self.cfg.trainer.gradient_checkpointing, self.cfg.objective.chunk)
+        remaining = f"the state before it is saved in {folder}" if alone else f"the newest checkpoint is {folder}"
+        raise memory_error(error, where, remaining, self.cfg.trainer.gradient_checkpointing, self.cfg.objective.chunk)
 
     # evaluate and save
 
@@ -223,15 +278,9 @@ class Trainer:
         """
         if not self.data.held_out.items:
             return None
-        began, pieces = perf_counter(), self.cfg.trainer.gradient_accumulation
-
-        def stop(done: int) -> bool:
-            if self._bar is not None:
-                self._bar.step(0, note=f"held-out loss of {done} of {len(self.data.held_out)}")
-            return self.termination.wanted
-
+        began = perf_counter()
         try:
-            values = self.workers.held_out(self.data.held_out, pieces, stop)
+            values = self._held_out()
         except OutOfMemory as error:
             self._out_of_memory(error, f"the held-out loss after step {self.step}")
         if values is None:
@@ -247,18 +296,34 @@ class Trainer:
         }
         self.folder.record(metrics)
         self.evaluated, self._saved = self.step, None
-        found = self.guard.look(metrics)
-        # test may be watched but must not choose a checkpoint
+        collapses = self.guard.collapses(metrics)
+        # test may be monitored but must not choose a checkpoint
         if choose and self.data.eval_split != "test" and (self.best is None or metrics["ce0"] < self.best["ce0"]):
             self.best = {"step": self.step, "ce0": metrics["ce0"]}
             self.save()
-        if found:
-            self._collapsed(found)
+        if collapses:
+            self._collapsed(collapses)
         return metrics
 
-    def _collapsed(self, found: list[str]) -> None:
-        what = f"collapse on held-out questions at step {self.step}: {'; '.join(found)}"
-        self.folder.record({"step": self.step, "kind": "guard", "what": found})
+    def _held_out(self) -> dict[str, Tensor] | None:
+        """Values of all held-out examples by name; None if SIGTERM came to any process."""
+        examples, size = self.data.held_out, self.cfg.trainer.batch_size
+        parts: dict[str, list[Tensor]] = {}
+        self.parts.module.eval()
+        for start in range(0, len(examples), size):
+            indices = range(start, min(start + size, len(examples)))
+            for name, value in self.run_passes(examples, indices, (Pass((0, 1, 2), False),), Live()).items():
+                parts.setdefault(name, []).append(value)
+            if self._bar is not None:
+                self._bar.step(0, note=f"held-out loss of {indices.stop} of {len(examples)}")
+            if self._gather(float(self.termination.requested)).any():
+                return None
+        self.parts.module.train()
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+    def _collapsed(self, collapses: list[str]) -> None:
+        what = f"collapse on held-out questions at step {self.step}: {'; '.join(collapses)}"
+        self.folder.record({"step": self.step, "kind": "guard", "what": collapses})
         if self.cfg.trainer.guard.mode == "stop":
             raise ModelError(
                 f"{what}; saved in {self.save()}; {REMEDY}, or trainer.guard.mode warn to go on with this one"
@@ -287,8 +352,8 @@ class Trainer:
         }
         states = accelerator.gather(state)
         ema = self.teachers.shadow if isinstance(self.teachers, Ema) else None
-        model, optimizer = self.workers.model, self.parts.inner_optimizer
-        checkpoint.save(folder, self.step, model, optimizer, states, extra, self.folder.main, ema)
+        optimizer = self.parts.inner_optimizer
+        checkpoint.save(folder, self.step, self.model, optimizer, states, extra, self.folder.main, ema)
         if self.folder.main:
             if self.best is not None:
                 self.folder.write(BEST, self.best)
@@ -299,12 +364,23 @@ class Trainer:
         return folder
 
     def finish(self) -> None:
-        """Say where the result is."""
+        """Print where the result is."""
         self.accelerator.wait_for_everyone()
         if self.folder.main and self.stopped:
             print(
                 f"stopped by SIGTERM after step {self.step} of {self.parts.total}; set resume to go on", file=sys.stderr
             )
         elif self.folder.main:
-            trained = sum(p.numel() for p in self.workers.module.parameters() if p.requires_grad)
+            trained = sum(p.numel() for p in self.parts.module.parameters() if p.requires_grad)
             print(f"{self.step} steps, {trained:,} trained parameters; the run is in {self.folder.path}")
+
+
+def _in_memory(examples: list[Example], work: Callable[[], Any]) -> Any:
+    """Do the work on some examples. Raises OutOfMemory, which names them."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # raised outside of the handler: the error there holds the frames, and they hold what fills the memory
+    raise OutOfMemory(examples)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
+_DAMAGED = "%s is damaged (%s); it is computed again"
 
 
 class Cache:
@@ -53,7 +54,8 @@ class Cache:
                 raise DataError("its content has changed since it was written")
             return tensors, json.loads(metadata["about"])
         except (DataError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            return _damaged(path, error)
+            _log.warning(_DAMAGED, path, " ".join(str(error).split()))
+            return None
 
     def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
         """Raises OSError where there is no room or no right to write; the entry is absent then."""
@@ -73,13 +75,10 @@ class Cache:
                 raise DataError("its content has changed since it was written")
             return entry["value"]
         except (DataError, OSError, KeyError, TypeError) as error:
-            return _damaged(path, error)
+            _log.warning(_DAMAGED, path, " ".join(str(error).split()))
+            return None
 
     def write_json(self, kind: str, key: Any, value: Any) -> None:
         """Raises OSError where there is no room or no right to write."""
         entry = {"sha256": sha256_json(value), "value": value}
         write_text(self.path(kind, key, ".json"), json.dumps(entry, ensure_ascii=False) + "\n")
-
-
-def _damaged(path: Path, error: Exception) -> None:
-    _log.warning("%s is damaged (%s); it is computed again", path, " ".join(str(error).split()))

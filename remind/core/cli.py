@@ -1,4 +1,4 @@
-"""The command line every script shares: one config dataclass, `--config FILE`, dotted overrides, one-line errors."""
+"""The command line of all commands: a config dataclass, `--config FILE`, dotted overrides, one-line errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, is_dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -20,7 +21,7 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 @dataclass
-class _Given:
+class _ConfigFiles:
     """The config files of one command line.
 
     Attributes:
@@ -33,64 +34,64 @@ class _Given:
     groups: list[ConfigFile] = field(default_factory=list)
     reading: ConfigFile | None = None
 
-    def told(self) -> str:
-        """For what may come from a file as well as from the command line."""
+    def note(self) -> str:
+        """Suffix for errors whose cause may stand in a file or on the command line."""
         return f" (with --config {' and '.join(str(file.path) for file in self.configs)})" if self.configs else ""
 
 
-# no attribute of the parser: optional groups have parsers of their own, whose errors are to name the files, too
-_given: ContextVar[_Given] = ContextVar("given")
+# not an attribute of the parser: optional groups have parsers of their own, whose errors name the files, too
+_files: ContextVar[_ConfigFiles] = ContextVar("files")
 
 
 class _Parser(ArgumentParser):
     """Says what is wrong in one line and exits with status 2, without a page of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        given = _given.get(_Given())
-        for file in given.groups:
+        files = _files.get(_ConfigFiles())
+        for file in files.groups:
             if (line := file.line_of(message)) is not None:
                 self.refuse(file.error(message, line))
-        if given.reading is not None:
-            self.refuse(given.reading.error(message, given.reading.line_of(message)))
-        told = given.told() if message.startswith("the following arguments are required") else ""
-        self.refuse(f"{message}{told}")
+        if files.reading is not None:
+            self.refuse(files.reading.error(message, files.reading.line_of(message)))
+        note = files.note() if message.startswith("the following arguments are required") else ""
+        self.refuse(f"{message}{note}")
 
     def refuse(self, message: object, hint: str = " (see --help)") -> NoReturn:
         self.exit(2, f"error: {' '.join(str(message).split())}{hint}\n")
         raise AssertionError
 
-    def look_at_group_files(self, argv: Sequence[str]) -> None:
+    def check_group_files(self, argv: Sequence[str]) -> None:
         """Check the files that options such as `--trainer FILE` name."""
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             option, equals, value = word.partition("=")
             name, path = option.removeprefix("--"), Path(value if equals else following)
             if option.startswith("--") and name in (self.groups or {}) and path.is_file():
-                _given.get().groups.append(ConfigFile(path, name))
+                _files.get().groups.append(ConfigFile(path, name))
 
 
 class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
-    """`--config FILE`, whose mistakes are told with the file and the line."""
+    """`--config FILE`; a mistake in it is reported with the file and the line."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        given = _given.get()
+        files = _files.get()
         try:
             file = ConfigFile(values)
             self._check(parser, file)
         except ConfigError as error:
             parser.refuse(error, "")
-        given.configs.append(file)
-        given.reading = file
+        files.configs.append(file)
+        files.reading = file
         try:
             super().__call__(parser, cfg, values, option_string)
-            # the parser would look for unknown keys only once nobody knows where they stood
+            # now, while the file is known; the parser itself would look for unknown keys later
             parser.validate(cfg, skip_required=True)
         except KeyError as error:
             parser.error(str(error.args[0]))
         except TypeError:
-            pass  # a group that the command line may yet complete; what is wrong with it is said after that
-        except (ValueError, AttributeError) as error:  # values that are not of the tag they bear
+            pass  # a group that the command line may yet complete; it is checked after that
+        except (ValueError, AttributeError) as error:  # values that do not match their YAML tag
             parser.error(str(error))
-        given.reading = None
+        files.reading = None
 
     def _check(self, parser: Any, file: ConfigFile) -> None:
         for name, line in file.lines.items():
@@ -100,18 +101,25 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
                 inner = Path(file.path).parent / file.plain.get(name, "")
                 if not inner.is_file():
                     raise file.error(f"{name} is a group of fields, which neither a list nor one value can be", line)
-                _given.get().groups.append(ConfigFile(inner, name))
+                _files.get().groups.append(ConfigFile(inner, name))
 
 
-def parse(config: type[C], description: str, argv: Sequence[str] | None = None) -> C:
-    """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
-    parser = _Parser(description=description, exit_on_error=True)
+def make_parser(config: type, description: str, prog: str | None = None) -> _Parser:
+    """The argument parser of a config dataclass whose fields carry docstrings."""
+    _files.set(_ConfigFiles())
+    parser = _Parser(prog=prog, description=description, exit_on_error=True)
     parser.add_argument("--config", action=_ReadConfig, help="YAML file with any of the fields below")
     parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
     _plain_defaults(parser)
-    _given.set(given := _Given())
+    return parser
+
+
+def parse(config: type[C], description: str, argv: Sequence[str] | None = None, prog: str | None = None) -> C:
+    """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
+    parser = make_parser(config, description, prog)
+    files = _files.get()
     try:
-        parser.look_at_group_files(sys.argv[1:] if argv is None else argv)
+        parser.check_group_files(sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
         parser.refuse(error, "")
     namespace: Namespace = parser.parse_args(argv)
@@ -120,7 +128,7 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None) 
         instantiated = parser.instantiate_classes(namespace)
         return config(**{k: v for k, v in vars(instantiated).items() if not k.startswith("__")})
     except (RemindError, ValueError) as error:  # ValueError: what jsonargparse makes of ours in an optional group
-        parser.refuse(error, given.told())
+        parser.refuse(error, files.note())
 
 
 def _plain_defaults(parser: ArgumentParser) -> None:
@@ -134,13 +142,37 @@ def _plain_defaults(parser: ArgumentParser) -> None:
             parser.set_defaults({name: [plain(item) for item in value]})
 
 
-def main(config: type[C], run: Callable[[C], Any], description: str, argv: Sequence[str] | None = None) -> None:
-    """Parse and run. Errors of ours become one line on standard error and status 2; others keep their traceback."""
-    cfg = parse(config, description, argv)
+def named(argv: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """Arguments whose leading plain words are given the names of `fields`: `A B` becomes `--first A --second B`."""
+    plain = list(takewhile(lambda word: not word.startswith("-"), argv[: len(fields)]))
+    options = [part for field, value in zip(fields, plain, strict=False) for part in (f"--{field}", value)]
+    return [*options, *argv[len(plain) :]]
+
+
+def main(
+    config: type[C],
+    function: Callable[[C], Any],
+    description: str,
+    argv: Sequence[str] | None = None,
+    prog: str | None = None,
+    positional: Sequence[str] = (),
+) -> None:
+    """Parse and run. Our own errors become one line on standard error and status 2; others keep their traceback.
+
+    Args:
+        config: the dataclass to fill.
+        function: takes it.
+        description: first lines of `--help`.
+        argv: arguments; None: those of this process.
+        prog: name of the program in `--help`; None: that of the process.
+        positional: fields that may be given as leading plain words.
+    """
+    argv = named(sys.argv[1:] if argv is None else argv, positional)
+    settings = parse(config, description, argv, prog)
     # where it is installed peft imports it, and on some CPUs it then advises to install a kernel nobody asked for
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
-        run(cfg)
+        function(settings)
     except RemindError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

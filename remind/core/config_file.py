@@ -1,4 +1,4 @@
-"""YAML files of settings: checked before anything is made of them, so that each mistake is one line with its place."""
+"""YAML files of settings, checked before they are used, so that each mistake is one line with its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from remind.core.errors import ConfigError
 
-#: Configs are written by hand; what is beyond these is another kind of file.
+#: Limits for configs, which are written by hand.
 MAX_BYTES = 1 << 20
 _MAX_DEPTH = 50
 _MAX_VALUES = 100_000
@@ -19,8 +19,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: A date without quotes has the tag of one; it is read as text.
 _PLAIN = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "timestamp")
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in _PLAIN}
-#: How jsonargparse names the key it does not like.
-_BLAMED = (
+#: How jsonargparse names the key it refuses.
+_BAD_KEY = (
     re.compile(r"Group '(?P<group>[^']+)' does not accept option '(?P<key>[^']+)'"),
     re.compile(r"Option '(?P<key>[^']+)' is not accepted"),
     re.compile(r"Parser key \"(?P<key>[^\"]+)\""),
@@ -28,7 +28,7 @@ _BLAMED = (
 
 
 class ConfigFile:
-    """A config file that has been found to be sound YAML with a mapping at its top.
+    """A config file, checked to be sound YAML with a mapping at its top.
 
     Attributes:
         path: as it was given.
@@ -38,7 +38,7 @@ class ConfigFile:
 
     Args:
         path: the file.
-        group: the group of fields whose values it holds; that of a whole script: none.
+        group: the group of fields whose values it holds; empty for a config of a whole command.
 
     Raises:
         ConfigError: no such file, no regular one, too large, not UTF-8, not YAML, no mapping, a key twice, tags of
@@ -58,11 +58,11 @@ class ConfigFile:
 
     def line_of(self, message: str) -> int | None:
         """The line of the key that a parser's message is about, if it is one of this file's."""
-        for found in (pattern.search(message) for pattern in _BLAMED):
-            if found is None:
+        for match in (pattern.search(message) for pattern in _BAD_KEY):
+            if match is None:
                 continue
-            named = ".".join(part for part in (found.groupdict().get("group"), found["key"]) if part)
-            # of what stands within an optional group or a list the parser names the last part alone
+            named = ".".join(part for part in (match.groupdict().get("group"), match["key"]) if part)
+            # for keys within an optional group or a list the parser names the last part alone
             for key, line in self.lines.items():
                 if key == named or key.endswith(f".{named}"):
                     return line

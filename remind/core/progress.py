@@ -106,8 +106,9 @@ class Counter:
     def skip(self, n: float) -> None:
         """Count `n` that were there before, which say nothing about speed."""
         self._done += n
-        self._bar.initial += n
-        self._bar.update(n)
+        if not self._bar.disable:  # a bar that is off has no `initial`
+            self._bar.initial += n
+            self._bar.update(n)
 
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:

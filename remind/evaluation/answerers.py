@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from remind.llm.request import Message, Reply, Request
-from remind.models.generate import Failure, Generation, check_generates, generate
+from remind.models.generate import Generation, check_generates, generate
 from remind.states import prompts as templates
 
 if TYPE_CHECKING:
@@ -19,36 +20,44 @@ if TYPE_CHECKING:
 OnOutput = Callable[[int, Generation], None]
 
 
-class Answerer(Protocol):
+class Answerer(ABC):
     """A model that answers prompts.
 
     Attributes:
+        key: identifies the model: a hash of its weights, or endpoint and model.
+        about: name, kind and max_length, for the report.
         seconds: spent in the model so far.
     """
 
-    seconds: float
-
-    @property
-    def key(self) -> str:
-        """Identifies the model: a hash of its weights, or endpoint and model."""
-        ...
-
-    def about(self) -> dict[str, Any]:
-        """For the report: name, kind, max_length."""
-        ...
+    def __init__(self, key: str, name: str, kind: str, max_length: int | None = None) -> None:
+        self.key = key
+        self.about = {"name": name, "kind": kind, "max_length": max_length}
+        self.seconds = 0.0
 
     def answer(
         self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
     ) -> list[Generation | None]:
-        """An output for each prompt; None where it is done already.
+        """An output for each prompt; None where `done` says that it has one.
 
         Args:
             ids: of the questions.
+
+        Raises:
+            ModelError: an endpoint that cannot be used as a whole.
         """
-        ...
+        started = time.perf_counter()
+        try:
+            return self._answer(prompts, ids, done, on_output)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    @abstractmethod
+    def _answer(
+        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
+    ) -> list[Generation | None]: ...
 
 
-class LocalAnswers:
+class LocalAnswers(Answerer):
     """A backbone that generates.
 
     Args:
@@ -60,98 +69,69 @@ class LocalAnswers:
 
     def __init__(self, backbone: Backbone, name: str, max_new_tokens: int, batch_size: int) -> None:
         check_generates(backbone)
-        self.backbone, self.name = backbone, name
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.seconds = 0.0
+        super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
+        self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
 
-    @property
-    def key(self) -> str:
-        return model_hash(self.backbone)
-
-    def about(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": self.backbone.kind, "max_length": self.backbone.max_length}
-
-    def answer(
+    def _answer(
         self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
     ) -> list[Generation | None]:
-        started = time.perf_counter()
-        try:
-            return generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output)
-        finally:
-            self.seconds += time.perf_counter() - started
+        return generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output)
 
 
-class ChatAnswers:
+class ChatAnswers(Answerer):
     """A chat model that is sent each prompt as a user message, at temperature 0."""
 
     def __init__(self, chat: ChatModel, max_new_tokens: int) -> None:
+        super().__init__(chat.name, chat.name, "chat")
         self.chat, self.max_new_tokens = chat, max_new_tokens
-        self.seconds = 0.0
-        self.cached = 0
 
-    @property
-    def key(self) -> str:
-        return self.chat.name
-
-    def about(self) -> dict[str, Any]:
-        return {"name": self.chat.name, "kind": "chat", "max_length": None}
-
-    def answer(
+    def _answer(
         self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
     ) -> list[Generation | None]:
-        """As the protocol has it.
-
-        Raises:
-            ModelError: the endpoint as a whole cannot be used.
-        """
-        asked = [n for n, skip in enumerate(done) if not skip]
+        open_ = [n for n, skip in enumerate(done) if not skip]
         outputs: list[Generation | None] = [None] * len(prompts)
 
         def put(place: int, reply: Reply) -> None:
-            self.cached += reply.cached
-            outputs[asked[place]] = output = _generation(reply)
-            on_output(asked[place], output)
+            outputs[open_[place]] = output = _generation(reply)
+            on_output(open_[place], output)
 
         prompt_id = f"answer-{templates.fingerprint('answer')}"
         requests = [
-            Request((Message("user", prompts[n]),), "answer", ids[n], prompt_id, self.max_new_tokens) for n in asked
+            Request((Message("user", prompts[n]),), "answer", ids[n], prompt_id, self.max_new_tokens) for n in open_
         ]
-        started = time.perf_counter()
-        try:
-            if requests:
-                self.chat.complete(requests, put)
-        finally:
-            self.seconds += time.perf_counter() - started
+        if requests:
+            self.chat.complete(requests, put)
         return outputs
 
 
-class Silent:
-    """Stands for a model in a dry run: the same words to everything."""
+class FixedAnswers(Answerer):
+    """Fixed words in place of a model, for dry runs and timings.
 
-    seconds = 0.0
-    key = "none"
+    Args:
+        text_of: the words, by the prompt's place.
+    """
 
-    def about(self) -> dict[str, Any]:
-        return {"name": "none", "kind": "dry run", "max_length": None}
+    def __init__(self, kind: str, text_of: Callable[[int], str]) -> None:
+        super().__init__("none", "none", kind)
+        self.text_of = text_of
 
-    def answer(
+    def _answer(
         self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
     ) -> list[Generation | None]:
-        output = Generation("<answer>nothing was asked</answer><explanation></explanation>", 0, finished=True)
+        outputs: list[Generation | None] = [None] * len(prompts)
         for n, skip in enumerate(done):
             if not skip:
+                outputs[n] = output = Generation(self.text_of(n), 0, finished=True)
                 on_output(n, output)
-        return [None if skip else output for skip in done]
+        return outputs
 
 
 def _generation(reply: Reply) -> Generation:
-    failure: Failure | None = reply.failure
+    tokens = reply.prompt_tokens, reply.completion_tokens
+    if reply.failure:
+        return Generation("", *tokens, finished=False, failure=reply.failure, message=reply.message)
     # a server may send half a surrogate pair, which no file could hold
-    text = "" if failure else reply.text.encode("utf-8", "replace").decode()
-    message = reply.message if failure else ""
-    return Generation(
-        text, reply.prompt_tokens, reply.completion_tokens, reply.finished and not failure, failure, message
-    )
+    return Generation(reply.text.encode("utf-8", "replace").decode(), *tokens, finished=reply.finished)
 
 
 def model_hash(backbone: Backbone) -> str:

@@ -1,4 +1,4 @@
-"""Two evaluation runs, question by question: differences with intervals, or a refusal that says why."""
+"""Paired differences: between two evaluation runs, or between the conditions of one."""
 
 from __future__ import annotations
 
@@ -11,40 +11,75 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_json, write_json
 from remind.data.dialogue import FORMATS
-from remind.evaluation.paired import Difference, paired_bootstrap
+from remind.evaluation.config import CompareConfig
+from remind.evaluation.intervals import Difference, paired_bootstrap
+from remind.evaluation.predictions import PREDICTIONS, parse_lines
+from remind.evaluation.tables import plain
 
-REPORT, PREDICTIONS = "report.json", "predictions.jsonl"
+REPORT = "report.json"
 #: Accuracy with failures of a question that has a gold answer as wrong: leaving questions out cannot raise it.
 WITH_FAILURES = "accuracy_failures_wrong"
-#: Entries of a report's rows that are no measures.
-_COUNTS = ("n", "failed")
-#: Differences shown in a message before it says how many more there are.
+#: Measures by which the conditions of one run are compared.
+CONDITION_MEASURES = ("accuracy", WITH_FAILURES, "memory_recall", "f1", "evidence_recall")
+#: Question ids shown in a message before it says how many more there are.
 _SHOWN = 3
-_Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+#: Scored predictions by question id.
+Rows = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass
-class CompareConfig:
-    """Compare two runs of evaluate.py on the same questions: second less first."""
+def difference(
+    first: Rows,
+    second: Rows,
+    measure: str,
+    format: str | None = None,
+    by_dialogue: bool = False,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Difference | None:
+    """Second less first over the questions that both have a score for, in the first's order; None for no questions.
 
-    first: str
-    """Folder of a run (report.json, predictions.jsonl); may also be given as the first plain argument."""
-    second: str
-    """Folder of the other run; may also be given as the second plain argument."""
-    out: str | None = None
-    """JSON file for the differences; None: they are only printed."""
-    only_common: bool = False
-    """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
-    by_dialogue: bool = False
-    """Resample whole dialogues instead of questions: wider intervals, right where few dialogues have many questions."""
-    resamples: int = 2000
-    """Bootstrap resamples behind each interval and p-value."""
-    seed: int = 0
-    """Of the resampling."""
+    Args:
+        format: questions of this format alone; None: all.
+    """
+    scored = [
+        (one, two, row.get("dialogue_id"))
+        for name, row in first.items()
+        if name in second
+        and format in (None, row.get("format"))
+        and (one := _value(row, measure)) is not None
+        and (two := _value(second[name], measure)) is not None
+    ]
+    clusters = [dialogue for *_, dialogue in scored] if by_dialogue else None
+    return paired_bootstrap([one for one, *_ in scored], [two for _, two, _ in scored], clusters, resamples, seed)
 
-    def __post_init__(self) -> None:
-        if self.resamples < 1:
-            raise ConfigError(f"resamples must be at least 1, not {self.resamples}")
+
+def _value(row: Mapping[str, Any], measure: str) -> float | None:
+    if row.get("left_out") is not None:
+        return None
+    if measure == WITH_FAILURES:
+        return float(row.get("accuracy") or 0.0) if row.get("gold") else None
+    value = row.get(measure)
+    return None if value is None else float(value)
+
+
+def condition_differences(
+    rows: Mapping[str, Rows], base: str, resamples: int, seed: int
+) -> dict[str, dict[str, dict[str, Difference | None]]]:
+    """For each condition but the base, by "all" and format, by measure: its mean less the base's, with interval."""
+    differences: dict[str, dict[str, dict[str, Difference | None]]] = {}
+    for name, own in rows.items():
+        if name == base:
+            continue
+        formats = {row["format"] for row in own.values() if row.get("left_out") is None}
+        groups: list[str | None] = [None, *(format for format in FORMATS if format in formats)] if formats else []
+        differences[name] = {
+            group or "all": {
+                measure: difference(rows[base], own, measure, group, resamples=resamples, seed=seed)
+                for measure in CONDITION_MEASURES
+            }
+            for group in groups
+        }
+    return differences
 
 
 @dataclass(frozen=True)
@@ -53,7 +88,7 @@ class Run:
 
     folder: Path
     report: Mapping[str, Any]
-    rows: Mapping[str, Mapping[str, Any]]
+    rows: Rows
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -63,7 +98,7 @@ class Run:
     @property
     def measures(self) -> list[str]:
         """Names of the scores, in the report's order."""
-        return [name for name in self.report["overall"] if name not in _COUNTS]
+        return [name for name in self.report["overall"] if name not in ("n", "failed")]
 
     @property
     def yardstick(self) -> dict[str, Any]:
@@ -92,27 +127,18 @@ def load_run(folder: str | Path) -> Run:
     report = read_json(folder / REPORT)
     if not isinstance(report, dict) or any(not isinstance(report.get(key), dict) for key in ("identity", "overall")):
         raise DataError("not the report of an evaluation (no identity or overall scores)", folder / REPORT)
-    rows: dict[str, Mapping[str, Any]] = {}
     path = folder / PREDICTIONS
     if not path.is_file():
         inside = [name for name in report.get("conditions") or () if (folder / name / PREDICTIONS).is_file()]
         hint = f"; the run has several conditions, name the folder of one: {', '.join(inside)}" if inside else ""
         raise DataError(f"no such file{hint}", path)
-    # at line feeds only: a line of a dialogue may hold other characters that end lines in Python
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or not isinstance(row.get("question_id"), str) or not _scored(row):
+    rows: dict[str, Mapping[str, Any]] = {}
+    for number, row in parse_lines(path.read_bytes().removesuffix(b"\n")):
+        if row is None or ("accuracy" not in row and row.get("left_out") is None):
             message = "not a scored prediction; finish the run with evaluate.py first"
             raise DataError(message, path, f"line {number}")
         rows[row["question_id"]] = row
     return Run(folder, report, rows)
-
-
-def _scored(row: Mapping[str, Any]) -> bool:
-    return "accuracy" in row or row.get("left_out") is not None
 
 
 def check_comparable(first: Run, second: Run, only_common: bool = False) -> list[str]:
@@ -125,20 +151,17 @@ def check_comparable(first: Run, second: Run, only_common: bool = False) -> list
     one, two = first.yardstick, second.yardstick
     problems = [f"{key} ({_pair(one[key], two[key])})" for key in one if one[key] != two[key]]
     common = [name for name in first.rows if name in second.rows]
-    alone = [name for name in first.rows if name not in second.rows]
-    strange = [name for name in second.rows if name not in first.rows]
-    if (alone or strange) and not only_common:
-        told = [
-            f"{len(names)} only in the {which}{_some(names)}"
-            for names, which in ((alone, "first"), (strange, "second"))
-            if names
-        ]
-        problems.append(f"questions ({', '.join(told)}; --only_common true compares the other {len(common)})")
-    moved = [name for name in common if _gold(first.rows[name]) != _gold(second.rows[name])]
-    if moved:
-        name = moved[0]
-        values = _pair(_gold(first.rows[name]), _gold(second.rows[name]))
-        problems.append(f"gold answers of {len(moved)} questions ({name}: {values})")
+    missing = {
+        "first": [name for name in first.rows if name not in second.rows],
+        "second": [name for name in second.rows if name not in first.rows],
+    }
+    if any(missing.values()) and not only_common:
+        parts = [f"{len(names)} only in the {side}{_some(names)}" for side, names in missing.items() if names]
+        problems.append(f"questions ({', '.join(parts)}; --only_common true compares the other {len(common)})")
+    changed = [name for name in common if _gold(first.rows[name]) != _gold(second.rows[name])]
+    if changed:
+        values = _pair(_gold(first.rows[changed[0]]), _gold(second.rows[changed[0]]))
+        problems.append(f"gold answers of {len(changed)} questions ({changed[0]}: {values})")
     if problems:
         raise ConfigError(
             f"{first.folder} and {second.folder} cannot be compared, they differ in: {'; '.join(problems)}"
@@ -183,15 +206,18 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         ConfigError: runs that cannot be compared.
         DataError: a folder without a finished run.
     """
-    first, second = load_run(cfg.first), load_run(cfg.second)
+    runs = first, second = load_run(cfg.first), load_run(cfg.second)
     common = check_comparable(first, second, cfg.only_common)
-    pairs = [(first.rows[name], second.rows[name]) for name in common]
-    groups: dict[str, list[_Pair]] = {name: [p for p in pairs if p[0].get("format") == name] for name in FORMATS}
-    groups["all"] = pairs
+    sides = [[run.rows[name] for name in common] for run in runs]
+    formats = {row.get("format") for row in sides[0]}
+    groups: list[str | None] = [*(format for format in FORMATS if format in formats), None]
     differences = {
-        name: {measure: found for measure in first.measures if (found := _difference(rows, measure, cfg))}
-        for name, rows in groups.items()
-        if rows
+        group or "all": {
+            measure: change
+            for measure in first.measures
+            if (change := difference(first.rows, second.rows, measure, group, cfg.by_dialogue, cfg.resamples, cfg.seed))
+        }
+        for group in groups
     }
     one, two = first.identity, second.identity
     keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key)]
@@ -201,9 +227,9 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         "second": str(second.folder),
         "n": len(common),
         "only_common": cfg.only_common,
-        "dropped": [len(run.rows) - len(common) for run in (first, second)],
-        "left_out": [sum(pair[side].get("left_out") is not None for pair in pairs) for side in (0, 1)],
-        "failed": [sum(_failed(pair[side]) for pair in pairs) for side in (0, 1)],
+        "dropped": [len(run.rows) - len(common) for run in runs],
+        "left_out": [sum(row.get("left_out") is not None for row in rows) for rows in sides],
+        "failed": [sum((row.get("score_failure") or row.get("failure")) is not None for row in rows) for rows in sides],
         "differing": {key: [one.get(key), two.get(key)] for key in keys},
         "yardstick": first.yardstick,
         "resampled": "dialogues" if cfg.by_dialogue else "questions",
@@ -213,32 +239,6 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
     if cfg.out is not None:
         write_json(cfg.out, result)
     return result
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
-    return (row.get("score_failure") or row.get("failure")) is not None
-
-
-def _value(row: Mapping[str, Any], measure: str) -> float | None:
-    if row.get("left_out") is not None:
-        return None
-    if measure == WITH_FAILURES:
-        return float(row.get("accuracy") or 0.0) if row.get("gold") else None
-    value = row.get(measure)
-    return None if value is None else float(value)
-
-
-def _difference(pairs: Sequence[_Pair], measure: str, cfg: CompareConfig) -> Difference | None:
-    """Over the questions that both runs have a score for."""
-    scored = [
-        (one, two, row.get("dialogue_id"))
-        for row, other in pairs
-        if (one := _value(row, measure)) is not None and (two := _value(other, measure)) is not None
-    ]
-    clusters = [dialogue for *_, dialogue in scored] if cfg.by_dialogue else None
-    return paired_bootstrap(
-        [one for one, *_ in scored], [two for _, two, _ in scored], clusters, cfg.resamples, cfg.seed
-    )
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -253,18 +253,16 @@ def table(result: Mapping[str, Any]) -> str:
         if any(result[key]):
             one, two = result[key]
             lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")
-    for key, (one, two) in result["differing"].items():
-        lines.append(f"differs: {key}: {_pair(one, two)}")
-    lines.append(f"\n{'':<8}{'':<24}{'n':>6}{'first':>8}{'second':>8}{'change':>8}  95 % interval     p")
+    lines += [f"differs: {key}: {_pair(one, two)}" for key, (one, two) in result["differing"].items()]
+    rows = []
     for name, measures in result["differences"].items():
         for measure, row in measures.items():
-            values = "".join(f"{100 * row[key]:>8.1f}" for key in ("first", "second"))
-            spread = "one unit: no interval"
+            spread, p = "one unit: no interval", ""
             if row["p"] is not None:
-                spread = f"[{100 * row['low']:+6.1f}, {100 * row['high']:+6.1f}]  {row['p']:.4f}"
-            lines.append(
-                f"{name:<8}{measure.replace('_', ' '):<24}{row['n']:>6}{values}{100 * row['value']:>+8.1f}  {spread}"
-            )
+                spread, p = f"[{100 * row['low']:+.1f}, {100 * row['high']:+.1f}]", f"{row['p']:.4f}"
+            values = [f"{100 * row['first']:.1f}", f"{100 * row['second']:.1f}", f"{100 * row['value']:+.1f}"]
+            rows.append([f"{name} {measure.replace('_', ' ')}", str(row["n"]), *values, spread, p])
+    lines += ["", plain(["", "n", "first", "second", "change", "95 % interval", "p"], rows)]
     lines.append(
         f"paired bootstrap over {result['resampled']}, {result['resamples']} resamples; p two-sided, each by itself"
     )
@@ -276,12 +274,3 @@ def compare_and_show(cfg: CompareConfig) -> None:
     print(table(compare(cfg)))
     if cfg.out is not None:
         print(f"comparison: {cfg.out}")
-
-
-def named(argv: Sequence[str]) -> list[str]:
-    """Arguments with up to two leading plain ones as --first and --second."""
-    plain = [argument for argument in argv[:2] if not argument.startswith("-")]
-    if len(plain) == 1 and argv and argv[0] != plain[0]:
-        plain = []
-    given = [part for name, value in zip(("--first", "--second"), plain, strict=False) for part in (name, value)]
-    return [*given, *argv[len(plain) :]]

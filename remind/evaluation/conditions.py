@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
-from remind.evaluation.names import CONDITIONS
-from remind.evaluation.rebuild import attentional_of, segments_of, strategy_end, strategy_of
+from remind.evaluation.config import CONDITIONS
+from remind.evaluation.rebuild import attentional_of, positions_of, segments_of, strategy_end
 from remind.llm.offline import declines
 from remind.reflect import summarise_all
 from remind.states.auxiliary import blind
-from remind.states.parquet import StateRecord
+from remind.states.parquet import StateRecord, check_split, read_part, state_parts
 from remind.states.pyramid import (
     LETTERS,
     LEVELS,
     AttentionalState,
     FactualState,
     ReflectiveState,
+    Rendered,
     Span,
     Strategy,
     render,
@@ -29,6 +31,8 @@ from remind.states.pyramid import (
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
     from remind.states.auxiliary import AuxiliaryLLM
+
+_NO_TEXT = Rendered("", (0, 0), (), (), ())
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,9 @@ class Prompter:
         contexts: Contexts | None = None,
         llm: AuxiliaryLLM | None = None,
     ) -> None:
-        needy = [name for name in names if CONDITIONS[name].corpus]
-        if needy and (corpus is None or contexts is None):
-            raise ConfigError(f"{needy[0]} shows the dialogues: set corpus to the files the states were made of")
+        from_corpus = [name for name in names if CONDITIONS[name].corpus]
+        if from_corpus and (corpus is None or contexts is None):
+            raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
         if "altered" in names and llm is None:
             raise ConfigError("altered needs an LLM that writes summaries")
         self.corpus, self.contexts, self.llm = corpus, contexts, llm
@@ -87,8 +91,10 @@ class Prompter:
         """
         if name in LEVELS:
             return [Prompt(r.level(name).text, r.evidence_found, r.images_found) for r in records]
-        if name in ("evidence", "no_context"):
-            return [_cut(name, record) for record in records]
+        if name == "evidence":
+            return [Prompt(_with_dialogue(r, _dialogue(r.x0)), r.evidence_found, r.images_found) for r in records]
+        if name == "no_context":
+            return [Prompt(_with_dialogue(record, "")) for record in records]
         if name == "altered":
             return self._altered(records)
         return [self._chosen(name, record, *self._source(record)) for record in records]
@@ -100,23 +106,24 @@ class Prompter:
         return self.corpus.dialogue(record.dialogue_id), question
 
     def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
+        """x0's prompt with other turns: oracle keeps the strategy, which the others do without."""
         assert self.contexts is not None
         if name == "oracle":
             positions = self.contexts.gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
         elif name == "rag":
-            positions = self.contexts.rag(dialogue, question, _shown(record, dialogue))
+            positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
             positions = self.contexts.full(dialogue)
-        strategy = strategy_of(record.x0) if name == "oracle" else Strategy(())
-        state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), strategy)
+        state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), Strategy(()))
         rendered = render(state)
-        _check_instructions(rendered.text[: rendered.dialogue[0]], record)
-        turns = state.turns
-        ids, images = {turn.id for turn in turns}, {image.index for turn in turns for image in turn.images}
+        if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
+            message = "its states were built with other prompt templates, so that conditions would not compare"
+            raise DataError(f"{message}; build them again", record=record.question_id)
+        ids, images = {turn.id for turn in state.turns}, {image.index for turn in state.turns for image in turn.images}
         return Prompt(
-            rendered.text,
+            _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle"),
             tuple(turn_id for turn_id in record.evidence if turn_id in ids),
             tuple(index for index in record.images if index in images),
             len(dialogue.turns) - len(positions) if name == "full_context" else 0,
@@ -134,28 +141,15 @@ class Prompter:
         ]
 
 
-def _cut(name: str, record: StateRecord) -> Prompt:
-    """x0 without its strategy, and without its dialogue too."""
+def _dialogue(rendered: Rendered) -> str:
+    return rendered.text[slice(*rendered.dialogue)]
+
+
+def _with_dialogue(record: StateRecord, dialogue: str, strategy: bool = False) -> str:
+    """x0's text with another dialogue section, with or without the strategy."""
     x0 = record.x0
-    tail = x0.text[strategy_end(x0) :]
-    if name == "evidence":
-        return Prompt(x0.text[: x0.dialogue[1]] + tail, record.evidence_found, record.images_found)
-    return Prompt(x0.text[: x0.dialogue[0]] + tail)
-
-
-def _shown(record: StateRecord, dialogue: Dialogue) -> list[int]:
-    try:
-        return [dialogue.positions[span.turn_id] for span in record.x0.turns]
-    except KeyError as error:
-        raise DataError(f"x0 shows turn {error}, which its dialogue has not", record=record.question_id) from None
-
-
-def _check_instructions(instructions: str, record: StateRecord) -> None:
-    if instructions != record.x0.text[: record.x0.dialogue[0]]:
-        raise DataError(
-            "its states were built with other prompt templates, so that conditions would not compare; build them again",
-            record=record.question_id,
-        )
+    end = x0.dialogue[1] if strategy else strategy_end(x0)
+    return x0.text[: x0.dialogue[0]] + dialogue + x0.text[end:]
 
 
 def _runs(state: FactualState) -> tuple[Span, ...]:
@@ -205,3 +199,77 @@ def control(name: str, record: StateRecord, frequent: Mapping[str, str]) -> Prom
         letter = next((letter for letter, option in options if declines(option)), "")
         answer = f"[{letter}]" if multi or not letter else letter
     return Prompt("", reply=f"<answer>{answer}</answer><explanation></explanation>")
+
+
+class Questions(NamedTuple):
+    """The questions of a split.
+
+    Attributes:
+        records: without the rendered levels, which are large.
+        prompts: by condition, one for each record.
+    """
+
+    records: list[StateRecord]
+    prompts: Mapping[str, list[Prompt]]
+
+
+def load_questions(
+    states: str | Path, split: str, names: Sequence[str], prompter: Prompter | None = None, limit: int | None = None
+) -> Questions:
+    """The questions of a split, and what each condition shows of them.
+
+    Args:
+        names: conditions; none: no prompts are made.
+        prompter: makes the prompts; None: one that knows the states alone.
+        limit: at most this many questions, spread evenly over the split.
+
+    Raises:
+        FormatError: not a states folder.
+        DataError: no questions in the split, a question whose options and answers do not fit its format, a question
+            id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
+        ConfigError: a condition that needs more than the states, and no prompter.
+    """
+    prompter = prompter or Prompter(names)
+    chosen = None if limit is None else spread(states, split, limit)
+    asking = [name for name in names if CONDITIONS[name].asks]
+    spans = any(name not in LEVELS for name in asking)
+    levels = LEVELS if spans else tuple(name for name in LEVELS if name in asking)
+    records: list[StateRecord] = []
+    prompts: dict[str, list[Prompt]] = {name: [] for name in names}
+    splits: set[str] = set()
+    training: list[StateRecord] = []
+    seen: set[str] = set()
+
+    def without_levels() -> Iterator[StateRecord]:
+        for path in state_parts(states):
+            part: list[StateRecord] = []
+            for record in read_part(path, levels, spans):
+                splits.add(record.split)
+                bare = replace(record, x0=_NO_TEXT, x1=_NO_TEXT, x2=_NO_TEXT)
+                if record.split == "train":
+                    training.append(bare)
+                if record.split == split:
+                    if record.question_id in seen:
+                        raise DataError("this question id occurs twice in the split", states, record.question_id)
+                    if chosen is None or len(seen) in chosen:
+                        records.append(bare)
+                        part.append(record)
+                    seen.add(record.question_id)
+                yield bare
+            for name in asking:
+                prompts[name] += prompter.prompts(name, part) if part else []
+
+    check_split(without_levels(), states)
+    if not records:
+        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(splits)) or 'none'})", states)
+    frequent = most_frequent(training)
+    for name in names:
+        if name not in asking:
+            prompts[name] = [control(name, record, frequent) for record in records]
+    return Questions(records, prompts)
+
+
+def spread(states: str | Path, split: str, limit: int) -> set[int] | None:
+    """Numbers of `limit` questions of a split, evenly apart; None: there are no more than that."""
+    total = sum(record.split == split for path in state_parts(states) for record in read_part(path, levels=()))
+    return {number * total // limit for number in range(limit)} if limit < total else None

@@ -1,13 +1,67 @@
-"""What to evaluate, as configuration."""
+"""Settings of an evaluation and of a comparison, and the conditions that there are. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from remind.core.errors import ConfigError
-from remind.evaluation.names import expand
 from remind.llm.endpoints import LLMConfig
+
+
+class Condition(NamedTuple):
+    """What a condition shows the model.
+
+    Attributes:
+        title: in words, for the report.
+        corpus: whether it needs the dialogue files besides the states.
+        asks: whether a model answers; False: a control whose answer is fixed.
+    """
+
+    title: str
+    corpus: bool = False
+    asks: bool = True
+
+
+CONDITIONS = {
+    "no_context": Condition("no conversation at all"),
+    "full_context": Condition("the whole conversation, cut at a cap", corpus=True),
+    "oracle": Condition("gold evidence in place of what was retrieved, with strategy", corpus=True),
+    "rag": Condition("fixed chunks closest to the question", corpus=True),
+    "evidence": Condition("retrieved evidence alone"),
+    "x0": Condition("evidence + strategy"),
+    "x1": Condition("evidence + strategy + markers"),
+    "x2": Condition("evidence + strategy + markers + summary"),
+    "altered": Condition("summary made from x0, markers put after it", corpus=True),
+    "always_a": Condition("control: option A whatever is asked", asks=False),
+    "most_frequent": Condition("control: the most frequent answer of the training split", asks=False),
+    "abstain": Condition("control: no answer ever", asks=False),
+}
+#: layers: Figure 4 (d). ladder: Figure 4 (a) to (c).
+SETS = {
+    "layers": ("x0", "x1", "x2"),
+    "ladder": ("no_context", "evidence", "x0", "x1", "x2", "altered"),
+    "baselines": ("no_context", "full_context", "oracle", "rag", "x0"),
+    "controls": ("always_a", "most_frequent", "abstain"),
+    "all": tuple(CONDITIONS),
+}
+
+
+def expand(names: Iterable[str]) -> tuple[str, ...]:
+    """Conditions by name, sets spelled out, each once, in the order given.
+
+    Raises:
+        ConfigError: a name that is neither a condition nor a set, or no name.
+    """
+    expanded: dict[str, None] = {}
+    for name in names:
+        if name not in CONDITIONS and name not in SETS:
+            raise ConfigError(f"no condition {name!r}; there are {', '.join((*CONDITIONS, *SETS))}")
+        expanded.update(dict.fromkeys(SETS.get(name, (name,))))
+    if not expanded:
+        raise ConfigError("no condition is named")
+    return tuple(expanded)
 
 
 @dataclass
@@ -97,5 +151,29 @@ class EvaluateConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The conditions asked for, sets spelled out, each once."""
+        """The conditions to evaluate, sets spelled out, each once."""
         return expand(self.conditions or [self.level])
+
+
+@dataclass
+class CompareConfig:
+    """Compare two runs of evaluate.py on the same questions: second less first."""
+
+    first: str
+    """Folder of a run (report.json, predictions.jsonl); may also be given as the first plain argument."""
+    second: str
+    """Folder of the other run; may also be given as the second plain argument."""
+    out: str | None = None
+    """JSON file for the differences; None: they are only printed."""
+    only_common: bool = False
+    """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
+    by_dialogue: bool = False
+    """Resample whole dialogues instead of questions: wider intervals, right where few dialogues have many questions."""
+    resamples: int = 2000
+    """Bootstrap resamples behind each interval and p-value."""
+    seed: int = 0
+    """Of the resampling."""
+
+    def __post_init__(self) -> None:
+        if self.resamples < 1:
+            raise ConfigError(f"resamples must be at least 1, not {self.resamples}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,19 +10,18 @@ import torch
 from torch import Tensor
 
 from remind.data.dialogue import Dialogue, Question
-from remind.perception.index import Costs, prompt_costs
-from remind.perception.segment import turn_text
+from remind.perception.costs import Costs, prompt_costs
+from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
     from remind.evaluation.config import ContextConfig
     from remind.models.encoder import SentenceEncoder
 
-#: Dialogues whose counts and vectors stay in memory; questions come dialogue by dialogue.
-_HELD = 2
-
 
 @dataclass
-class _Known:
+class _Measured:
+    """Token counts of a dialogue, and its chunks with their vectors once they are needed."""
+
     dialogue: Dialogue
     costs: Costs
     session_of: tuple[int, ...]
@@ -41,27 +39,23 @@ class Contexts:
 
     def __init__(self, encoder: SentenceEncoder, config: ContextConfig) -> None:
         self.encoder, self.config = encoder, config
-        self._held: OrderedDict[int, _Known] = OrderedDict()
-
-    def cost(self, dialogue: Dialogue, positions: Sequence[int]) -> int:
-        """Tokens of a dialogue section that shows these ascending positions."""
-        known = self._known(dialogue)
-        return known.costs.of(positions, known.session_of)
+        # of the last dialogue: questions come dialogue by dialogue
+        self._measured: _Measured | None = None
 
     def full(self, dialogue: Dialogue) -> list[int]:
         """Every turn, or as many of the newest (oldest) as fit `full_tokens` together; at least one."""
-        known, last = self._known(dialogue), len(dialogue.turns) - 1
+        measured, last = self._measure(dialogue), len(dialogue.turns) - 1
         newest = self.config.keep == "newest"
-        kept: list[int] = []
+        chosen: list[int] = []
         spent, session = 0, None
         for position in range(last, -1, -1) if newest else range(last + 1):
-            here = known.session_of[position]
-            price = known.costs.turns[position] + (known.costs.headings[here] if here != session else 0)
-            if kept and spent + price > self.config.full_tokens:
+            own = measured.session_of[position]
+            price = measured.costs.turns[position] + (measured.costs.headings[own] if own != session else 0)
+            if chosen and spent + price > self.config.full_tokens:
                 break
-            kept.append(position)
-            spent, session = spent + price, here
-        return sorted(kept)
+            chosen.append(position)
+            spent, session = spent + price, own
+        return sorted(chosen)
 
     def rag(self, dialogue: Dialogue, question: Question, shown: Sequence[int]) -> list[int]:
         """The chunks with the highest cosine to the question (ties: earlier first) up to the first that does not fit.
@@ -69,46 +63,41 @@ class Contexts:
         Args:
             shown: positions that x0 shows; what they cost is the cap where `rag_tokens` is None.
         """
-        known = self._known(dialogue)
-        if known.chunks is None or known.vectors is None:
-            known.chunks = self._chunks(known)
-            texts = ["\n".join(turn_text(dialogue.turns[p]) for p in chunk) for chunk in known.chunks]
-            known.vectors = self.encoder.encode(texts)
+        measured = self._measure(dialogue)
+        if measured.chunks is None or measured.vectors is None:
+            measured.chunks = self._chunks(measured)
+            texts = ["\n".join(turn_text(dialogue.turns[p]) for p in chunk) for chunk in measured.chunks]
+            measured.vectors = self.encoder.encode(texts)
         cap = self.config.rag_tokens
-        cap = known.costs.of(shown, known.session_of) if cap is None else cap
-        cosines = known.vectors @ self.encoder.encode([question.text])[0]
-        kept: list[int] = []
+        cap = measured.costs.of(shown, measured.session_of) if cap is None else cap
+        cosines = measured.vectors @ self.encoder.encode([question.text])[0]
+        chosen: list[int] = []
         for number in torch.argsort(cosines, descending=True, stable=True).tolist():
-            wider = sorted([*kept, *known.chunks[number]])
-            if kept and known.costs.of(wider, known.session_of) > cap:
+            wider = sorted([*chosen, *measured.chunks[number]])
+            if chosen and measured.costs.of(wider, measured.session_of) > cap:
                 break
-            kept = wider
-        return kept
+            chosen = wider
+        return chosen
 
     def gold(self, dialogue: Dialogue, question: Question) -> list[int]:
         """The gold evidence turns and those with a gold image."""
-        wanted = set(question.images)
-        shown = (p for p, turn in enumerate(dialogue.turns) if wanted & {image.index for image in turn.images})
-        return sorted({*(dialogue.positions[turn_id] for turn_id in question.evidence), *shown})
+        images = set(question.images)
+        with_image = (p for p, turn in enumerate(dialogue.turns) if images & {image.index for image in turn.images})
+        return sorted({*(dialogue.positions[turn_id] for turn_id in question.evidence), *with_image})
 
-    def _known(self, dialogue: Dialogue) -> _Known:
+    def _measure(self, dialogue: Dialogue) -> _Measured:
         # by identity: hashing a dialogue's content takes longer than all the rest
-        known = self._held.get(id(dialogue))
-        if known is None or known.dialogue is not dialogue:
+        if self._measured is None or self._measured.dialogue is not dialogue:
             sessions = (number for number, session in enumerate(dialogue.sessions) for _ in session.turns)
-            known = _Known(dialogue, prompt_costs(dialogue, self.encoder), tuple(sessions))
-            self._held[id(dialogue)] = known
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        self._held.move_to_end(id(dialogue))
-        return known
+            self._measured = _Measured(dialogue, prompt_costs(dialogue, self.encoder), tuple(sessions))
+        return self._measured
 
-    def _chunks(self, known: _Known) -> list[range]:
+    def _chunks(self, measured: _Measured) -> list[range]:
         chunks: list[range] = []
         spent = 0
-        for position, tokens in enumerate(known.costs.turns):
+        for position, tokens in enumerate(measured.costs.turns):
             last = chunks[-1] if chunks else None
-            joins = last is not None and known.session_of[last.start] == known.session_of[position]
+            joins = last is not None and measured.session_of[last.start] == measured.session_of[position]
             if last is not None and joins and spent + tokens <= self.config.chunk_tokens:
                 chunks[-1], spent = range(last.start, position + 1), spent + tokens
             else:

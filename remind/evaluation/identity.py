@@ -7,20 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remind.core.errors import DataError
 from remind.core.files import input_hashes, sha256_file, sha256_json
 from remind.data.readers.source import Place
-from remind.evaluation.names import CONDITIONS
+from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.states import prompts
 from remind.states.parquet import MANIFEST, manifest_hashes
-
-if TYPE_CHECKING:
-    from remind.evaluation.config import EvaluateConfig
-
-#: Templates that a state is rendered with.
-_RENDERED = ("answer", "strategy", "reminder", "summary")
 
 
 def states_hash(states: str | Path) -> str:
@@ -36,14 +30,14 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     Raises:
         DataError: a file that is not, or a manifest that gives no hashes.
     """
-    found = input_hashes(paths)
+    hashes = input_hashes(paths)
     built_from = manifest_hashes(Place(Path(states) / MANIFEST), manifest, "inputs")
-    for name, digest in found.items():
+    for name, digest in hashes.items():
         # files of one name in several folders are told apart by what they hold
         if digest not in built_from.values():
             what = "has changed since" if name in built_from else "is none of the files that"
             raise DataError(f"{name} {what} the states were built; name the files they were built from", states)
-    return found
+    return hashes
 
 
 def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,9 +61,8 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
     wanted = ["model"]
     if CONDITIONS[name].corpus:
-        identity["prompts"] = {
-            part: prompts.fingerprint(part) for part in ("answer", "strategy", "reminder", "summary")
-        }
+        templates = ("answer", "strategy", "reminder", "summary")
+        identity["prompts"] = {part: prompts.fingerprint(part) for part in templates}
         wanted.append("corpus")
     if name in ("full_context", "rag"):
         keys = ("full_tokens", "keep") if name == "full_context" else ("chunk_tokens", "rag_tokens")

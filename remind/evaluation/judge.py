@@ -1,18 +1,31 @@
-"""J(ŷ, y) of Eq. 9: whether a direct answer is equivalent to an acceptable one (Figure 10)."""
+"""J(ŷ, y) of Eq. 9: whether a direct answer is equivalent to an acceptable one (Figure 10), and verdicts.jsonl.
+
+The file has one line per question, with the judge that gave the verdict and the hash of what it saw.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, RemindError
+from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.files import write_rows
 from remind.core.progress import Counter
+from remind.evaluation.parse import ParsedAnswer
+from remind.evaluation.predictions import bad_row, put_row, read_rows
 
 if TYPE_CHECKING:
+    from remind.models.generate import Generation
     from remind.states.auxiliary import AuxiliaryLLM
+    from remind.states.parquet import StateRecord
 
 #: Cases put to a judge at once, where it takes several; their verdicts are kept before the next ones are asked for.
 _AT_ONCE = 64
+#: Stands for the judge of questions with options: their letters are compared.
+LETTERS_RULE = "letters"
 
 
 class Case(NamedTuple):
@@ -21,6 +34,11 @@ class Case(NamedTuple):
     question: str
     references: tuple[str, ...]
     prediction: str
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hex digits of a SHA-256."""
+        return hashlib.sha256(json.dumps(list(self)).encode()).hexdigest()[:16]
 
 
 class Ruling(NamedTuple):
@@ -50,12 +68,7 @@ def load_judge(name: str) -> AuxiliaryLLM:
     return OfflineLLM()
 
 
-def judge_answers(judge: AuxiliaryLLM, cases: Sequence[Case]) -> list[bool | None]:
-    """A verdict per case; None where the judge itself failed. See `rule`."""
-    return [ruling.value for ruling in rule(judge, cases)]
-
-
-def rule(
+def judge_answers(
     judge: AuxiliaryLLM,
     cases: Sequence[Case],
     known: Mapping[Case, Ruling] | None = None,
@@ -69,47 +82,46 @@ def rule(
     Args:
         known: rulings from before.
         on_ruling: called with index and ruling of each case that was not known, as they come.
-        samples: ids that a judge's costs are told by, one for each case.
+        samples: question ids to which a judge's costs are booked, one for each case.
 
     Raises:
         ModelError: a judge that takes several cases at once cannot be used at all.
     """
-    found: dict[Case, Ruling] = dict(known or {})
+    rulings: dict[Case, Ruling] = dict(known or {})
     places: dict[Case, list[int]] = {}
     for index, case in enumerate(cases):
-        if case not in found:
+        if case not in rulings:
             places.setdefault(case, []).append(index)
-    asked = list(places)
+    new = list(places)
     step = _AT_ONCE if hasattr(judge, "verdicts") else 1
     with Counter("judge", len(cases), len(cases) - sum(map(len, places.values()))) as bar:
-        for start in range(0, len(asked), step):
-            group = asked[start : start + step]
+        for start in range(0, len(new), step):
+            group = new[start : start + step]
             names = [samples[places[case][0]] if samples else "" for case in group]
-            for case, ruling in zip(group, _rule(judge, group, names), strict=True):
-                found[case] = ruling
+            for case, ruling in zip(group, _judge_group(judge, group, names), strict=True):
+                rulings[case] = ruling
                 for index in places[case]:
                     if on_ruling is not None:
                         on_ruling(index, ruling)
                     bar.step()
-    return [found[case] for case in cases]
+    return [rulings[case] for case in cases]
 
 
-def _rule(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str]) -> list[Ruling]:
-    rulings = [Ruling(None) if case.prediction.strip() else Ruling(False) for case in cases]
-    open_ = [n for n, ruling in enumerate(rulings) if ruling.value is None]
+def _judge_group(judge: AuxiliaryLLM, cases: Sequence[Case], samples: Sequence[str]) -> list[Ruling]:
+    rulings = [Ruling(False)] * len(cases)
+    filled = [n for n, case in enumerate(cases) if case.prediction.strip()]
     together = getattr(judge, "verdicts", None)
     if together is None:
-        for n in open_:
-            rulings[n] = _alone(judge, cases[n])
-        return rulings
-    if open_:
-        given = together([tuple(cases[n]) for n in open_], [samples[n] for n in open_])
-        for n, verdict in zip(open_, given, strict=True):
+        for n in filled:
+            rulings[n] = _judge_one(judge, cases[n])
+    elif filled:
+        verdicts = together([tuple(cases[n]) for n in filled], [samples[n] for n in filled])
+        for n, verdict in zip(filled, verdicts, strict=True):
             rulings[n] = Ruling(verdict.value, verdict.failure or "", verdict.message)
     return rulings
 
 
-def _alone(judge: AuxiliaryLLM, case: Case) -> Ruling:
+def _judge_one(judge: AuxiliaryLLM, case: Case) -> Ruling:
     try:
         verdict = judge.judge(case.question, case.references, case.prediction)
     except RemindError as error:
@@ -117,3 +129,120 @@ def _alone(judge: AuxiliaryLLM, case: Case) -> Ruling:
     if not isinstance(verdict, bool):
         return Ruling(None, "neither", f"the judge's verdict is neither true nor false but {type(verdict).__name__}")
     return Ruling(verdict)
+
+
+class Verdicts(NamedTuple):
+    """The rulings on a run's answers.
+
+    Attributes:
+        judge: who judged the direct ones.
+        rulings: one per question; None where there was nothing to judge: options, no gold answer, no output.
+        resumed: how many were known from before.
+    """
+
+    judge: str
+    rulings: list[Ruling | None]
+    resumed: int = 0
+
+    def summary(self) -> dict[str, int]:
+        judged = [ruling for ruling in self.rulings if ruling is not None]
+        return {"judged": len(judged), "without a verdict": sum(ruling.value is None for ruling in judged)}
+
+
+def case_of(record: StateRecord, output: Generation, parsed: ParsedAnswer) -> Case | None:
+    """What a judge has to decide; None where there is nothing to: options, no gold answer, no output."""
+    if record.format != "direct" or not record.answers or output.failure is not None:
+        return None
+    return Case(record.question, record.answers, parsed.answer)
+
+
+def judge_run(
+    judge: AuxiliaryLLM,
+    records: Sequence[StateRecord],
+    outputs: Sequence[Generation],
+    parsed: Sequence[ParsedAnswer],
+    path: Path,
+) -> Verdicts:
+    """Judge the direct answers, and write a row per question. Verdicts that stand there already are not asked again.
+
+    Raises:
+        DataError: rows at `path` that are no verdicts.
+        ModelError: a judge that cannot be used at all.
+    """
+    all_cases = map(case_of, records, outputs, parsed)
+    direct = {n: case for n, case in enumerate(all_cases) if case is not None}
+    cases, ids = list(direct.values()), [records[n].question_id for n in direct]
+    stored = _stored(path)
+    known = {case: Ruling(stored[judge.name, case.hash]) for case in cases if (judge.name, case.hash) in stored}
+    with path.open("a", encoding="utf-8") as file:
+        rulings = judge_answers(
+            judge, cases, known, lambda n, ruling: put_row(file, _row(ids[n], judge.name, ruling, cases[n])), ids
+        )
+    by_place = dict(zip(direct, rulings, strict=True))
+    rows = [
+        _row(record.question_id, judge.name, by_place[n], direct[n])
+        if n in direct
+        else _row(record.question_id, LETTERS_RULE, _compare_letters(record, outputs[n], parsed[n]))
+        for n, record in enumerate(records)
+    ]
+    write_rows(path, rows)
+    return Verdicts(judge.name, [by_place.get(n) for n in range(len(records))], sum(case in known for case in cases))
+
+
+def read_verdicts(
+    records: Sequence[StateRecord], outputs: Sequence[Generation], parsed: Sequence[ParsedAnswer], path: Path
+) -> Verdicts:
+    """The rulings that an earlier stage wrote.
+
+    Raises:
+        DataError: an answer without a verdict, or verdicts of several judges.
+    """
+    rows = {row["question_id"]: row for _, row in read_rows(path, "a verdict")}
+    judges: set[str] = set()
+    rulings: list[Ruling | None] = []
+    for record, output, answer in zip(records, outputs, parsed, strict=True):
+        case = case_of(record, output, answer)
+        if case is None:
+            rulings.append(None)
+            continue
+        row = rows.get(record.question_id)
+        if row is None or row.get("case") != case.hash:
+            raise DataError("its answer has no verdict yet; run stage judge", path, record.question_id)
+        judges.add(str(row.get("judge")))
+        rulings.append(Ruling(row.get("verdict"), str(row.get("why", "")), str(row.get("message", ""))))
+    if len(judges) > 1:
+        raise DataError(f"verdicts of several judges ({', '.join(sorted(judges))}); run stage judge", path)
+    return Verdicts(judges.pop() if judges else "none", rulings, len(rulings))
+
+
+def _stored(path: Path) -> dict[tuple[str, str], bool]:
+    """Verdicts by judge and case; failures are left out, so that they are asked again."""
+    verdicts: dict[tuple[str, str], bool] = {}
+    for number, row in read_rows(path, "a verdict"):
+        verdict, judge, case = row.get("verdict"), row.get("judge"), row.get("case")
+        if not isinstance(verdict, bool | None) or not isinstance(judge, str) or not isinstance(case, str):
+            raise bad_row(path, number, "a verdict")
+        if verdict is not None and judge != LETTERS_RULE:
+            verdicts[judge, case] = verdict
+    return verdicts
+
+
+def _row(question_id: str, judge: str, ruling: Ruling, case: Case | None = None) -> dict[str, Any]:
+    return {
+        "question_id": question_id,
+        "judge": judge,
+        "case": case.hash if case else "",
+        "verdict": ruling.value,
+        "why": ruling.why,
+        "message": ruling.message,
+    }
+
+
+def _compare_letters(record: StateRecord, output: Generation, parsed: ParsedAnswer) -> Ruling:
+    if output.failure is not None:
+        return Ruling(None, output.failure)
+    if not record.answers:
+        return Ruling(None, "no gold answer")
+    if not parsed.readable:
+        return Ruling(None, "unparsable")
+    return Ruling(set(parsed.letters) == set(record.answers))

@@ -42,10 +42,10 @@ def memory_recall_text(
     Returns:
         A value in [-1, 1], or None if either side is empty (the sample is not in V).
     """
-    expected, given = list(dict.fromkeys(gold)), list(dict.fromkeys(predicted))
-    if not expected or not given:
+    expected, predicted_lines = list(dict.fromkeys(gold)), list(dict.fromkeys(predicted))
+    if not expected or not predicted_lines:
         return None
-    cosines = encode(expected).double() @ encode(given).double().T
+    cosines = encode(expected).double() @ encode(predicted_lines).double().T
     # float32 unit rows are unit to 1e-7 only
     return float(cosines.max(dim=1).values.clamp(-1.0, 1.0).mean())
 
@@ -64,18 +64,24 @@ def _overlap(predicted: list[str], reference: list[str]) -> int:
     return (Counter(predicted) & Counter(reference)).total()
 
 
+def _best(prediction: str, references: Sequence[str], score: Callable[[list[str], list[str]], float]) -> float:
+    predicted = _tokens(prediction)
+    if not predicted:
+        return 0.0
+    return max((score(predicted, _tokens(reference)) for reference in references), default=0.0)
+
+
 def bleu1(prediction: str, references: Sequence[str]) -> float:
     """Eq. 13 against the best reference: clipped unigram precision times the brevity penalty.
 
     0.0 where the prediction has no word, and where there is no reference.
     """
-    predicted = _tokens(prediction)
 
-    def against(reference: list[str]) -> float:
+    def score(predicted: list[str], reference: list[str]) -> float:
         precision = _overlap(predicted, reference) / len(predicted)
         return precision * min(1.0, math.exp(1 - len(reference) / len(predicted)))
 
-    return max((against(_tokens(reference)) for reference in references), default=0.0) if predicted else 0.0
+    return _best(prediction, references, score)
 
 
 def token_f1(prediction: str, references: Sequence[str]) -> float:
@@ -83,36 +89,26 @@ def token_f1(prediction: str, references: Sequence[str]) -> float:
 
     0.0 where the prediction has no word, and where there is no reference.
     """
-    predicted = _tokens(prediction)
-
-    def against(reference: list[str]) -> float:
-        return 2 * _overlap(predicted, reference) / (len(predicted) + len(reference))
-
-    return max((against(_tokens(reference)) for reference in references), default=0.0) if predicted else 0.0
+    return _best(prediction, references, lambda p, r: 2 * _overlap(p, r) / (len(p) + len(r)))
 
 
 @cache
-def _stem(word: str) -> str:
+def _stemmer() -> Callable[[str], str]:
+    from nltk.stem import PorterStemmer  # type: ignore[import-untyped]  # here because the import takes a second
+
     # the default mode (NLTK's extensions to Porter), as LoCoMo's own scorer has it
-    return str(_stemmer().stem(word))
-
-
-@cache
-def _stemmer():  # type: ignore[no-untyped-def]  # nltk has no types; imported here because it takes a second
-    from nltk.stem import PorterStemmer
-
-    return PorterStemmer()
+    return cache(PorterStemmer().stem)
 
 
 def _locomo_tokens(text: str) -> list[str]:
     plain = text.replace(",", "").lower().translate(_LOCOMO_PUNCTUATION)
-    return [_stem(word) for word in _LOCOMO_DROPPED.sub(" ", plain).split()]
+    return [_stemmer()(word) for word in _LOCOMO_DROPPED.sub(" ", plain).split()]
 
 
 def _locomo_bag_f1(prediction: str, answer: str) -> float:
     predicted, gold = _locomo_tokens(prediction), _locomo_tokens(answer)
-    same = _overlap(predicted, gold)
-    return 2 * same / (len(predicted) + len(gold)) if same else 0.0
+    overlap = _overlap(predicted, gold)
+    return 2 * overlap / (len(predicted) + len(gold)) if overlap else 0.0
 
 
 def locomo_f1(prediction: str, answer: str, category: int) -> float:
@@ -131,7 +127,7 @@ def locomo_f1(prediction: str, answer: str, category: int) -> float:
         return float(any(phrase in prediction.lower() for phrase in _ABSTAINS))
     if category == 1:
         parts, gold = prediction.split(","), answer.split(",")
-        return sum(max(_locomo_bag_f1(part, wanted) for part in parts) for wanted in gold) / len(gold)
+        return sum(max(_locomo_bag_f1(part, answer_part) for part in parts) for answer_part in gold) / len(gold)
     if category in (2, 3, 4):
         return _locomo_bag_f1(prediction, answer.split(";")[0] if category == 3 else answer)
     raise ConfigError(f"LoCoMo has no category {category!r}; there are 1 to 5")
@@ -166,11 +162,11 @@ def ndcg_any(ranked: Sequence[str], gold: set[str], k: int) -> float:
     The ideal ranking has min(|gold|, k) gold ids in front, so a gold id that is not ranked at all costs. An id ranked
     twice counts at its first place only. No gold: 0.0. Raises ConfigError if k < 1.
     """
-    wanted = set(gold)
+    missing = set(gold)
     gains = []
     for item in _top(ranked, k):
-        gains.append(float(item in wanted))
-        wanted.discard(item)
+        gains.append(float(item in missing))
+        missing.discard(item)
     ideal = _dcg([1.0] * min(len(set(gold)), k))
     return _dcg(gains) / ideal if ideal else 0.0
 

@@ -69,34 +69,34 @@ def _section(text: str, name: str, problems: list[str]) -> str | None:
 
 def _letters(answer: str, options: Sequence[str], problems: list[str]) -> tuple[frozenset[str], int]:
     """The letters of `[A,D]`, `a and d`, `(A)`, `A. words`, or the words of an option; and how many name none."""
-    found: list[str] = []
+    named: list[str] = []
     bare = answer.strip("[](){}\"'*` ")
     pieces = [piece for piece in re.split(r"[,;/&\s]+|\band\b", bare) if piece]
     matches = [_LETTER.fullmatch(piece) for piece in pieces]
     if pieces and all(matches):
-        found = [match.group(1) for match in matches if match]
+        named = [match.group(1) for match in matches if match]
     elif match := _LETTER_AND_WORDS.match(bare):
-        found = [match.group(1) or match.group(2)]
+        named = [match.group(1) or match.group(2)]
         problems.append("words beside the letter")
     else:
-        said = [one_line(option) for option in options] if answer else []
-        same = [i for i, option in enumerate(said) if option == answer]
-        same = same or [i for i, option in enumerate(said) if option.casefold() == answer.casefold()]
-        if len(same) == 1:
-            found = [LETTERS[same[0]]]
+        texts = [one_line(option) for option in options] if answer else []
+        matching = [i for i, option in enumerate(texts) if option == answer]
+        matching = matching or [i for i, option in enumerate(texts) if option.casefold() == answer.casefold()]
+        if len(matching) == 1:
+            named = [LETTERS[matching[0]]]
             problems.append("words of an option for its letter")
-        elif same:
+        elif matching:
             problems.append("words of several options")
-    if any(letter.islower() for letter in found):
+    if any(letter.islower() for letter in named):
         problems.append("lower-case letters")
     allowed = LETTERS[: len(options)]
-    letters = frozenset(letter.upper() for letter in found)
-    kept = frozenset(letter for letter in letters if letter in allowed)
-    if len(kept) < len(letters):
+    letters = frozenset(letter.upper() for letter in named)
+    valid = frozenset(letter for letter in letters if letter in allowed)
+    if len(valid) < len(letters):
         problems.append("letters that name no option")
     if not letters:
         problems.append("empty option set" if _EMPTY_SET.fullmatch(answer) else "no option letter")
-    return kept, len(letters) - len(kept)
+    return valid, len(letters) - len(valid)
 
 
 def _images(explanation: str, problems: list[str]) -> frozenset[int]:
@@ -105,10 +105,10 @@ def _images(explanation: str, problems: list[str]) -> frozenset[int]:
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, list):
-        kept = [v for v in value if type(v) is int and 0 <= v < _LARGEST_INDEX]
-        if len(kept) < len(value):
+        indices = [v for v in value if type(v) is int and 0 <= v < _LARGEST_INDEX]
+        if len(indices) < len(value):
             problems.append("image entries that are no index")
-        return frozenset(kept)
+        return frozenset(indices)
     if explanation.strip():
         problems.append("images not a JSON list")
     return frozenset(int(number) for number in _INTEGER.findall(explanation))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json, write_json, write_rows
-from remind.evaluation.conditions import Prompt
-from remind.evaluation.jsonl import bad_row, put_row, read_rows
-from remind.models.generate import Failure, Generation
+from remind.core.files import atomic_path, read_json, unique_keys, write_json, write_rows
+
+if TYPE_CHECKING:
+    from remind.evaluation.conditions import Prompt
+    from remind.models.generate import Generation
 
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
@@ -25,12 +26,58 @@ _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool
 PASSING = ("error", "server", "refused")
 
 
+# JSON lines, appended one by one, so that a killed run loses at most the line being written
+
+
+def parse_lines(content: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Number and row of every line; None for one that is no JSON object with a question_id, or names a key twice."""
+    # at line feeds only: a line of a dialogue may hold other characters that end lines in Python
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        try:
+            row = json.loads(line, object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError):
+            row = None
+        yield number, row if isinstance(row, dict) and isinstance(row.get("question_id"), str) else None
+
+
+def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and row of a file; none if it is missing. A last line without its line end is cut off.
+
+    Args:
+        what: what a row is, for errors.
+
+    Raises:
+        DataError: any other line that is not a JSON object with a question_id, or that names a key twice.
+    """
+    if not path.exists():
+        return
+    whole, _, rest = path.read_bytes().rpartition(b"\n")
+    if rest:
+        # byte by byte, so that a damaged line stays one
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(whole + b"\n" if whole else b"")
+    for number, row in parse_lines(whole) if whole else ():
+        if row is None:
+            raise bad_row(path, number, what)
+        yield number, row
+
+
+def bad_row(path: Path, number: int, what: str) -> DataError:
+    return DataError(f"not {what} of an evaluation; set overwrite to start again", path, f"line {number}")
+
+
+def put_row(file: TextIO, row: Mapping[str, Any]) -> None:
+    """Append a row and hand it to the system."""
+    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    file.flush()
+
+
 @dataclass(frozen=True)
 class Prediction:
     """An output, and what the prompt it answers showed.
 
     Attributes:
-        prompt: sixteen hex digits of the prompt's SHA-256.
+        prompt: sixteen hex digits of the prompt's SHA-256; "" in rows from before there were any.
         evidence, images: gold evidence in the prompt. cut_turns: as in `Prompt`.
         left_out: why the question takes no part, or None.
     """
@@ -42,29 +89,26 @@ class Prediction:
     cut_turns: int = 0
     left_out: str | None = None
 
+    @classmethod
+    def of(cls, prompt: Prompt, output: Generation) -> Prediction:
+        """An output with what its prompt showed."""
+        return cls(output, prompt_hash(prompt), prompt.evidence, prompt.images, prompt.cut_turns, prompt.left_out)
 
-def predicted(prompt: Prompt, output: Generation) -> Prediction:
-    """An output with what its prompt showed."""
-    return Prediction(
-        output, prompt_hash(prompt), prompt.evidence, prompt.images, prompt.cut_turns, left_out=prompt.left_out
-    )
+    def row(self, question_id: str) -> dict[str, Any]:
+        """The row of predictions.jsonl: what `RunFolder.read` reads."""
+        return {
+            "question_id": question_id,
+            **asdict(self.output),
+            "prompt": self.prompt,
+            "evidence_shown": list(self.evidence),
+            "images_shown": list(self.images),
+            "cut_turns": self.cut_turns,
+            "left_out": self.left_out,
+        }
 
 
 def prompt_hash(prompt: Prompt) -> str:
     return hashlib.sha256((prompt.reply or prompt.text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def prediction_row(question_id: str, item: Prediction) -> dict[str, Any]:
-    """The row of a prediction: what `RunFolder.read` reads."""
-    return {
-        "question_id": question_id,
-        **asdict(item.output),
-        "prompt": item.prompt,
-        "evidence_shown": list(item.evidence),
-        "images_shown": list(item.images),
-        "cut_turns": item.cut_turns,
-        "left_out": item.left_out,
-    }
 
 
 class RunFolder:
@@ -111,14 +155,13 @@ class RunFolder:
         path = Path(folder) / IDENTITY
         if not path.is_file():
             raise ConfigError(f"{folder} holds no answers; run stage answer first")
-        there = read_json(path)
-        before = there.get("identity") if isinstance(there, dict) else None
-        merged = {**before, **known} if isinstance(before, dict) else dict(known)
-        return cls(folder, merged)
+        content = read_json(path)
+        before = content.get("identity") if isinstance(content, dict) else None
+        return cls(folder, {**before, **known} if isinstance(before, dict) else dict(known))
 
     def _check(self, identity: Mapping[str, Any]) -> None:
-        there = read_json(self.folder / IDENTITY)
-        before = there.get("identity") if isinstance(there, dict) and there.get("format") == _FORMAT else None
+        content = read_json(self.folder / IDENTITY)
+        before = content.get("identity") if isinstance(content, dict) and content.get("format") == _FORMAT else None
         if not isinstance(before, dict):
             raise DataError("not the identity of an evaluation run; choose another out", self.folder / IDENTITY)
         wanted = json.loads(json.dumps(identity))
@@ -142,58 +185,45 @@ class RunFolder:
         Raises:
             DataError: any other line that is not an output.
         """
-        found: dict[str, Prediction] = {}
+        predictions: dict[str, Prediction] = {}
         try:
             for number, row in read_rows(self.path, "an output"):
-                item = _prediction(row)
-                if item is None:
+                prediction = _prediction(row)
+                if prediction is None:
                     raise bad_row(self.path, number, "an output")
-                if item.output.failure is None or item.output.failure not in again:
-                    found[row["question_id"]] = item
+                if prediction.output.failure is None or prediction.output.failure not in again:
+                    predictions[row["question_id"]] = prediction
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", self.path) from None
-        return found
+        return predictions
 
     def append(self) -> TextIO:
-        """The predictions file, open for `put`."""
+        """The predictions file, open for `put_row`."""
         return self.path.open("a", encoding="utf-8")
 
     def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the predictions by the final rows, which hold at least what `put` writes."""
+        """Replace the predictions by the final rows, which hold at least what `Prediction.row` gives."""
         write_rows(self.path, rows)
 
 
-def put(file: TextIO, question_id: str, item: Prediction) -> None:
-    """Append one prediction and hand it to the system, so that only a line being written can be lost."""
-    put_row(file, prediction_row(question_id, item))
-
-
 def _prediction(row: Mapping[str, Any]) -> Prediction | None:
+    from remind.models.generate import Failure, Generation
+
     failure = row.get("failure")
-    if failure not in (None, *get_args(Failure)) or any(
-        type(row.get(name)) is not kind for name, kind in _TYPES.items()
-    ):
+    if failure not in (None, *get_args(Failure)) or any(type(row.get(key)) is not kind for key, kind in _TYPES.items()):
         return None
     output = Generation(failure=failure, **{name: row[name] for name in _TYPES})
     evidence, images, cut = row.get("evidence_shown", []), row.get("images_shown", []), row.get("cut_turns", 0)
     left_out, prompt = row.get("left_out"), row.get("prompt", "")
-    fine = _all_of(evidence, str) and _all_of(images, int) and type(cut) is int and isinstance(prompt, str)
-    if not fine or not isinstance(left_out, str | None):
+    valid = _all_of(evidence, str) and _all_of(images, int) and type(cut) is int and isinstance(prompt, str)
+    if not valid or not isinstance(left_out, str | None):
         return None
-    texts = (row["question_id"], output.text, output.message, prompt, left_out or "", *evidence)
-    if not all(map(_encodes, texts)):
+    try:  # JSON can spell half a character, which UTF-8 could not hold when the row is written again
+        "".join((row["question_id"], output.text, output.message, prompt, left_out or "", *evidence)).encode()
+    except UnicodeEncodeError:
         return None
     return Prediction(output, prompt, tuple(evidence), tuple(images), cut, left_out)
 
 
 def _all_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
-
-
-def _encodes(text: str) -> bool:
-    """Whether it can be written again: JSON can spell half a character, UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

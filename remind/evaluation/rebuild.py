@@ -31,12 +31,19 @@ def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, 
     return tuple(Segment(start, end) for start, end in joined)
 
 
+def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
+    """Positions in the dialogue of the turns that x0 shows. Raises DataError where it lacks one of them."""
+    missing = [span.turn_id for span in record.x0.turns if span.turn_id not in dialogue.positions]
+    if missing:
+        raise DataError(f"x0 shows turn {missing[0]!r}, which its dialogue has not", record=record.question_id)
+    return [dialogue.positions[span.turn_id] for span in record.x0.turns]
+
+
 def strategy_end(rendered: Rendered) -> int:
     """Where the strategy section ends, in characters; the end of the dialogue where there is none."""
-    spans = (*rendered.reasoning, *rendered.anchors)
-    if not spans:
+    if not (*rendered.reasoning, *rendered.anchors):
         return rendered.dialogue[1]
-    return rendered.text.index("\n", max(end for _, end in spans)) + 1
+    return rendered.text.index("\n", rendered.strategy[1]) + 1
 
 
 def strategy_of(rendered: Rendered) -> Strategy:
@@ -56,12 +63,11 @@ def strategy_of(rendered: Rendered) -> Strategy:
 
 def blocks_of(rendered: Rendered) -> tuple[Span, ...]:
     """The blocks that the markers of x1 enclose, as inclusive ranges over the shown turns."""
-    pairs = list(zip(rendered.markers[::2], rendered.markers[1::2], strict=True))
-    found = []
-    for opening, closing in pairs:
+    blocks = []
+    for opening, closing in zip(rendered.markers[::2], rendered.markers[1::2], strict=True):
         inside = [n for n, turn in enumerate(rendered.turns) if opening[1] <= turn.start and turn.end <= closing[0]]
-        found.append((inside[0], inside[-1]))
-    return tuple(found)
+        blocks.append((inside[0], inside[-1]))
+    return tuple(blocks)
 
 
 def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> FactualState:
@@ -70,11 +76,8 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     Raises:
         DataError: it does not: dialogue files or prompt templates are others than those of the states.
     """
-    missing = [span.turn_id for span in record.x0.turns if span.turn_id not in dialogue.positions]
-    if missing:
-        raise DataError(f"x0 shows turn {missing[0]!r}, which its dialogue has not", record=record.question_id)
-    positions = [dialogue.positions[span.turn_id] for span in record.x0.turns]
-    state = FactualState(dialogue, question, segments_of(dialogue, positions), strategy_of(record.x0))
+    segments = segments_of(dialogue, positions_of(record, dialogue))
+    state = FactualState(dialogue, question, segments, strategy_of(record.x0))
     if render(state).text != record.x0.text:
         raise DataError(
             "x0 cannot be rebuilt from the dialogue files: they, or the prompt templates, are others than those the "

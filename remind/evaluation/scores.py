@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from remind.evaluation import metrics
 from remind.evaluation.intervals import Estimate, bootstrap, wilson
-from remind.evaluation.judge import Ruling, rule
-from remind.evaluation.parse import ParsedAnswer
-from remind.evaluation.verdicts import case_of, parse_all, to_judge
+from remind.evaluation.judge import Ruling, case_of, judge_answers
+from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord, evidence_share
 
@@ -65,9 +64,25 @@ class Score:
         """The recall of the question's own modality (Section 3, Evaluation Protocols)."""
         return self.memory_recall_visual if self.record.visual else self.memory_recall_text
 
-    @property
-    def wrong(self) -> bool:
-        return self.accuracy == 0.0
+    def row(self) -> dict[str, Any]:
+        """What predictions.jsonl holds of it besides the output."""
+        return {
+            "answer": self.parsed.answer,
+            "letters": sorted(self.parsed.letters),
+            "evidence": list(self.parsed.evidence),
+            "images": sorted(self.parsed.images),
+            "problems": list(self.parsed.problems),
+            "score_failure": self.failure,
+            **{name: getattr(self, name) for name in MEASURES},
+        }
+
+
+def parse_all(records: Sequence[StateRecord], outputs: Sequence[Generation]) -> list[ParsedAnswer]:
+    """What each output says."""
+    return [
+        parse_answer(output.text, record.format, record.options, record.visual)
+        for record, output in zip(records, outputs, strict=True)
+    ]
 
 
 def score(
@@ -76,15 +91,17 @@ def score(
     judge: AuxiliaryLLM,
     encode: Callable[[list[str]], Tensor],
 ) -> list[Score]:
-    """Parse and score every output.
+    """Parse, judge and score every output.
 
     Args:
         encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
     """
     parsed = parse_all(records, generations)
-    asked = [n for n, record in enumerate(records) if to_judge(record, generations[n])]
-    given = dict(zip(asked, rule(judge, [case_of(records[n], parsed[n]) for n in asked]), strict=True))
-    return score_judged(records, generations, parsed, [given.get(n) for n in range(len(records))], encode)
+    cases = list(map(case_of, records, generations, parsed))
+    rulings = iter(judge_answers(judge, [case for case in cases if case is not None]))
+    return score_judged(
+        records, generations, parsed, [None if case is None else next(rulings) for case in cases], encode
+    )
 
 
 def score_judged(
@@ -100,7 +117,7 @@ def score_judged(
         rulings: None where there was nothing to judge.
         encode: as in `score`.
     """
-    rows = _once(encode, (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p)))
+    rows = _encoded_once(encode, (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p)))
     return [
         _score(record, generation, answer, ruling, rows)
         for record, generation, answer, ruling in zip(records, generations, parsed, rulings, strict=True)
@@ -113,7 +130,7 @@ def _compared(record: StateRecord, parsed: ParsedAnswer) -> tuple[str, ...]:
     return (*record.evidence_lines, *parsed.evidence)
 
 
-def _once(encode: Callable[[list[str]], Tensor], lines: Iterable[str]) -> Callable[[list[str]], Tensor]:
+def _encoded_once(encode: Callable[[list[str]], Tensor], lines: Iterable[str]) -> Callable[[list[str]], Tensor]:
     """`encode` by look-up, every distinct line encoded once in one call."""
     distinct = list(dict.fromkeys(lines))
     if not distinct:
@@ -142,28 +159,17 @@ def _score(
         correct = None if ruling.value is None else float(ruling.value)
     elif not direct and record.answers:
         correct = metrics.accuracy(set(parsed.letters), set(record.answers))
-    words = direct and bool(record.answers)
-    locomo = words and record.dimension is None and record.category in {"1", "2", "3", "4", "5"}
-    return Score(
-        record,
-        generation,
-        parsed,
-        failure=failure,
-        why=ruling.why if ruling is not None else "",
-        accuracy=correct,
-        memory_recall_text=None
-        if record.visual
-        else metrics.memory_recall_text(record.evidence_lines, parsed.evidence, encode),
-        memory_recall_visual=metrics.memory_recall_visual(set(record.images), set(parsed.images))
-        if record.visual
-        else None,
-        bleu1=metrics.bleu1(parsed.answer, record.answers) if words else None,
-        f1=metrics.token_f1(parsed.answer, record.answers) if words else None,
-        locomo_f1=max(metrics.locomo_f1(parsed.answer, a, int(record.category or 0)) for a in record.answers)
-        if locomo
-        else None,
-        evidence_recall=share,
-    )
+    text = visual = bleu1 = f1 = locomo = None
+    if record.visual:
+        visual = metrics.memory_recall_visual(set(record.images), set(parsed.images))
+    else:
+        text = metrics.memory_recall_text(record.evidence_lines, parsed.evidence, encode)
+    if direct and record.answers:
+        bleu1, f1 = (metric(parsed.answer, record.answers) for metric in (metrics.bleu1, metrics.token_f1))
+        if record.dimension is None and record.category in {"1", "2", "3", "4", "5"}:
+            locomo = max(metrics.locomo_f1(parsed.answer, gold, int(record.category)) for gold in record.answers)
+    why = "" if ruling is None else ruling.why
+    return Score(record, generation, parsed, failure, why, correct, text, visual, bleu1, f1, locomo, share)
 
 
 def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -193,18 +199,17 @@ def group(scores: Sequence[Score], key: Callable[[StateRecord], str | None]) -> 
 
 def counts(scores: Sequence[Score]) -> dict[str, Any]:
     """What was left out of which score and why, departures from the output form, and tokens."""
+    answered = [s for s in scores if s.generation.failure is None]
     return {
         "questions": len(scores),
-        "answered": sum(s.generation.failure is None for s in scores),
+        "answered": len(answered),
         "failures": dict(sorted(Counter(s.failure for s in scores if s.failure is not None).items())),
         "judge_failures": dict(sorted(Counter(s.why for s in scores if s.failure == "judge").items())),
         "without_gold_answer": sum(not s.record.answers for s in scores),
         "without_gold_evidence": sum(s.evidence_recall is None for s in scores),
-        "cut_off": sum(s.generation.failure is None and not s.generation.finished for s in scores),
+        "cut_off": sum(not s.generation.finished for s in answered),
         "dropped_letters": sum(s.parsed.dropped for s in scores),
-        "problems": dict(
-            Counter(p for s in scores if s.generation.failure is None for p in s.parsed.problems).most_common()
-        ),
+        "problems": dict(Counter(p for s in answered for p in s.parsed.problems).most_common()),
         "prompt_tokens": sum(s.generation.prompt_tokens for s in scores),
         "new_tokens": sum(s.generation.new_tokens for s in scores),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +12,9 @@ from remind.core.errors import DataError, ModelError
 from remind.core.progress import Counter
 from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
-from remind.evaluation.predictions import PASSING, Prediction, RunFolder, predicted, prediction_row, prompt_hash, put
-from remind.evaluation.scores import MEASURES, Score, counts, group, score_judged, summarise
-from remind.evaluation.verdicts import Verdicts, judge_run, parse_all, read_verdicts
+from remind.evaluation.judge import Verdicts, judge_run, read_verdicts
+from remind.evaluation.predictions import PASSING, Prediction, RunFolder, prompt_hash, put_row
+from remind.evaluation.scores import Score, counts, group, parse_all, score_judged, summarise
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
 
@@ -40,12 +40,18 @@ class Answers(NamedTuple):
     model_seconds: float = 0.0
     seconds: float = 0.0
 
+    def summary(self) -> dict[str, int]:
+        left_out = sum(item.left_out is not None for item in self.predictions)
+        failed = sum(item.output.failure is not None for item in self.predictions)
+        return {"questions": len(self.predictions), "left out": left_out, "failed": failed, "resumed": self.resumed}
 
-class Part(NamedTuple):
-    """A condition's entry in the report, with the scores behind it."""
+
+class Scored(NamedTuple):
+    """A condition's entry in the report, and what is behind it: scores, and final prediction rows by question id."""
 
     section: dict[str, Any]
     scores: list[Score]
+    rows: dict[str, dict[str, Any]]
 
 
 def answer_stage(
@@ -57,37 +63,36 @@ def answer_stage(
         ModelError: the model gave an output for none of the questions it was tried on, or cannot be used at all.
     """
     started, before = time.perf_counter(), answerer.seconds
-    known = run.read()
+    stored = run.read()
     ids = [record.question_id for record in records]
-    found: dict[int, Prediction] = {}
+    predictions: dict[int, Prediction] = {}
     for n, (question_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        item = known.get(question_id)
+        item = stored.get(question_id)
         # a row without a hash was written before there were any
         if item is not None and item.prompt in ("", prompt_hash(prompt)):
-            found[n] = predicted(prompt, item.output)
-    resumed = len(found)
+            predictions[n] = Prediction.of(prompt, item.output)
+    resumed = len(predictions)
     with run.append() as file, Counter(f"answer {run.identity['level']}", len(ids), resumed) as bar:
 
         def keep(index: int, output: Generation) -> None:
-            found[index] = predicted(prompts[index], output)
-            put(file, ids[index], found[index])
+            predictions[index] = Prediction.of(prompts[index], output)
+            put_row(file, predictions[index].row(ids[index]))
             bar.step()
 
         for n, prompt in enumerate(prompts):
-            if n not in found and (prompt.left_out is not None or prompt.reply is not None):
+            if n not in predictions and (prompt.left_out is not None or prompt.reply is not None):
                 keep(n, Generation(prompt.reply or "", 0, finished=True))
-        asked = [n for n, prompt in enumerate(prompts) if prompt.left_out is None and prompt.reply is None]
-        done = [n in found for n in asked]
-        fresh = answerer.answer(
-            [prompts[n].text for n in asked], [ids[n] for n in asked], done, lambda place, o: keep(asked[place], o)
+        open_ = [n for n, prompt in enumerate(prompts) if prompt.left_out is None and prompt.reply is None]
+        done = [n in predictions for n in open_]
+        outputs = answerer.answer(
+            [prompts[n].text for n in open_], [ids[n] for n in open_], done, lambda place, o: keep(open_[place], o)
         )
-    tried = [output for output in fresh if output is not None and output.failure != "too_long"]
+    tried = [output for output in outputs if output is not None and output.failure != "too_long"]
     if tried and all(output.failure in PASSING for output in tried) and not any(done):
-        name = answerer.about()["name"]
+        name = answerer.about["name"]
         raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
     model_seconds = answerer.seconds - before
-    seconds = time.perf_counter() - started
-    return Answers([found[n] for n in range(len(ids))], resumed, model_seconds, seconds)
+    return Answers([predictions[n] for n in range(len(ids))], resumed, model_seconds, time.perf_counter() - started)
 
 
 def read_answers(records: Sequence[StateRecord], run: RunFolder) -> Answers:
@@ -96,27 +101,21 @@ def read_answers(records: Sequence[StateRecord], run: RunFolder) -> Answers:
     Raises:
         DataError: a question without a row.
     """
-    known = run.read(again=())
-    missing = [record.question_id for record in records if record.question_id not in known]
+    stored = run.read(again=())
+    missing = [record.question_id for record in records if record.question_id not in stored]
     if missing:
         raise DataError(f"{len(missing)} questions have no answer yet; run stage answer", run.path, missing[0])
-    return Answers([known[record.question_id] for record in records], len(records))
+    return Answers([stored[record.question_id] for record in records], len(records))
 
 
-def taking_part(records: Sequence[StateRecord], answers: Answers) -> tuple[list[StateRecord], list[Prediction]]:
+def _taking_part(records: Sequence[StateRecord], answers: Answers) -> tuple[list[StateRecord], list[Prediction]]:
     """The questions that are not left out; their records hold as found the evidence that the prompt showed."""
-    pairs = [
-        (_shown(record, item), item)
-        for record, item in zip(records, answers.predictions, strict=True)
-        if item.left_out is None
+    pairs = [(r, item) for r, item in zip(records, answers.predictions, strict=True) if item.left_out is None]
+    shown = [
+        record if item.prompt == "" else replace(record, evidence_found=item.evidence, images_found=item.images)
+        for record, item in pairs
     ]
-    return [record for record, _ in pairs], [item for _, item in pairs]
-
-
-def _shown(record: StateRecord, item: Prediction) -> StateRecord:
-    if item.prompt == "":
-        return record
-    return replace(record, evidence_found=item.evidence, images_found=item.images)
+    return shown, [item for _, item in pairs]
 
 
 def judge_stage(
@@ -131,12 +130,12 @@ def judge_stage(
         DataError: verdicts that are missing or damaged.
         ModelError: a judge that cannot be used at all.
     """
-    asked, items = taking_part(records, answers)
+    included, items = _taking_part(records, answers)
     outputs = [item.output for item in items]
-    parsed = parse_all(asked, outputs)
+    parsed = parse_all(included, outputs)
     if judge is None:
-        return read_verdicts(asked, outputs, parsed, run.verdicts)
-    return judge_run(judge, asked, outputs, parsed, run.verdicts)
+        return read_verdicts(included, outputs, parsed, run.verdicts)
+    return judge_run(judge, included, outputs, parsed, run.verdicts)
 
 
 def score_stage(
@@ -146,7 +145,7 @@ def score_stage(
     run: RunFolder,
     encoder: SentenceEncoder,
     cfg: EvaluateConfig,
-) -> Part:
+) -> Scored:
     """Score every question, write the scores beside the outputs, and sum them up.
 
     Returns:
@@ -154,7 +153,7 @@ def score_stage(
         part of it spent in the sentence encoder.
     """
     started = time.perf_counter()
-    asked, items = taking_part(records, answers)
+    included, items = _taking_part(records, answers)
     outputs = [item.output for item in items]
     encoding = 0.0
 
@@ -166,14 +165,13 @@ def score_stage(
         finally:
             encoding += time.perf_counter() - before
 
-    scores = score_judged(asked, outputs, parse_all(asked, outputs), verdicts.rulings, encode)
+    scores = score_judged(included, outputs, parse_all(included, outputs), verdicts.rulings, encode)
     by_id = {item.record.question_id: item for item in scores}
-    run.rewrite(
-        [
-            _row(record, item, by_id.get(record.question_id))
-            for record, item in zip(records, answers.predictions, strict=True)
-        ]
-    )
+    rows = {
+        record.question_id: _row(record, item, by_id.get(record.question_id))
+        for record, item in zip(records, answers.predictions, strict=True)
+    }
+    run.rewrite(list(rows.values()))
     left_out = Count(item.left_out for item in answers.predictions if item.left_out is not None)
     section = {
         "counts": {
@@ -182,7 +180,7 @@ def score_stage(
             "cut_prompts": sum(item.cut_turns > 0 for item in items),
             "cut_turns": sum(item.cut_turns for item in items),
         },
-        **_tables(scores, cfg),
+        **_summaries(scores, cfg),
         "seconds": {
             "answering": answers.seconds,
             "model": answers.model_seconds,
@@ -192,41 +190,30 @@ def score_stage(
         "resumed": answers.resumed,
         "verdicts_resumed": verdicts.resumed,
     }
-    return Part(section, scores)
+    return Scored(section, scores, rows)
 
 
-def _tables(scores: list[Score], cfg: EvaluateConfig) -> dict[str, Any]:
-    def rows(groups: Mapping[str, list[Score]]) -> dict[str, Any]:
-        return {name: summarise(members, cfg.bootstrap, cfg.seed) for name, members in groups.items()}
+def _summaries(scores: list[Score], cfg: EvaluateConfig) -> dict[str, Any]:
+    def rows(key: Callable[[StateRecord], str | None], names: Sequence[str] | None = None) -> Mapping[str, Any]:
+        groups = group(scores, key)
+        chosen = [name for name in names or groups if name in groups]
+        return {name: summarise(groups[name], cfg.bootstrap, cfg.seed) for name in chosen}
 
-    by_format = group(scores, lambda record: record.format)
     return {
         "overall": summarise(scores, cfg.bootstrap, cfg.seed),
-        "by_format": rows({name: by_format[name] for name in FORMATS if name in by_format}),
-        "by_dimension": rows(group(scores, lambda record: record.dimension)),
-        "by_category": rows(group(scores, lambda record: record.category)),
+        "by_format": rows(lambda record: record.format, FORMATS),
+        "by_dimension": rows(lambda record: record.dimension),
+        "by_category": rows(lambda record: record.category),
     }
 
 
 def _row(record: StateRecord, item: Prediction, score: Score | None) -> dict[str, Any]:
-    row = {
-        **prediction_row(record.question_id, item),
+    return {
+        **item.row(record.question_id),
         "dialogue_id": record.dialogue_id,
         "format": record.format,
         "dimension": record.dimension,
         "category": record.category,
         "gold": list(record.answers),
-    }
-    if score is None:
-        return row
-    parsed = score.parsed
-    return {
-        **row,
-        "answer": parsed.answer,
-        "letters": sorted(parsed.letters),
-        "evidence": list(parsed.evidence),
-        "images": sorted(parsed.images),
-        "problems": list(parsed.problems),
-        "score_failure": score.failure,
-        **{name: getattr(score, name) for name in MEASURES},
+        **({} if score is None else score.row()),
     }

@@ -1,13 +1,11 @@
-"""A report as tables: which rows and columns there are, numbers in percent, and plain text for the terminal."""
+"""A report as tables: which rows and columns there are, cells as text in percent, and plain text for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remind.core.errors import ConfigError
-from remind.evaluation.beside import summary
-from remind.evaluation.names import CONDITIONS
+from remind.evaluation.config import CONDITIONS
 
 #: Column heads of the measures, in the order of the tables.
 HEADS = {
@@ -20,32 +18,41 @@ HEADS = {
     "locomo_f1": "LoCoMo F1",
     "evidence_recall": "evidence shown",
 }
-_COMPARED = ("accuracy", "memory_recall", "bleu1", "f1")
 #: Measures of the table that puts conditions side by side.
-_BESIDE = ("accuracy", "accuracy_failures_wrong", "memory_recall", "bleu1", "f1", "evidence_recall")
-_BESIDE_HEADS = {**HEADS, "accuracy_failures_wrong": "Acc, failures wrong"}
-
-Rows = list[tuple[str, dict[str, Any]]]
-
-
-class Beside(NamedTuple):
-    """Conditions side by side, cells as text.
-
-    Attributes:
-        head: column heads.
-        rows: for each condition its name, its accuracy (or None), then the cells under the head's columns.
-    """
-
-    head: list[str]
-    rows: list[tuple[str, dict[str, Any] | None, list[str]]]
+_SIDE_BY_SIDE = {
+    "accuracy": "Acc",
+    "accuracy_failures_wrong": "Acc, failures wrong",
+    **{name: HEADS[name] for name in ("memory_recall", "bleu1", "f1", "evidence_recall")},
+}
 
 
-def percent(estimate: Mapping[str, Any] | None, interval: bool = False) -> str:
-    """`61.2`, or `61.2 [58.0, 64.3]`; an en dash where nothing took part."""
+class Row(NamedTuple):
+    """A row: its name, its cells under the table's heads, what the name means, and an accuracy to draw as a bar."""
+
+    name: str
+    cells: list[str]
+    note: str = ""
+    accuracy: Mapping[str, Any] | None = None
+
+
+class Table(NamedTuple):
+    """A table: its title, the head of the column of names, the other heads, and rows."""
+
+    title: str
+    first: str
+    heads: list[str]
+    rows: list[Row]
+
+
+def percent(estimate: Mapping[str, Any] | None, interval: bool = False, signed: bool = False) -> str:
+    """`61.2`, `61.2 [58.0, 64.3]`, or signed `+4.0 [-1.2, +9.1]`; an en dash where nothing took part."""
     if estimate is None:
         return "–"
-    text = f"{100 * estimate['value']:.1f}"
-    return f"{text} [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]" if interval else text
+    sign = "+" if signed else ""
+    text = f"{100 * estimate['value']:{sign}.1f}"
+    if not interval or estimate["low"] is None:
+        return text
+    return f"{text} [{100 * estimate['low']:{sign}.1f}, {100 * estimate['high']:{sign}.1f}]"
 
 
 def judge_label(report: Mapping[str, Any]) -> str:
@@ -54,29 +61,10 @@ def judge_label(report: Mapping[str, Any]) -> str:
     return f"{name} (a rule, not a model)" if name.startswith("offline") else name
 
 
-def format_rows(report: Mapping[str, Any]) -> Rows:
-    return [*report["by_format"].items(), ("all", report["overall"])]
-
-
-def measured(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Measures that at least one row has, in the order of the tables."""
-    return [name for name in HEADS if any(row[name] is not None for _, row in rows)]
-
-
-def sections(report: Mapping[str, Any]) -> list[tuple[str, Rows]]:
-    """The tables of a report, or of one condition in it: title and rows; those without rows left out."""
-    tables: list[tuple[str, Rows]] = [
-        ("By format", format_rows(report)),
-        ("By dimension", [(name.replace("_", " "), row) for name, row in report["by_dimension"].items()]),
-        ("By category", list(report["by_category"].items())),
-    ]
-    return [(title, rows) for title, rows in tables if rows]
-
-
 def conditions(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """The conditions of a report; one of a single condition has itself."""
-    there: Mapping[str, Any] = report.get("conditions") or {str(report["config"]["level"]): report}
-    return there
+    parts: Mapping[str, Any] = report.get("conditions") or {str(report["config"]["level"]): report}
+    return parts
 
 
 def reference_of(report: Mapping[str, Any]) -> str:
@@ -84,135 +72,146 @@ def reference_of(report: Mapping[str, Any]) -> str:
     return str(report.get("reference", report["config"]["level"]))
 
 
-def title_of(name: str) -> str:
-    """What a condition shows, in words."""
-    return CONDITIONS[name].title if name in CONDITIONS else ""
+def _condition(name: str, cells: list[str], accuracy: Mapping[str, Any] | None = None) -> Row:
+    return Row(name, cells, CONDITIONS[name].title if name in CONDITIONS else "", accuracy)
 
 
-def side_by_side(report: Mapping[str, Any]) -> Beside | None:
-    """Conditions as rows: counts, measures, and the paired difference in accuracy. None where there is only one."""
+def comparisons(report: Mapping[str, Any]) -> list[Table]:
+    """Conditions as rows, beside the paired difference in accuracy: all measures, then accuracy by format.
+
+    None where there is only one condition.
+    """
     parts, base = conditions(report), reference_of(report)
     if len(parts) < 2:
-        return None
-    shown = [m for m in _BESIDE if any(part["overall"][m] is not None for part in parts.values())]
-    heads = [_BESIDE_HEADS[m] for m in shown]
-    head = ["n", "left out", "failed", *heads[:1], f"Acc less {base}", "n in both", *heads[1:]]
-    rows = []
+        return []
+    shown = [m for m in _SIDE_BY_SIDE if any(part["overall"][m] is not None for part in parts.values())]
+    heads = [_SIDE_BY_SIDE[m] for m in shown]
+    formats = list(dict.fromkeys(name for part in parts.values() for name in part["by_format"]))
+    overall, by_format = [], []
     for name, part in parts.items():
-        gain = report["differences"].get(name, {}).get("all", {}).get("accuracy")
-        row = part["overall"]
+        row, gains = part["overall"], report["differences"].get(name, {})
+        gain = gains.get("all", {}).get("accuracy")
         left_out = sum(part["counts"]["left_out"].values())
         values = [percent(row[m], interval=True) for m in shown]
-        less = ["" if name == base else summary(gain), "" if gain is None else str(gain["n"])]
+        less = [_gain(gain, name == base), "" if gain is None else str(gain["n"])]
         cells = [str(row["n"]), str(left_out), str(row["failed"]), *values[:1], *less, *values[1:]]
-        rows.append((name, row["accuracy"], cells))
-    return Beside(head, rows)
-
-
-def by_format(report: Mapping[str, Any]) -> Beside | None:
-    """Conditions as rows, formats as columns: accuracy, and its paired difference. None where there is only one."""
-    parts, base = conditions(report), reference_of(report)
-    if len(parts) < 2:
-        return None
-    formats = list(dict.fromkeys(name for part in parts.values() for name in part["by_format"]))
-    head = [cell for name in formats for cell in (name, f"{name} less {base}")]
-    rows: list[tuple[str, dict[str, Any] | None, list[str]]] = []
-    for name, part in parts.items():
+        overall.append(_condition(name, cells, row["accuracy"]))
         cells = []
         for format in formats:
-            row = part["by_format"].get(format)
-            gain = report["differences"].get(name, {}).get(format, {}).get("accuracy")
-            cells += [percent(row and row["accuracy"], interval=True), "" if name == base else summary(gain)]
-        rows.append((name, None, cells))
-    return Beside(head, rows)
+            own = part["by_format"].get(format)
+            cells.append(percent(own and own["accuracy"], interval=True))
+            cells.append(_gain(gains.get(format, {}).get("accuracy"), name == base))
+        by_format.append(_condition(name, cells))
+    columns = ["n", "left out", "failed", *heads[:1], f"Acc less {base}", "n in both", *heads[1:]]
+    format_columns = [head for format in formats for head in (format, f"{format} less {base}")]
+    return [
+        Table("Conditions side by side", "condition", columns, overall),
+        Table("Accuracy by condition and format", "condition", format_columns, by_format),
+    ]
 
 
-def failures(report: Mapping[str, Any]) -> Beside | None:
+def _gain(difference: Mapping[str, Any] | None, is_base: bool) -> str:
+    return "" if is_base else percent(difference, interval=True, signed=True)
+
+
+def measures(part: Mapping[str, Any]) -> list[Table]:
+    """All measures of a report, or of one condition in it, by format, dimension and category."""
+    groups = {
+        "By format": {**part["by_format"], "all": part["overall"]},
+        "By dimension": {name.replace("_", " "): row for name, row in part["by_dimension"].items()},
+        "By category": part["by_category"],
+    }
+    tables = []
+    for title, rows in groups.items():
+        shown = measured(rows)
+        lines = [
+            Row(name, [str(row["n"]), str(row["failed"]), *(_with_n(row[m]) for m in shown)], accuracy=row["accuracy"])
+            for name, row in rows.items()
+        ]
+        if lines:
+            tables.append(Table(title, "", ["n", "failed", *(HEADS[m] for m in shown)], lines))
+    return tables
+
+
+def measured(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Measures that at least one row has, in the order of the tables."""
+    return [name for name in HEADS if any(row[name] is not None for row in rows.values())]
+
+
+def _with_n(estimate: Mapping[str, Any] | None) -> str:
+    return percent(estimate, interval=True) + ("" if estimate is None else f" n {estimate['n']}")
+
+
+def failures(report: Mapping[str, Any]) -> list[Table]:
     """Conditions as rows, kinds of failure as columns. None where nothing failed."""
-    parts = conditions(report)
-    kinds = list(dict.fromkeys(kind for part in parts.values() for kind in part["counts"]["failures"]))
-    if not kinds:
-        return None
-    rows: list[tuple[str, dict[str, Any] | None, list[str]]] = []
-    for name, part in parts.items():
-        found = part["counts"]["failures"]
-        cells = [str(part["counts"]["questions"]), *(str(found.get(kind, 0)) for kind in kinds)]
-        rows.append((name, None, cells))
-    return Beside(["n", *(kind.replace("_", " ") for kind in kinds)], rows)
+    parts = {name: part["counts"] for name, part in conditions(report).items()}
+    kinds = list(dict.fromkeys(kind for counts in parts.values() for kind in counts["failures"]))
+    rows = [
+        _condition(name, [str(counts["questions"]), *(str(counts["failures"].get(kind, 0)) for kind in kinds)])
+        for name, counts in parts.items()
+    ]
+    heads = ["n", *(kind.replace("_", " ") for kind in kinds)]
+    return [Table("Failures, apart from wrong answers", "condition", heads, rows)] if kinds else []
 
 
-def costs(report: Mapping[str, Any]) -> Beside:
-    """Conditions as rows: tokens read and written in all and per question, and seconds of this sitting."""
-    rows: list[tuple[str, dict[str, Any] | None, list[str]]] = []
+def costs(report: Mapping[str, Any]) -> list[Table]:
+    """Tokens and seconds of this sitting by condition; what endpoints were asked, by stage, by endpoint and in all."""
+    rows: list[Row] = []
     for name, part in conditions(report).items():
         counts, seconds = part["counts"], part["seconds"]
-        n = max(1, counts["questions"])
-        cells = [f"{counts[key]:,}" for key in ("prompt_tokens", "new_tokens")]
-        cells += [f"{counts[key] / n:,.1f}" for key in ("prompt_tokens", "new_tokens")]
+        tokens = [counts[key] for key in ("prompt_tokens", "new_tokens")]
+        cells = [f"{number:,}" for number in tokens]
+        cells += [f"{number / max(1, counts['questions']):,.1f}" for number in tokens]
         cells += [f"{seconds.get(key, 0.0):.1f}" for key in ("model", "answering", "scoring")]
         cells += [str(part.get("resumed", 0)), f"{counts.get('cut_prompts', 0)} ({counts.get('cut_turns', 0)})"]
-        rows.append((name, None, cells))
-    head = ["tokens read", "written", "read each", "written each", "s in the model", "s answering", "s scoring"]
-    return Beside([*head, "from earlier sittings", "prompts cut (turns)"], rows)
+        rows.append(_condition(name, cells))
+    heads = ["tokens read", "written", "read each", "written each", "s in the model", "s answering", "s scoring"]
+    tables = [Table("Costs", "condition", [*heads, "from earlier sittings", "prompts cut (turns)"], rows)]
+    if ledger := report.get("costs"):
+        entries = [*ledger["stages"].items(), *ledger["endpoints"].items(), ("total", ledger["total"])]
+        heads = ["requests", "cached", "failed", "calls", "tokens read", "written", "USD", "of it in this run"]
+        rows = [Row(name, _requests(entry)) for name, entry in entries]
+        tables.append(Table("Endpoints", "endpoint requests", [*heads, "s, median", "s, 95 %"], rows))
+    return tables
 
 
-def books(report: Mapping[str, Any]) -> Rows:
-    """What the endpoints were asked: by stage, by endpoint, and in all; none where nothing was asked."""
-    found = report.get("costs")
-    if not found:
-        return []
-    return [*found["stages"].items(), *found["endpoints"].items(), ("total", found["total"])]
+def _requests(entry: Mapping[str, Any]) -> list[str]:
+    numbers = [entry["requests"], entry["cached"], sum(entry["failures"].values())]
+    numbers += [entry[key] for key in ("calls", "prompt_tokens", "completion_tokens")]
+    dollars = [f"{entry['cost_usd']:.4f}", f"{entry['now']['cost_usd']:.4f}"]
+    seconds = ["–" if value is None else f"{value:.2f}" for value in (entry["seconds"][key] for key in ("p50", "p95"))]
+    return [*map(str, numbers), *dollars, *seconds]
 
 
 def plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of text; the first flush left, the others flush right."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in [head, *rows]
     )
 
 
 def table(report: Mapping[str, Any]) -> str:
     """Plain tables: of one condition by format, or of several side by side and by format. Percent, 95 % intervals."""
-    found = [(beside, "condition") for beside in (side_by_side(report), by_format(report)) if beside is not None]
-    if found:
-        return "\n\n".join(plain([first, *b.head], [[name, *cells] for name, _, cells in b.rows]) for b, first in found)
-    measures = measured(format_rows(report))
+    if tables := comparisons(report):
+        return "\n\n".join(plain([t.first, *t.heads], [[row.name, *row.cells] for row in t.rows]) for t in tables)
+    groups = {**report["by_format"], "all": report["overall"]}
+    shown = measured(groups)
     rows = [
-        [name, str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in measures)]
-        for name, row in format_rows(report)
+        [name, str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in shown)]
+        for name, row in groups.items()
     ]
-    return plain(["format", "n", "failed", *(HEADS[m] for m in measures)], rows)
+    return plain(["format", "n", "failed", *(HEADS[m] for m in shown)], rows)
 
 
-def compare_rows(before: dict[str, Any], after: dict[str, Any], comparing: Sequence[str] = ("model",)) -> str:
-    """One plain table of two reports by format: accuracy, MemR, BLEU-1 and F1 in percent, before and after.
-
-    Args:
-        before, after: what `evaluate` returns, or report.json holds.
-        comparing: entries of the reports' identity that may differ; all others must be equal.
-
-    Raises:
-        ConfigError: the reports differ in something that is not being compared.
-    """
-    first, second = before["identity"], after["identity"]
-    differing = sorted(
-        key for key in {*first, *second} - set(comparing) if first.get(key) != second.get(key) or key not in first
-    )
-    if differing:
-        raise ConfigError(f"the two reports cannot be compared, they differ in {', '.join(differing)}")
-    head = ["format", "n", *(f"{HEADS[m]} {when}" for m in _COMPARED for when in ("before", "after"))]
-    rows = []
-    pairs = zip(format_rows(before), format_rows(after), strict=True)
-    for (name, old), (_, new) in pairs:
-        values = [percent(row[m]) for m in _COMPARED for row in (old, new)]
-        rows.append([name, str(old["n"]), *values])
-    lines = [plain(head, rows)]
+def compare_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """One plain table of two reports of the same questions by format: accuracy, MemR, BLEU-1 and F1 in percent."""
+    shown = ("accuracy", "memory_recall", "bleu1", "f1")
+    old, new = ({**report["by_format"], "all": report["overall"]} for report in (before, after))
+    rows = [
+        [name, str(row["n"]), *(percent(side[name][m]) for m in shown for side in (old, new))]
+        for name, row in old.items()
+    ]
+    lines = plain(["format", "n", *(f"{HEADS[m]} {when}" for m in shown for when in ("before", "after"))], rows)
     failed = [side["overall"]["failed"] for side in (before, after)]
-    if any(failed):
-        lines.append(f"failed and in no score: {failed[0]} before, {failed[1]} after")
-    return "\n".join(lines)
+    return f"{lines}\nfailed and in no score: {failed[0]} before, {failed[1]} after" if any(failed) else lines

@@ -1,14 +1,26 @@
-"""Salience-guided memory grounding (Section 4.3): from the factual state x0 to the attentional state x1."""
+"""Salience-guided memory grounding (Section 4.3): from the factual state x0 to the attentional state x1.
 
-from remind.grounding.config import GroundingConfig
-from remind.grounding.ground import Grounder
+Read `ground` for the whole step, `guidance` for Eq. 3, `resonance` for Eq. 4, `salience` for Eq. 5, `selection` for the
+blocks.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from remind.grounding.config import FusionConfig, GroundingConfig
 from remind.grounding.guidance import guidance
-from remind.grounding.resonance import gaussian_smooth, token_resonance
-from remind.grounding.salience import turn_salience
-from remind.grounding.selection import select_blocks
-from remind.grounding.trace import GroundingTrace, TokenScore
+
+if TYPE_CHECKING:
+    from remind.grounding.ground import Grounder
+    from remind.grounding.resonance import gaussian_smooth, token_resonance
+    from remind.grounding.salience import turn_salience
+    from remind.grounding.selection import select_blocks
+    from remind.grounding.trace import GroundingTrace, TokenScore
 
 __all__ = [
+    "FusionConfig",
     "Grounder",
     "GroundingConfig",
     "GroundingTrace",
@@ -19,3 +31,19 @@ __all__ = [
     "token_resonance",
     "turn_salience",
 ]
+_MODULES = {
+    "Grounder": "ground",
+    "GroundingTrace": "trace",
+    "TokenScore": "trace",
+    "gaussian_smooth": "resonance",
+    "select_blocks": "selection",
+    "token_resonance": "resonance",
+    "turn_salience": "salience",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # imported on first use, so that configs can be read without torch
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

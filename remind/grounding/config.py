@@ -2,15 +2,97 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from remind.core.errors import ConfigError, DataError, shown
-from remind.grounding.fusion import FusionConfig
-from remind.grounding.resonance import kernel_radius
-from remind.grounding.salience import parse_aggregate
+
+#: Scores that `fuse` standardises and weighs twice: as they stand, and averaged over the turns around.
+SCORES = ("summed", "each", "dense", "bm25")
+#: Facts of a turn that `fuse` weighs as they are.
+FACTS = ("speaker", "date", "asks", "answers", "length")
+#: Names of the weights, in the order of `fusion.design`'s last dimension.
+WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")) + FACTS
+#: What the sparse codes and their places give by themselves.
+_FROM_CODES = ("summed", "each", "length")
+
+
+def parse_aggregate(agg: str) -> int | None:
+    """How many of the largest values the aggregate averages; None: all. Raises ConfigError if there is no such one."""
+    if agg == "mean":
+        return None
+    if agg == "max":
+        return 1
+    if isinstance(agg, str) and (match := re.fullmatch(r"top([1-9][0-9]*)", agg)):
+        return int(match[1])
+    raise ConfigError(f"no aggregate {agg!r}; there are mean, max and top<m>, such as top5")
+
+
+def kernel_radius(sigma: float) -> int:
+    """Where a Gaussian is cut: ceil(3σ). Raises ConfigError if sigma is negative or not finite."""
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ConfigError(f"sigma must be 0 or more, got {sigma}")
+    return math.ceil(3 * sigma)
+
+
+@dataclass
+class FusionConfig:
+    """Weights of the fused salience: a logit of "this turn is evidence", linear in the scores.
+
+    The defaults were fitted (`python -m experiments.evidence`) to 1,249 questions on LoCoMo and 428 on REALTALK, with
+    MiniLM, SAEs of layers 4 and 5 and the question's own words as anchors, and held on dialogues left out. The scores
+    nearly repeat each other, so that a single weight, or its sign, says little.
+    """
+
+    summed: float = 0.15
+    """Weight of the turn's resonance (Eq. 3 to 5), in standard deviations over the turns at hand."""
+    summed_context: float = -0.09
+    """Weight of that resonance around the turn, in standard deviations of it."""
+    each: float = 0.08
+    """Weight of the resonance counted word by word (`match_each`)."""
+    each_context: float = 0.22
+    """Weight of it around the turn."""
+    dense: float = 0.6
+    """Weight of the cosine of question and turn."""
+    dense_context: float = 0.32
+    """Weight of that cosine around the turn."""
+    bm25: float = -0.01
+    """Weight of BM25 over stems."""
+    bm25_context: float = 0.18
+    """Weight of BM25 around the turn."""
+    speaker: float = 1.84
+    """Added where the question names the turn's speaker."""
+    date: float = 3.54
+    """Added where the turn's day is one the question names; half of it up to two days off."""
+    asks: float = -0.62
+    """Added to a turn with a question mark."""
+    answers: float = 0.75
+    """Added to the turn that follows one."""
+    length: float = -0.46
+    """Weight of ln(1 + tokens). Short turns rarely are evidence, but a budget in tokens pays for long ones: this is the
+    fitted weight, .54, less 1, so that what is ranked is about evidence per token."""
+    sigma: float = 3.0
+    """Width in turns of the Gaussian that "around" means; it does not leave a run of turns."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            if not math.isfinite(getattr(self, entry.name)):
+                raise ConfigError(f"fuse: {entry.name} must be a number, not {getattr(self, entry.name)}")
+        if self.sigma <= 0:
+            raise ConfigError(f"fuse: sigma must be more than 0, not {self.sigma}")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether any weight needs what `TurnIndex` computes."""
+        return any(getattr(self, name) for name in WEIGHTS if name.removesuffix("_context") not in _FROM_CODES)
+
+    def weighs(self, score: str) -> bool:
+        """Whether a score has any weight, by itself or around the turn."""
+        return bool(getattr(self, score) or getattr(self, f"{score}_context"))
 
 
 @dataclass
@@ -22,9 +104,9 @@ class GroundingConfig:
     beta: float = 4.0
     """Weight of the speaker-conditioned broadcast (β of Eq. 4), in units of `beta_unit`."""
     beta_unit: float | None = 0.025
-    """What β is counted in, as a share of the mean active code. The broadcast sums weights without activations, so what
-    a β is worth depends on the scale of the SAE's codes, which the paper does not tell; with codes of 1.4 on average, a
-    plain 4 drowns the local alignment. None: the codes' own units, Eq. 4 as printed."""
+    """Unit of β, as a share of the mean active code. The broadcast sums weights without activations, so the effect of a
+    β depends on the scale of the SAE's codes, which the paper does not give; with codes of 1.4 on average, a plain 4
+    drowns the local alignment. None: the codes' own units, Eq. 4 as printed."""
     lam: float = 0.3
     """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
     sigma: float = 0.5
@@ -52,16 +134,16 @@ class GroundingConfig:
     window: int = 1
     """Turns on either side of a salient one that are marked with it (w)."""
     smooth_turns: float = 0.0
-    """Weight with which each neighbouring turn shares in a turn's salience before selection; 0: not at all, as in the
-    paper. 0.5 with window 0 is a softer alternative to a window."""
+    """Weight of each neighbouring turn's salience in a turn's own, before selection; 0: none, as in the paper. 0.5 with
+    window 0 is a softer alternative to a window."""
     fuse: FusionConfig | None = None
     """Weights that join retrieval scores and facts of a turn to its resonance; None: resonance alone, as in the paper.
     `{}` takes the fitted weights, which go with anchor_codes question and window 0. Both kinds of `match` are fused, as
-    they are before neighbours share in them: match and smooth_turns have no part."""
+    they are before smooth_turns: match and smooth_turns have no effect."""
     context_codes: Literal["auto", "joint", "windowed"] = "auto"
     """Where codes come from. joint: one forward of the x0 prompt, so that dialogue tokens see all of the retrieved
-    dialogue before them. windowed: the whole dialogue in windows, kept for its other questions, and the strategy apart.
-    auto: joint for causal models, windowed for encoders."""
+    dialogue before them. windowed: the whole dialogue in windows, cached for its other questions, and the strategy
+    apart. auto: joint for causal models, windowed for encoders."""
     window_tokens: int = 256
     """Longest window of `windowed`, in tokens; never more than the model takes."""
     batch_size: int = 8
@@ -78,76 +160,60 @@ class GroundingConfig:
     cached_dialogues: int = 4
     """Dialogues whose codes stay in memory in `windowed`."""
     codes_folder: str | None = None
-    """Folder that keeps the codes of `windowed` for later runs; None: they are kept in memory alone."""
+    """Folder that keeps the codes of `windowed` for later runs; None: in memory only."""
 
     def __post_init__(self) -> None:
         parse_aggregate(self.agg)
         kernel_radius(self.sigma)
-        if not 0 <= self.lam <= 1:
-            raise ConfigError(f"grounding: lam must lie between 0 and 1, not {self.lam}")
-        if not 0 < self.budget_share <= 1:
-            raise ConfigError(f"grounding: budget_share must lie in (0, 1], not {self.budget_share}")
-        if self.beta_unit is not None and self.beta_unit <= 0:
-            raise ConfigError(f"grounding: beta_unit must be more than 0, or none, not {self.beta_unit}")
-        if self.sink_ratio <= 1:
-            raise ConfigError(f"grounding: sink_ratio must be more than 1, not {self.sink_ratio}")
-        for name, least in (
-            ("budget_tokens", 0),
-            ("window", 0),
-            ("smooth_turns", 0),
-            ("window_tokens", 1),
-            ("batch_size", 1),
-            ("cached_dialogues", 0),
-        ):
+        limits = {"budget_tokens": 0, "window": 0, "smooth_turns": 0, "window_tokens": 1, "batch_size": 1}
+        for name, least in {**limits, "cached_dialogues": 0}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"grounding: {name} must be at least {least}, not {getattr(self, name)}")
-        for name, known in (
-            ("context_codes", ("auto", "joint", "windowed")),
-            ("idf", ("auto", "dialogue", "corpus", "none")),
-            ("anchor_codes", ("strategy", "question")),
-            ("match", ("summed", "each")),
-            ("layers", ("all", "last")),
+        for name, ok, rule in (
+            ("lam", 0 <= self.lam <= 1, "lie between 0 and 1"),
+            ("budget_share", 0 < self.budget_share <= 1, "lie in (0, 1]"),
+            ("beta_unit", self.beta_unit is None or self.beta_unit > 0, "be more than 0, or none"),
+            ("sink_ratio", self.sink_ratio > 1, "be more than 1"),
         ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"grounding: {name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+            if not ok:
+                raise ConfigError(f"grounding: {name} must {rule}, not {getattr(self, name)}")
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                choices = ", ".join(get_args(hint))
+                raise ConfigError(f"grounding: {name} is one of {choices}, not {getattr(self, name)!r}")
 
 
 def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) -> GroundingConfig:
-    """Settings from a manifest; what this version does not know is passed over, and where codes were kept.
+    """Settings from a manifest; fields this version does not know are ignored, and so is codes_folder.
 
     Args:
         path: the manifest, for errors.
 
     Raises:
-        DataError: a value that cannot be.
+        DataError: a value that its field cannot hold.
     """
     try:
-        given = _known(GroundingConfig, values)
-        # a manifest may be another's, and names no folder to write to
-        given.pop("codes_folder", None)
-        if isinstance(fuse := given.get("fuse"), Mapping):
-            given["fuse"] = FusionConfig(**_checked(FusionConfig, _known(FusionConfig, fuse)))
-        return GroundingConfig(**_checked(GroundingConfig, given))
+        # a manifest may be somebody else's, and must name no folder to write to
+        given = _checked(GroundingConfig, {name: value for name, value in values.items() if name != "codes_folder"})
+        return GroundingConfig(**given)
     except (ConfigError, OverflowError) as error:
         raise DataError(str(error), path) from None
 
 
-def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {entry.name for entry in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
-
-
-def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Raises ConfigError for a value of another type than its field."""
+def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config class among the values. Raises ConfigError for a value of another type than its field."""
     hints = get_type_hints(kind)
-    for name, value in values.items():
+    known = {name: value for name, value in values.items() if name in hints}
+    if isinstance(known.get("fuse"), Mapping):
+        known["fuse"] = FusionConfig(**_checked(FusionConfig, known["fuse"]))
+    for name, value in known.items():
         if not _fits(value, hints[name]):
             raise ConfigError(f"grounding: {name} cannot be {shown(value)}")
-    return values
+    return known
 
 
 def _fits(value: object, hint: Any) -> bool:
     if parts := get_args(hint):
         return value in parts if get_origin(hint) is Literal else any(_fits(value, part) for part in parts)
-    # settings are whole numbers where a person left out the point
+    # YAML gives whole numbers where the decimal point was left out
     return type(value) in ((float, int) if hint is float else (hint,))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.core.progress import reached, shares
+from remind.grounding.features import join_codes, split_codes
 from remind.models.backbone import Backbone
 from sae import DocumentFrequency, SAEError, SparseCodes
 
@@ -38,17 +39,6 @@ class Coder(Protocol):
     def to(self: C, device: Any) -> C: ...
 
     def state_dict(self) -> Mapping[str, Any]: ...
-
-
-def split_codes(codes: SparseCodes, sizes: Sequence[int]) -> list[SparseCodes]:
-    """Cut [T, k] into consecutive pieces."""
-    pairs = zip(codes.values.split(list(sizes)), codes.indices.split(list(sizes)), strict=True)
-    return [SparseCodes(values, indices) for values, indices in pairs]
-
-
-def join_codes(parts: Sequence[SparseCodes]) -> SparseCodes:
-    """Several [·, k] one after another."""
-    return SparseCodes(torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts]))
 
 
 def turn_idf(codes: SparseCodes, turn: Tensor, d_sae: int) -> Tensor:
@@ -123,7 +113,10 @@ class SparseEncoder:
             for layer, batch in self._encode_batch([sequences[number] for number in chosen]).items():
                 pieces[layer].update(zip(chosen, batch, strict=True))
             reached(share)
-        return {layer: self._join(layer, [found[n] for n in range(len(sequences))]) for layer, found in pieces.items()}
+        if not sequences:
+            empty = {layer: (torch.zeros(0, sae.k), torch.zeros(0, sae.k).long()) for layer, sae in self.saes.items()}
+            return {layer: SparseCodes(*pair) for layer, pair in empty.items()}
+        return {layer: join_codes([found[n] for n in range(len(sequences))]) for layer, found in pieces.items()}
 
     def _encode_batch(self, sequences: Sequence[Sequence[int]]) -> dict[int, list[SparseCodes]]:
         before, after = self.backbone.frame
@@ -157,10 +150,3 @@ class SparseEncoder:
         limits = [self.sink_ratio * part.median() for part in norms.split(sizes)]
         kept = torch.cat([part <= limit for part, limit in zip(norms.split(sizes), limits, strict=True)])
         return split_codes(SparseCodes(codes.values * kept[:, None], codes.indices).to("cpu"), sizes)
-
-    def _join(self, layer: int, parts: list[SparseCodes]) -> SparseCodes:
-        if not parts:
-            return SparseCodes(
-                torch.zeros(0, self.saes[layer].k), torch.zeros(0, self.saes[layer].k, dtype=torch.int64)
-            )
-        return join_codes(parts)

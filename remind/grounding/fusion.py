@@ -8,78 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError
-
-#: Scores that are standardised and weighted twice: as they stand, and over their surroundings.
-SCORES = ("summed", "each", "dense", "bm25")
-#: Facts of a turn, weighted as they are.
-FACTS = ("speaker", "date", "asks", "answers", "length")
-#: What the sparse codes and their places give by themselves.
-_OWN = ("summed", "each", "length")
-#: Names of the weights, in the order of `design`'s last dimension.
-WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")) + FACTS
-
-
-@dataclass
-class FusionConfig:
-    """Weights of the fused salience: a logit of "this turn is evidence", linear in the scores.
-
-    The defaults were fitted (`experiments.evidence.fit`) to 1,249 questions on LoCoMo and 428 on REALTALK, with
-    MiniLM, SAEs of layers 4 and 5 and the question's own words as anchors, and held for dialogues left out
-    (`bench_evidence_ratio.py` fits them to dialogues of one's own). Scores nearly repeat each other, so that a single
-    weight, or its sign, says little.
-    """
-
-    summed: float = 0.15
-    """Weight of the turn's resonance (Eq. 3 to 5), in standard deviations over the turns at hand."""
-    summed_context: float = -0.09
-    """Weight of that resonance around the turn, in standard deviations of it."""
-    each: float = 0.08
-    """Weight of the resonance counted word by word (`match_each`)."""
-    each_context: float = 0.22
-    """Weight of it around the turn."""
-    dense: float = 0.6
-    """Weight of the cosine of question and turn."""
-    dense_context: float = 0.32
-    """Weight of that cosine around the turn."""
-    bm25: float = -0.01
-    """Weight of BM25 over stems."""
-    bm25_context: float = 0.18
-    """Weight of BM25 around the turn."""
-    speaker: float = 1.84
-    """Added where the question names the turn's speaker."""
-    date: float = 3.54
-    """Added where the turn's day is one the question names; half of it up to two days off."""
-    asks: float = -0.62
-    """Added to a turn with a question mark."""
-    answers: float = 0.75
-    """Added to the turn that follows one."""
-    length: float = -0.46
-    """Weight of ln(1 + tokens). Short turns rarely are evidence, but a budget in tokens pays for long ones: this is the
-    fitted weight, .54, less 1, so that what is ranked is about evidence per token."""
-    sigma: float = 3.0
-    """Width in turns of the Gaussian that "around" means; it does not leave a run of turns."""
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not math.isfinite(getattr(self, entry.name)):
-                raise ConfigError(f"fuse: {entry.name} must be a number, not {getattr(self, entry.name)}")
-        if self.sigma <= 0:
-            raise ConfigError(f"fuse: sigma must be more than 0, not {self.sigma}")
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether any weight needs what `TurnIndex` gives."""
-        return any(getattr(self, name) for name in WEIGHTS if name.removesuffix("_context") not in _OWN)
-
-    def weighs(self, score: str) -> bool:
-        """Whether a score has any weight, by itself or around the turn."""
-        return bool(getattr(self, score) or getattr(self, f"{score}_context"))
+from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 
 
 def gaussian_shares(sigma: float) -> list[float]:

@@ -5,29 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError, ModelError
-from remind.grounding.asked import question_codes
+from remind.core.errors import ConfigError
 from remind.grounding.codes import StateCodes, joint_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import Coder, SparseEncoder
 from remind.grounding.fusion import fuse, standardise_turns
 from remind.grounding.guidance import guidance
-from remind.grounding.matching import best_partners, match_each
+from remind.grounding.load import check_saes, chosen_layers
+from remind.grounding.matching import best_partners, match_each, question_codes
 from remind.grounding.places import Part
 from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
 from remind.grounding.salience import smooth_turns, turn_salience
 from remind.grounding.selection import select_blocks
-from remind.grounding.signals import TurnSignals
+from remind.grounding.signals import TurnIndex
+from remind.grounding.store import RecentDialogues
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
-from remind.models.load import BackboneSize
 from remind.states.pyramid import AttentionalState, FactualState
 from sae import SparseCodes
 
@@ -38,7 +37,7 @@ _KINDS = ("summed", "each")
 
 
 class Grounder:
-    """Marks the turns of a factual state that answer to its strategy.
+    """Marks the turns of a factual state that resonate with its strategy.
 
     Args:
         backbone: the model whose hidden states the SAEs read.
@@ -49,7 +48,7 @@ class Grounder:
 
     Raises:
         ConfigError: `config.fuse` weighs retrieval scores, but there is no sentence encoder.
-        ModelError: no SAE, a layer the backbone has not, widths that differ, or idf of a corpus asked for but missing.
+        ModelError: no SAE, a layer the backbone does not have, widths that differ, or a corpus idf that is missing.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Grounder:
         sentences: SentenceEncoder | None = None,
     ) -> None:
         self.config = config
-        saes = _chosen(saes, config)
+        saes = chosen_layers(saes, config)
         self.idf = {layer: value for layer, value in (idf or {}).items() if layer in saes}
         check_saes(backbone, saes, self.idf, config)
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
@@ -73,7 +72,10 @@ class Grounder:
             raise ConfigError(
                 "grounding.fuse weighs retrieval scores: give the grounder a sentence encoder, or drop them"
             )
-        self.signals = None if sentences is None else TurnSignals(sentences, config.cached_dialogues)
+        self.signals: RecentDialogues[TurnIndex] | None = None
+        if sentences is not None:
+            limit = max(1, config.cached_dialogues)
+            self.signals = RecentDialogues(lambda dialogue: TurnIndex(dialogue, sentences), limit)
 
     def ground(self, state: FactualState) -> AttentionalState:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
@@ -94,38 +96,33 @@ class Grounder:
             codes = self._with_question(codes, state)
         guides = {layer: self._guidance(codes, layer) for layer in codes.layers}
         runs = torch.tensor(state.runs, dtype=torch.int64)
-        resonance = {
-            layer: token_resonance(
-                own.dialogue,
-                guides[layer],
-                codes.turn,
-                codes.speakers(layer),
-                self._beta(own.dialogue),
-                run=state.runs,
-            )
-            for layer, own in codes.layers.items()
-        }
+        resonance = {}
+        for layer, own in codes.layers.items():
+            beta, speakers = self._beta(own.dialogue), codes.speakers(layer)
+            resonance[layer] = token_resonance(own.dialogue, guides[layer], codes.turn, speakers, beta, run=state.runs)
         combined = combine_layers(list(resonance.values()))
         smoothed = smooth_runs(combined, runs[codes.turn], config.sigma)
         counted = torch.where((codes.part == Part.TEXT) | (codes.part == Part.CAPTION), codes.turn, -1)
         kinds = {config.match} if config.fuse is None else {kind for kind in _KINDS if config.fuse.weighs(kind)}
-        found: dict[str, Tensor] = {}
+        saliences: dict[str, Tensor] = {}
         if "each" in kinds:
-            found["each"] = self._by_words(codes, counted)
+            saliences["each"] = self._by_words(codes, counted)
         if "summed" in kinds or not kinds:
             captions = codes.part == Part.CAPTION
-            found["summed"] = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
+            saliences["summed"] = turn_salience(smoothed, counted, captions, len(state.turns), config.lam, config.agg)
         if config.fuse is None:
-            salience = smooth_turns(found[config.match], state.runs, config.smooth_turns)
+            salience = smooth_turns(saliences[config.match], state.runs, config.smooth_turns)
         else:
-            salience = self._fused(state, found, runs, codes.turn_tokens)
-        budget = min(config.budget_tokens, math.floor(config.budget_share * int(codes.turn_tokens.sum())))
+            salience = self._fused(state, saliences, runs, codes.turn_tokens)
+        budget = None
+        if config.threshold is None:
+            budget = min(config.budget_tokens, math.floor(config.budget_share * int(codes.turn_tokens.sum())))
         blocks: list[tuple[int, int]] = []
         if any(bool(v.any()) for v in guides.values()):
             blocks = select_blocks(
                 salience,
                 codes.turn_tokens,
-                budget=budget if config.threshold is None else None,
+                budget=budget,
                 threshold=config.threshold,
                 window=config.window,
                 run=state.runs,
@@ -137,13 +134,13 @@ class Grounder:
             resonance=resonance,
             combined=combined,
             smoothed=smoothed,
-            budget=budget if config.threshold is None else None,
+            budget=budget,
         )
 
     def _with_question(self, codes: StateCodes, state: FactualState) -> StateCodes:
         """The question's content tokens as anchors."""
-        asked, _ = question_codes(self.encoder, state.dialogue, [state.question.text])
-        layers = {layer: replace(found, anchors=asked[layer]) for layer, found in codes.layers.items()}
+        anchors, _ = question_codes(self.encoder, state.dialogue, [state.question.text])
+        layers = {layer: replace(own, anchors=anchors[layer]) for layer, own in codes.layers.items()}
         return replace(codes, layers=layers)
 
     def _by_words(self, codes: StateCodes, turn: Tensor) -> Tensor:
@@ -153,14 +150,16 @@ class Grounder:
             turn: int64 [T], turn of each token that counts; -1: does not count.
         """
         n = len(codes.turn_tokens)
-        there = torch.bincount(turn[turn >= 0], minlength=n) > 0
-        found = []
+        inside = torch.bincount(turn[turn >= 0], minlength=n) > 0
+        by_layer = []
         for layer, own in codes.layers.items():
             partners = best_partners(own.dialogue, turn, n, own.anchors, self._idf(codes, layer))
             owner = torch.zeros(partners.shape[1], dtype=torch.int64)
-            found.append(match_each(partners, owner, there[:, None]))
-        joined = found[0] if len(found) == 1 else sum(standardise_turns(s, there[:, None]) for s in found) / len(found)
-        return torch.where(there, torch.as_tensor(joined)[:, 0], -torch.inf)
+            by_layer.append(match_each(partners, owner, inside[:, None]))
+        joined = by_layer[0]
+        if len(by_layer) > 1:
+            joined = torch.as_tensor(sum(standardise_turns(s, inside[:, None]) for s in by_layer) / len(by_layer))
+        return torch.where(inside, joined[:, 0], -torch.inf)
 
     def _fused(
         self, state: FactualState, resonances: Mapping[str, Tensor], runs: Tensor, turn_tokens: Tensor
@@ -172,9 +171,9 @@ class Grounder:
         signals["length"] = turn_tokens.float().log1p()[:, None]
         if config.reads_text:
             assert self.signals is not None
-            held = torch.tensor(state.positions, dtype=torch.int64)
-            scores = self.signals.index(state.dialogue).signals([state.question.text])
-            signals |= {name: values[held] for name, values in scores.items()}
+            retrieved = torch.tensor(state.positions, dtype=torch.int64)
+            scores = self.signals.get(state.dialogue).signals([state.question.text])
+            signals |= {name: values[retrieved] for name, values in scores.items()}
         fused = fuse(signals, runs[:, None], config)[:, 0]
         silent = next(iter(resonances.values())) == -torch.inf
         return torch.where(silent, -torch.inf, fused)
@@ -192,49 +191,5 @@ class Grounder:
         return self.config.beta * self.config.beta_unit * float(active.mean())
 
     def _guidance(self, codes: StateCodes, layer: int) -> Tensor:
-        found = codes.layers[layer]
-        idf = self._idf(codes, layer)
-        return guidance(found.reasoning, found.anchors, idf, self.config.alpha, anchor_idf=self.config.anchor_idf)
-
-
-def _chosen(saes: Mapping[int, Coder], config: GroundingConfig) -> Mapping[int, Coder]:
-    return {max(saes): saes[max(saes)]} if config.layers == "last" and saes else saes
-
-
-def check_saes(
-    backbone: Backbone | BackboneSize,
-    saes: Mapping[int, Coder],
-    idf: Mapping[int, Tensor],
-    config: GroundingConfig,
-    folder: str | Path | None = None,
-) -> None:
-    """See that a backbone, of which no more than its size need be known, and SAEs fit together.
-
-    Args:
-        folder: where the SAEs lie, for messages.
-
-    Raises:
-        ModelError: as `Grounder`.
-    """
-    where = "" if folder is None else f"{folder}: "
-    if not saes:
-        raise ModelError(f"{where}grounding needs at least one SAE; train some with train_sae.py")
-    saes = _chosen(saes, config)
-    for layer, coder in saes.items():
-        if not 0 <= layer <= backbone.n_layers:
-            raise ModelError(
-                f"{where}there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
-                "train SAEs on this backbone"
-            )
-        if coder.d_in != backbone.hidden_size:
-            raise ModelError(
-                f"{where}the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of "
-                f"{backbone.name} are {backbone.hidden_size} wide; train SAEs on this backbone"
-            )
-        if layer in idf and idf[layer].shape != (coder.d_sae,):
-            raise ModelError(
-                f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
-                "features"
-            )
-    if config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
-        raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")
+        own, idf = codes.layers[layer], self._idf(codes, layer)
+        return guidance(own.reasoning, own.anchors, idf, self.config.alpha, anchor_idf=self.config.anchor_idf)

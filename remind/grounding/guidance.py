@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from remind.core.errors import ConfigError
-from sae import SparseCodes
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def working_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """The widest of `dtypes`, at least float32: sums over thousands of tokens overrun half precision."""
-    widest = torch.float32
-    for dtype in dtypes:
-        widest = torch.promote_types(widest, dtype)
-    return widest
-
-
-def flat(codes: SparseCodes) -> tuple[Tensor, Tensor]:
-    """Values and indices as [T, k], whatever the leading dimensions."""
-    k = codes.indices.shape[-1]
-    return codes.values.reshape(-1, k), codes.indices.reshape(-1, k)
-
-
-def active_features(codes: SparseCodes, d_sae: int) -> Tensor:
-    """Indices of all active (token, feature) pairs, one entry per pair; int64 [n].
-
-    Raises:
-        ConfigError: an index that is no feature of an SAE with `d_sae` features.
-    """
-    values, indices = flat(codes)
-    chosen = indices[values > 0]
-    if chosen.numel() and not (int(chosen.min()) >= 0 and int(chosen.max()) < d_sae):
-        raise ConfigError(f"codes name feature {int(chosen.max())}, but there are weights for {d_sae} features")
-    return chosen
+    from sae import SparseCodes
 
 
 def guidance(
@@ -55,14 +31,19 @@ def guidance(
     Raises:
         ConfigError: idf is not a vector of floats, or the codes name a feature it has no weight for.
     """
+    # imported here, so that the package, which holds this function under the module's name, opens without torch
+    import torch
+
+    from remind.grounding.features import active_features, working_dtype
+
     if idf.dim() != 1 or not idf.is_floating_point():
         raise ConfigError(f"idf must be a vector of floats, got shape {tuple(idf.shape)} of {idf.dtype}")
     d_sae = idf.shape[0]
     dtype = working_dtype(idf.dtype)
-    counts = [
+    reason_counts, anchor_counts = (
         torch.bincount(active_features(codes, d_sae), minlength=d_sae).to(idf.device, dtype)
         for codes in (reason, anchors)
-    ]
+    )
     weights = idf.to(dtype)
-    anchored = alpha * counts[1]
-    return torch.maximum(weights * counts[0], anchored * weights if anchor_idf else anchored).to(idf.dtype)
+    anchored = alpha * anchor_counts
+    return torch.maximum(weights * reason_counts, anchored * weights if anchor_idf else anchored).to(idf.dtype)

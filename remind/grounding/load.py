@@ -1,13 +1,17 @@
-"""SAEs from their folder, with what they were saved with."""
+"""SAEs from their folder, and whether they fit a backbone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from remind.core.errors import ModelError
+from remind.grounding.config import GroundingConfig
+from remind.grounding.encode import Coder
+from remind.models.backbone import Backbone
+from remind.models.load import BackboneSize
 from sae import SAEError, TopKSAE, layer_folder, load_idf, load_layers
 
 
@@ -24,7 +28,7 @@ def folder_of_saes(given: str | None, data: Sequence[str], backbone: str, cache:
     if given is not None:
         return Path(given)
     from remind.data.sample import corpus_path
-    from remind.sae_training import quick_sae
+    from remind.train_sae import quick_sae
 
     return quick_sae(backbone, list(data) or [str(corpus_path())], Path(cache).expanduser() / "sae", device, dtype)
 
@@ -41,3 +45,46 @@ def load_saes(folder: str | Path, device: str = "cpu") -> tuple[dict[int, TopKSA
     except SAEError as error:
         raise ModelError(str(error)) from None
     return saes, {layer: value for layer, value in found.items() if value is not None}
+
+
+def chosen_layers(saes: Mapping[int, Coder], config: GroundingConfig) -> Mapping[int, Coder]:
+    return {max(saes): saes[max(saes)]} if config.layers == "last" and saes else saes
+
+
+def check_saes(
+    backbone: Backbone | BackboneSize,
+    saes: Mapping[int, Coder],
+    idf: Mapping[int, Tensor],
+    config: GroundingConfig,
+    folder: str | Path | None = None,
+) -> None:
+    """See that a backbone, of which no more than its size need be known, and SAEs fit together.
+
+    Args:
+        folder: where the SAEs lie, for messages.
+
+    Raises:
+        ModelError: as `Grounder`.
+    """
+    where = "" if folder is None else f"{folder}: "
+    if not saes:
+        raise ModelError(f"{where}grounding needs at least one SAE; train some with train_sae.py")
+    saes = chosen_layers(saes, config)
+    for layer, coder in saes.items():
+        if not 0 <= layer <= backbone.n_layers:
+            raise ModelError(
+                f"{where}there is an SAE for layer {layer}, but {backbone.name} has layers 0 to {backbone.n_layers}; "
+                "train SAEs on this backbone"
+            )
+        if coder.d_in != backbone.hidden_size:
+            raise ModelError(
+                f"{where}the SAE of layer {layer} reads hidden states of width {coder.d_in}, but those of "
+                f"{backbone.name} are {backbone.hidden_size} wide; train SAEs on this backbone"
+            )
+        if layer in idf and idf[layer].shape != (coder.d_sae,):
+            raise ModelError(
+                f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
+                "features"
+            )
+    if config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
+        raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")

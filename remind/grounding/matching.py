@@ -1,20 +1,59 @@
-"""How well each word of a question is met somewhere in a turn: resonance counted word by word.
+"""A question's own words against the turns: their codes, and a resonance counted word by word.
 
 Eq. 4 adds all strategy tokens up into one guidance vector, in which a common word weighs as much as a telling one that
-half the turns lack. Here each token of the question looks for its best partner in the turn, and counts by how far that
-partner stands out among the turns.
+half the turns lack. `match_each` instead looks for each question token's best partner in the turn, and counts by how
+far that partner stands out among the turns.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remind.data.dialogue import Dialogue
+from remind.grounding.encode import SparseEncoder
+from remind.grounding.signals import empty_words, name_words
+from remind.states.pyramid import one_line
 from sae import SparseCodes
 
-#: Numbers of [tokens of the dialogue, tokens of questions] held at a time.
+#: Entries of [tokens of the dialogue, tokens of questions] in memory at a time.
 _BLOCK = 1 << 24
+
+
+def content_tokens(text: str, offsets: Sequence[tuple[int, int]], skip: frozenset[str]) -> list[bool]:
+    """Whether each token belongs to a word that is not skipped; all tokens where every word is.
+
+    Args:
+        offsets: character spans in `text`.
+    """
+    kept = [match.span() for match in re.finditer(r"\w+", text) if match.group().lower() not in skip]
+    inside = [any(first < end and start < stop for first, stop in kept) for start, end in offsets]
+    return inside if any(inside) else [True] * len(inside)
+
+
+def question_codes(
+    encoder: SparseEncoder, dialogue: Dialogue, questions: Sequence[str]
+) -> tuple[dict[int, SparseCodes], Tensor]:
+    """Codes of the content tokens of each question; speakers' names, function and question words have none.
+
+    Returns:
+        Layer to [tokens, k]; number of the question of each token, int64 [tokens], ascending.
+    """
+    skip = empty_words() | name_words(dialogue)
+    ids, kept, owners = [], [], []
+    for number, question in enumerate(map(one_line, questions)):
+        tokens = encoder.backbone.tokenize(question)
+        length = min(len(tokens.ids), encoder.max_tokens)
+        ids.append(tokens.ids[:length])
+        kept += content_tokens(question, tokens.offsets[:length], skip)
+        owners += [number] * length
+    codes = encoder.encode([one for one in ids if one])
+    inside = torch.tensor(kept, dtype=torch.bool)
+    return {layer: found[inside] for layer, found in codes.items()}, torch.tensor(owners, dtype=torch.int64)[inside]
 
 
 def unit_features(codes: SparseCodes, idf: Tensor) -> SparseCodes:
@@ -34,14 +73,14 @@ def best_partners(codes: SparseCodes, turn: Tensor, n_turns: int, query: SparseC
         query: [·, k]. idf: [d_sae].
     """
     inside = turn >= 0
-    rows, asked = unit_features(codes[inside], idf), unit_features(query, idf)
+    rows, tokens = unit_features(codes[inside], idf), unit_features(query, idf)
     lengths = torch.bincount(turn[inside], minlength=n_turns)
-    found = torch.zeros(n_turns, len(asked.values))
-    if not len(asked.values) or not int(lengths.sum()):
-        return found
-    table = torch.zeros(len(idf), len(asked.values))
-    table.scatter_add_(0, asked.indices.T, asked.values.T)
-    step = max(1, _BLOCK // len(asked.values))
+    best = torch.zeros(n_turns, len(tokens.values))
+    if not len(tokens.values) or not int(lengths.sum()):
+        return best
+    table = torch.zeros(len(idf), len(tokens.values))
+    table.scatter_add_(0, tokens.indices.T, tokens.values.T)
+    step = max(1, _BLOCK // len(tokens.values))
     ends = lengths.cumsum(0)
     first = 0
     while first < n_turns:
@@ -50,9 +89,9 @@ def best_partners(codes: SparseCodes, turn: Tensor, n_turns: int, query: SparseC
         last = max(first + 1, int(torch.searchsorted(ends, start + step, right=True)))
         part = rows[start : int(ends[last - 1])]
         products = F.embedding_bag(part.indices, table, per_sample_weights=part.values, mode="sum")
-        found[first:last] = torch.segment_reduce(products, "max", lengths=lengths[first:last], unsafe=True, initial=0.0)
+        best[first:last] = torch.segment_reduce(products, "max", lengths=lengths[first:last], unsafe=True, initial=0.0)
         first = last
-    return found
+    return best
 
 
 def match_each(partners: Tensor, owner: Tensor, inside: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""How strongly each token answers to the strategy (Eq. 4), and the smoothing that Eq. 5 aggregates."""
+"""How strongly each token resonates with the strategy (Eq. 4), and the smoothing that Eq. 5 aggregates."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remind.core.errors import ConfigError
-from remind.grounding.guidance import active_features, flat, working_dtype
+from remind.grounding.config import kernel_radius
+from remind.grounding.features import active_features, flat, working_dtype
 from sae import SparseCodes
 
 
@@ -43,7 +43,7 @@ def speaker_weights(speaker_codes: Sequence[SparseCodes], v: Tensor) -> Tensor:
 def speaker_broadcast(b: Tensor, run: Sequence[int] | None = None) -> Tensor:
     """Second term of Eq. 4 without β, per turn: `b_k + b_{k+1}`; [n_turns].
 
-    Turn k's marker counts for T_k and T_{k-1}, so a turn receives its own marker and that of the reply after it.
+    Turn k's marker counts for T_k and T_{k-1}, so a turn gets its own marker's weight and that of the reply after it.
 
     Args:
         b: [n_turns].
@@ -107,13 +107,6 @@ def check_turns(turns: Tensor, n_turns: int) -> None:
         raise ConfigError(
             f"turn indices reach from {int(turns.min())} to {int(turns.max())}, but there are {n_turns} turns"
         )
-
-
-def kernel_radius(sigma: float) -> int:
-    """Where the Gaussian is cut: ceil(3σ) tokens. Raises ConfigError if sigma is negative or not finite."""
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise ConfigError(f"sigma must be 0 or more, got {sigma}")
-    return math.ceil(3 * sigma)
 
 
 def gaussian_smooth(r: Tensor, sigma: float) -> Tensor:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from remind.core.errors import ConfigError
-from remind.grounding.guidance import working_dtype
+from remind.grounding.config import parse_aggregate
+from remind.grounding.features import working_dtype
+from remind.grounding.fusion import around
 from remind.grounding.resonance import check_turns
-
-
-def parse_aggregate(agg: str) -> int | None:
-    """How many of the largest values the aggregate averages; None: all. Raises ConfigError if there is no such one."""
-    if agg == "mean":
-        return None
-    if agg == "max":
-        return 1
-    if isinstance(agg, str) and (found := re.fullmatch(r"top([1-9][0-9]*)", agg)):
-        return int(found[1])
-    raise ConfigError(f"no aggregate {agg!r}; there are mean, max and top<m>, such as top5")
 
 
 def aggregate(values: Tensor, group: Tensor, n_groups: int, agg: str = "mean") -> Tensor:
@@ -105,13 +95,7 @@ def smooth_turns(salience: Tensor, run: Sequence[int], weight: float) -> Tensor:
         raise ConfigError(f"{len(run)} run numbers for {len(salience)} turns")
     if weight == 0 or not len(run):
         return salience
-    numbers = torch.as_tensor(run, device=salience.device)
-    there = salience != -torch.inf
-    known = torch.where(there, salience, 0.0)
-    share = weight * ((numbers[1:] == numbers[:-1]) & there[1:] & there[:-1]).to(known.dtype)
-    total, weights = known.clone(), torch.ones_like(known)
-    total[1:] += share * known[:-1]
-    total[:-1] += share * known[1:]
-    weights[1:] += share
-    weights[:-1] += share
-    return torch.where(there, total / weights, salience)
+    known = salience != -torch.inf
+    numbers = torch.where(known, torch.as_tensor(run, device=salience.device), -1)
+    smoothed = around(torch.where(known, salience, 0.0)[:, None], numbers[:, None], [weight])[:, 0]
+    return torch.where(known, smoothed, salience)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -60,26 +60,20 @@ def select_blocks(
     candidates = [turn for turn, score in enumerate(scores) if score != float("-inf")]
     taken: set[int] = set()
     if threshold is not None:
-        for turn in candidates:
-            if scores[turn] > threshold:
-                taken.update(around(turn))
-        return _merge(sorted(taken), runs)
-    assert budget is not None
-    used = 0
-    for turn in sorted(candidates, key=lambda turn: -scores[turn]):
-        new = [other for other in around(turn) if other not in taken]
-        used += sum(lengths[other] for other in new)
-        if used > budget:
-            break
-        taken.update(new)
-    return _merge(sorted(taken), runs)
-
-
-def _merge(turns: list[int], runs: list[int]) -> list[tuple[int, int]]:
-    """Ranges of turns that follow one another in one run."""
-    if not turns:
-        return []
-    breaks = [(a, b) for a, b in pairwise(turns) if b != a + 1 or runs[a] != runs[b]]
-    starts = [turns[0], *(b for _, b in breaks)]
-    ends = [*(a for a, _ in breaks), turns[-1]]
-    return list(zip(starts, ends, strict=True))
+        taken.update(other for turn in candidates if scores[turn] > threshold for other in around(turn))
+    else:
+        assert budget is not None
+        used = 0
+        for turn in sorted(candidates, key=lambda turn: -scores[turn]):
+            new = [other for other in around(turn) if other not in taken]
+            used += sum(lengths[other] for other in new)
+            if used > budget:
+                break
+            taken.update(new)
+    blocks: list[tuple[int, int]] = []
+    for turn in sorted(taken):
+        if blocks and blocks[-1][1] == turn - 1 and runs[turn - 1] == runs[turn]:
+            blocks[-1] = (blocks[-1][0], turn)
+        else:
+            blocks.append((turn, turn))
+    return blocks

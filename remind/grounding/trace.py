@@ -9,7 +9,7 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.grounding.codes import StateCodes
-from remind.grounding.guidance import flat
+from remind.grounding.features import flat
 from remind.grounding.places import Part
 from remind.states.pyramid import AttentionalState
 

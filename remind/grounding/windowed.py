@@ -14,7 +14,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.grounding.codes import LayerCodes, StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.places import token_places
-from remind.grounding.store import CodeStore
+from remind.grounding.store import CodeStore, RecentDialogues
 from remind.states.pyramid import FactualState, Rendered, Segment, Span, Strategy, render
 from sae import SparseCodes
 
@@ -39,12 +39,12 @@ class DialogueCodes:
 
 
 class WindowedCodes:
-    """The dialogue in windows of whole turns, kept for its next question; each strategy span on its own.
+    """The dialogue in windows of whole turns, cached for its next question; each strategy span on its own.
 
     Args:
         window_tokens: longest window. A window holds turns of one session; a turn longer than that is split.
-        cached_dialogues: how many dialogues stay in memory, the least recently used one leaves first.
-        folder: where codes are kept for other processes (see `CodeStore`); None: in memory only.
+        cached_dialogues: how many dialogues stay in memory (see `RecentDialogues`).
+        folder: cache for other processes (see `CodeStore`); None: in memory only.
     """
 
     def __init__(
@@ -52,18 +52,12 @@ class WindowedCodes:
     ) -> None:
         self.encoder = encoder
         self.window_tokens = min(window_tokens, encoder.max_tokens)
-        self.cached_dialogues = cached_dialogues
         self.store = None if folder is None else CodeStore(folder, encoder)
-        # few entries, looked through: a dict would hash every turn of a dialogue at every question
-        self._cache: list[tuple[Dialogue, DialogueCodes]] = []
+        self._recent = RecentDialogues(self._encode_dialogue, cached_dialogues)
 
     def dialogue_codes(self, dialogue: Dialogue) -> DialogueCodes:
         """Codes of the dialogue, from memory or disk where they are there."""
-        place = next((n for n, (known, _) in enumerate(self._cache) if known is dialogue or known == dialogue), None)
-        entry = (dialogue, self._encode_dialogue(dialogue)) if place is None else self._cache.pop(place)
-        self._cache.append(entry)
-        del self._cache[: max(0, len(self._cache) - self.cached_dialogues)]
-        return entry[1]
+        return self._recent.get(dialogue)
 
     def state_codes(self, state: FactualState) -> StateCodes:
         """Codes of a state; idf is counted over all turns of its dialogue."""

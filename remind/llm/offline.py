@@ -16,9 +16,8 @@ import numpy as np
 
 from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
-from remind.perception.segment import turn_text
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line
+from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
 from remind.text.strategy import check_dimension, guide, kind_of, plan
 from remind.text.words import data, fillers, rarity, stem, stems, words
 

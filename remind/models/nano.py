@@ -1,4 +1,4 @@
-"""The nano backbone: Qwen3-VL in miniature, and a byte-level BPE tokenizer of our own that knows the world's words.
+"""The nano backbone: Qwen3-VL in miniature, with a byte-level BPE tokenizer that knows the synthetic world's words.
 
 Everything structural is there (grouped-query attention, query and key norms, interleaved mRoPE, DeepStack, tied head,
 chat template, vision placeholders), so code that runs on it runs on the real checkpoints.
@@ -6,16 +6,13 @@ chat template, vision placeholders), so code that runs on it runs on the real ch
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.core.files import atomic_folder, write_text
+from remind.core.files import atomic_folder
 from remind.core.progress import without_loading_bars
-from remind.testbed import vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -32,59 +29,8 @@ SPECIAL_TOKENS = (
 )
 #: Rows of the embedding: bytes, merges, words of the world and special tokens. A multiple of 64.
 VOCAB_SIZE = 3840
-#: Bytes and what the byte-level BPE merges of them, at most.
-_PIECES = 3065
 MAX_LENGTH = 32768
-#: Where words, numbers, punctuation and line ends part before merging, as in Qwen's tokenizers: one digit, one token.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _FOLDER = files("remind.models") / "nano"
-
-
-def train_tokenizer(texts: list[str], words: Sequence[str] = ()) -> str:
-    """Train the byte-level BPE on `texts`; equal arguments give equal bytes.
-
-    Args:
-        words: strings that become one token each wherever they stand (`vocabulary.wordings`), so that a prompt of the
-            synthetic world is about a hundred tokens long. All other text is bytes and merges.
-
-    Returns:
-        The content of a `tokenizer.json` with at most `VOCAB_SIZE` tokens, the special ones last. No normalisation, so
-        that decoding gives back any text.
-    """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=_PIECES,
-        min_frequency=2,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    if words:
-        content = json.loads(tokenizer.to_str())
-        known = content["model"]["vocab"]
-        for word in (*words, *vocabulary.INNER):
-            known.setdefault(to_bytes.pre_tokenize_str(word)[0][0], len(known))
-        # a piece that is a token as it stands is not put together from merges
-        content["model"]["ignore_merges"] = True
-        content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": f"{vocabulary.pattern(words)}|{_SPLIT}"}
-        tokenizer = Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
-    return tokenizer.to_str(pretty=False)
-
-
-def training_texts() -> list[str]:
-    """What the shipped tokenizer is trained on: instructions in English, and every line of the bundled dialogues."""
-    from remind.data.sample import texts
-
-    return [(_FOLDER / "instructions.txt").read_text(encoding="utf-8"), *texts()]
 
 
 def nano_folder() -> Path:
@@ -217,13 +163,3 @@ def save_nano(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
         tokenizer.save_pretrained(temporary)
         nano_image_processor().save_pretrained(temporary)
     return Path(folder)
-
-
-def write_tokenizer(path: str | Path) -> Path:
-    """Train the tokenizer anew and write it to `path`."""
-    write_text(path, train_tokenizer(training_texts(), vocabulary.wordings()) + "\n")
-    return Path(path)
-
-
-if __name__ == "__main__":
-    print(write_tokenizer(Path(__file__).parent / "nano" / "tokenizer.json"))

@@ -19,16 +19,15 @@ from remind.core.errors import DataError
 from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue
 from remind.models.encoder import HELD, SentenceEncoder
-from remind.perception.context import Context
-from remind.perception.costs import GAP, Costs, prompt_costs
+from remind.perception.bm25 import BM25
+from remind.perception.config import SegmentConfig
+from remind.perception.costs import Costs, prompt_costs
 from remind.perception.scan import Scan, encode_rows
-from remind.perception.segment import SegmentConfig, segment, turn_text
+from remind.perception.segment import segment
 from remind.perception.store import FORMAT_VERSION, IndexFolder
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.pyramid import Segment
-from remind.text.words import BM25, stems
-
-__all__ = ["FORMAT_VERSION", "GAP", "Costs", "Cues", "DialogueIndex", "content_key", "prompt_costs"]
+from remind.states.pyramid import Segment, turn_text
+from remind.text.words import stems
 
 
 def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: str) -> str:
@@ -62,7 +61,6 @@ class DialogueIndex:
 
     Attributes:
         vectors: φ of every turn, unit rows [n, d].
-        scan: compares a question with them.
         segments: u_1 … u_N in time order.
         costs: tokens of the parts of the dialogue.
         session_of: number of the session of every turn [n].
@@ -84,25 +82,20 @@ class DialogueIndex:
         self._cues: dict[str | None, Cues] = {}
         #: Vectors by the texts encoded together: cues are often the same for several dimensions.
         self._encoded: dict[tuple[str, ...], Tensor] = {}
-        self._contexts: dict[float, Context] = {}
-        self._take(*(self.folder.stored("turns", self._read_turns) or self._build_turns()))
-
-    def _take(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        gap, tensors = self.folder.load("turns", self._parse_turns) or self._build_turns()
         self.vectors = tensors["vectors"]
-        self.scan = Scan(self.vectors, tensors)
-        #: First and last turn of every segment [N, 2], and tokens of every turn [n] and heading.
+        #: First and last turn of every segment [N, 2], and tokens of every turn [n].
         self.bounds, self.prices = tensors["segments"].numpy(), tensors["turns"].numpy()
         self.segments = tuple(Segment(start, end) for start, end in self.bounds.tolist())
-        self.costs = Costs(tuple(self.prices.tolist()), tuple(tensors["headings"].tolist()), int(text["gap"]))
-        last = self.dialogue.turns[-HELD:]
-        self.encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
+        self.costs = Costs(tuple(self.prices.tolist()), tuple(tensors["headings"].tolist()), gap)
+        last = dialogue.turns[-HELD:]
+        encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
 
     def cues(self, dimension: str | None) -> Cues:
         """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
         if dimension not in self._cues:
             name = f"cues-{dimension or 'factual'}"
-            stored = self.folder.stored(name, lambda: self._read_cues(name))
-            cues = stored or self._build_cues(name, dimension)
+            cues = self.folder.load(name, self._parse_cues) or self._build_cues(name, dimension)
             self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
             self._cues[dimension] = cues
         return self._cues[dimension]
@@ -110,14 +103,22 @@ class DialogueIndex:
     @cached_property
     def bm25(self) -> BM25:
         """BM25 over the turns, built when first asked for."""
-        stored = self.folder.stored("words", self._read_words)
-        return stored or self._build_words()
+        n = len(self.dialogue.turns)
 
-    def context(self, sigma: float) -> Context:
-        """The Gaussian of that width over the turns of each session."""
-        if sigma not in self._contexts:
-            self._contexts[sigma] = Context([len(session.turns) for session in self.dialogue.sessions], sigma)
-        return self._contexts[sigma]
+        def parse(text: dict[str, Any], tensors: dict[str, Tensor]) -> BM25:
+            if int(text["turns"]) != n:
+                raise DataError("it is of another dialogue")
+            return BM25.from_tensors(n, text["terms"], tensors)
+
+        if loaded := self.folder.load("bm25", parse):
+            return loaded
+        built = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
+        return parse(*self.folder.write("bm25", {"turns": n, "terms": built.terms}, built.tensors()))
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """Length of every turn's vector [n]; computing it takes as long as the cosines themselves."""
+        return self.vectors.norm(dim=-1)
 
     @cached_property
     def sessions(self) -> np.ndarray:
@@ -146,8 +147,7 @@ class DialogueIndex:
         """Tokens of the dialogue section that shows the turns at these ascending positions."""
         return self.costs.of(positions, self.session_of)
 
-    def _read_turns(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        text, tensors = self.folder.read("turns")
+    def _parse_turns(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
         n, bounds = len(self.dialogue.turns), tensors["segments"].numpy()
         covered = (
             bounds.shape[1:] == (2,)
@@ -160,9 +160,9 @@ class DialogueIndex:
             raise DataError("it is of another dialogue or encoder")
         if len(tensors["headings"]) != len(self.dialogue.sessions):
             raise DataError("it is of other sessions")
-        return text | {"gap": int(text["gap"])}, tensors
+        return int(text["gap"]), tensors
 
-    def _build_turns(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _build_turns(self) -> tuple[int, dict[str, Tensor]]:
         costs = prompt_costs(self.dialogue, self.encoder)
         vectors = self.encoder.encode_apart([turn_text(turn) for turn in self.dialogue.turns])
         segments = tuple(segment(self.dialogue, vectors, self.config, costs.turns))
@@ -181,17 +181,17 @@ class DialogueIndex:
             "headings": torch.tensor(costs.headings),
             "segments": torch.tensor([[part.start, part.end] for part in segments]),
         }
-        return self.folder.write("turns", text, tensors | encode_rows(vectors, moments=True))
+        _, tensors = self.folder.write("turns", text, tensors)
+        return costs.gap, tensors
 
-    def _read_cues(self, name: str) -> Cues:
-        text, tensors = self.folder.read(name)
+    def _parse_cues(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> Cues:
         cues, vectors = tuple(text["cues"]), tensors["vectors"]
         if vectors.shape != (len(self.segments), self.encoder.dimension) or len(cues) != len(self.segments):
             raise DataError("it is of other segments or another encoder")
         return Cues(cues, vectors, Scan(vectors, tensors))
 
     def _build_cues(self, name: str, dimension: str | None) -> Cues:
-        failed = len(self.llm.failures)
+        failures = len(self.llm.failures)
         texts = tuple(self.llm.cues(self.dialogue, self.segments, dimension))
         if len(texts) != len(self.segments):
             raise DataError(
@@ -199,8 +199,8 @@ class DialogueIndex:
             )
         vectors = self._encode_cues(texts)
         tensors = {"vectors": vectors, **encode_rows(vectors)}
-        # kept, a stand-in's cue would pass for the LLM's own in every later build
-        if len(self.llm.failures) == failed:
+        # written, an offline stand-in's cue would pass for the LLM's own in every later build
+        if len(self.llm.failures) == failures:
             _, tensors = self.folder.write(name, {"dimension": dimension, "cues": list(texts)}, tensors)
         return Cues(texts, tensors["vectors"], Scan(tensors["vectors"], tensors))
 
@@ -214,14 +214,3 @@ class DialogueIndex:
             self._encoded[new] = self.encoder.encode_apart(new)
         both = torch.cat([self.vectors, self._encoded[new]]) if new else self.vectors
         return both[[rows[text] for text in texts]]
-
-    def _read_words(self) -> BM25:
-        text, tensors = self.folder.read("words")
-        if int(text["turns"]) != len(self.dialogue.turns):
-            raise DataError("it is of another dialogue")
-        return BM25.of_tensors(int(text["turns"]), tensors)
-
-    def _build_words(self) -> BM25:
-        words = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
-        text, tensors = self.folder.write("words", {"turns": len(self.dialogue.turns)}, words.tensors())
-        return BM25.of_tensors(int(text["turns"]), tensors)

@@ -8,38 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
 
-from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import Dialogue, Turn
-from remind.states.pyramid import Segment, line_of, one_line
-
-
-@dataclass
-class SegmentConfig:
-    """How a session is cut into segments."""
-
-    max_tokens: int = 128
-    """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own."""
-    min_turns: int = 2
-    """A dip that would leave fewer turns on a side is no boundary, unless the token cap asks for one there."""
-    window: int = 3
-    """How many turns on each side of a gap are compared."""
-    depth: float = 0.5
-    """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.min_turns < 1 or self.window < 1:
-            raise ConfigError("segment: max_tokens, min_turns and window must be at least 1")
-
-
-def turn_text(turn: Turn) -> str:
-    """What retrieval reads of a turn: `Speaker: text`, then its captions, one line each."""
-    return "\n".join([line_of(turn), *(one_line(image.caption) for image in turn.images if image.caption)])
+from remind.core.errors import DataError
+from remind.data.dialogue import Dialogue
+from remind.perception.config import SegmentConfig
+from remind.states.pyramid import Segment, turn_text
 
 
 def segment(

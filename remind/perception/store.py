@@ -1,4 +1,4 @@
-"""Where an index lives on disk: pairs of a JSON and a safetensors file, mapped into memory and read when used."""
+"""The files of a dialogue's index: pairs of a JSON and a safetensors file, mapped into memory."""
 
 from __future__ import annotations
 
@@ -22,54 +22,45 @@ Pair = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class IndexFolder:
-    """The files of one dialogue's index, by name. Several processes may read and write it: they write the same.
+    """The files of one dialogue's index, by name. Several processes may read and write it: they write the same bytes.
 
     Args:
-        path: the folder; None: nothing is kept.
+        path: the folder; None: nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
-    def stored(self, name: str, load: Callable[[], T]) -> T | None:
-        """What `load` gives, or None where there is nothing on disk or what is there cannot be used."""
+    def load(self, name: str, parse: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
+        """What `parse` makes of the pair of that name; None, logged, where it is missing or cannot be used.
+
+        The tensors are views of the file: pages are read when they are touched.
+        """
         if self.path is None or not (self.path / f"{name}.json").is_file():
             return None
         try:
-            return load()
+            text = read_json(self.path / f"{name}.json")
+            with safe_open(self.path / f"{name}.safetensors", framework="pt") as file:
+                stamp = (file.metadata() or {}).get("json")
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if stamp != sha256_json(text):
+                raise DataError("text and tensors do not belong together")
+            if text.get("format_version") != FORMAT_VERSION:
+                raise DataError(f"it has format version {text.get('format_version')}, not {FORMAT_VERSION}")
+            return parse(text, tensors)
         except (DataError, SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             _log.warning("%s: %s cannot be used (%s); it is built again", self.path, name, reason)
             return None
 
-    def read(self, name: str) -> Pair:
-        """JSON and tensors of that name. The tensors are views of the file: pages are read when they are touched.
-
-        Raises:
-            DataError: they were not written together, or by another version.
-        """
-        assert self.path is not None
-        text = read_json(self.path / f"{name}.json")
-        with safe_open(self.path / f"{name}.safetensors", framework="pt") as file:
-            stamp = (file.metadata() or {}).get("json")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if stamp != sha256_json(text):
-            raise DataError("text and tensors do not belong together")
-        if text.get("format_version") != FORMAT_VERSION:
-            raise DataError(f"it has format version {text.get('format_version')}, not {FORMAT_VERSION}")
-        return text, tensors
-
     def write(self, name: str, text: dict[str, Any], tensors: dict[str, Tensor]) -> Pair:
-        """Keep them and give them back: as views of the file, so that memory holds no second copy."""
+        """Write a pair and return it, its tensors as views of the file, so that memory holds no second copy."""
         text = {"format": "remind-index", "format_version": FORMAT_VERSION, **text}
         if self.path is None:
             return text, tensors
         with atomic_path(self.path / f"{name}.safetensors") as temporary:
-            save_file(
-                {key: value.contiguous() for key, value in tensors.items()},
-                temporary,
-                metadata={"json": sha256_json(text)},
-            )
-        # last: without it the tensors count for nothing
+            contiguous = {key: value.contiguous() for key, value in tensors.items()}
+            save_file(contiguous, temporary, metadata={"json": sha256_json(text)})
+        # last: without it the tensors are not read
         write_json(self.path / f"{name}.json", text)
-        return self.stored(name, lambda: self.read(name)) or (text, tensors)
+        return self.load(name, lambda *pair: pair) or (text, tensors)

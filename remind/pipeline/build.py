@@ -11,8 +11,7 @@ from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
 from remind.core.processes import locked, shard_of
 from remind.core.progress import Counter
-from remind.grounding.ground import check_saes
-from remind.grounding.load import folder_of_saes, load_saes
+from remind.grounding.load import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone, model_folder, size_of

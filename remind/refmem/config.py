@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
-from remind.perception.segment import SegmentConfig
+from remind.perception.config import SegmentConfig
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
 #: The stages in order; each writes a folder of that name.

@@ -206,6 +206,11 @@ def line_of(turn: Turn) -> str:
     return f"{one_line(turn.speaker)}: {one_line(turn.text)}".rstrip()
 
 
+def turn_text(turn: Turn) -> str:
+    """What retrieval reads of a turn: `Speaker: text`, then its captions, one line each."""
+    return "\n".join([line_of(turn), *(one_line(image.caption) for image in turn.images if image.caption)])
+
+
 def _put_turn(out: _Writer, turn: Turn) -> TurnSpan:
     speaker = out.put(f"{one_line(turn.speaker)}:")
     text = one_line(turn.text)
@@ -275,7 +280,8 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
 def render(state: State) -> Rendered:
     """The prompt of a state, as the user message of a chat (the chat template comes with the tokenizer).
 
-    x1's dialogue section without the marker lines is byte-identical to x0's; x1 and x2 agree up to the summary.
+    x1's dialogue section without the marker lines is byte-identical to x0's; x1 and x2 agree up to the summary. An x1
+    without blocks has no marker and no reminder: it is x0.
     """
     summary: str | None = None
     attentional: AttentionalState | None = None
@@ -297,7 +303,7 @@ def render(state: State) -> Rendered:
     turns, markers = _put_dialogue(out, factual, blocks, marker)
     dialogue = (dialogue_start, out.length)
     reasoning, anchors = _put_strategy(out, factual.strategy)
-    if attentional is not None:
+    if blocks:
         out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
     if summary is not None:
         out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{summary.strip()}\n")

@@ -1,4 +1,4 @@
-"""What training is told of the answers: wrong labels, few labels, other words; dev and test stay as they are."""
+"""Labels of the training questions: wrong ones, few, or in other words. Those of dev and test stay as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Question
-from remind.testbed.world import Asked, Trait, lexicon, statements
+from remind.testbed.lexicon import lexicon, statements
+from remind.testbed.world import Trait, WorldQuestion
 
 
 @dataclass
@@ -33,39 +34,35 @@ class LabelConfig:
             raise ConfigError(f"labelled is {self.labelled}; it must be 0 or more")
 
 
-def told(asked: Sequence[Asked], config: LabelConfig) -> list[Question]:
-    """The questions as training is told of them, in order; those left out are missing. Only split train changes."""
-    train = [item.question.id for item in asked if item.question.split == "train"]
+def with_labels(questions: Sequence[WorldQuestion], config: LabelConfig) -> list[WorldQuestion]:
+    """The questions in order, those of split train with the labels of `config`; without a pool some are missing."""
+    train = [item.question.id for item in questions if item.question.split == "train"]
     order = random.Random(f"remind-scarce:{config.seed}").sample(train, len(train))
-    kept = set(order[: config.labelled])
-    questions = []
-    for item in asked:
-        question = item.question
-        if question.split == "train":
-            if question.id not in kept:
-                if not config.pool:
-                    continue
-                question = replace(question, answers=())
-            else:
-                question = _label(item, config)
-        questions.append(question)
-    return questions
+    labelled = set(order[: config.labelled])
+    result = []
+    for item in questions:
+        if item.question.split != "train":
+            result.append(item)
+        elif item.question.id in labelled:
+            result.append(replace(item, question=_labelled(item, config)))
+        elif config.pool:
+            result.append(replace(item, question=replace(item.question, answers=())))
+    return result
 
 
-def _label(item: Asked, config: LabelConfig) -> Question:
-    question, trait = item.question, item.trait
+def _labelled(item: WorldQuestion, config: LabelConfig) -> Question:
+    question = item.question
     rng = random.Random(f"remind-noise:{config.seed}:{question.id}")
     if rng.random() < config.noise:
-        return replace(question, answers=wrong_answers(question, trait, rng))
+        return replace(question, answers=wrong_answers(question, item.trait, rng))
     if config.paraphrased and question.format == "direct":
-        others = question.answers[1:]
-        first = rng.choice(others)
+        first = rng.choice(question.answers[1:])
         return replace(question, answers=(first, *(form for form in question.answers if form != first)))
     return question
 
 
 def wrong_answers(question: Question, trait: Trait, rng: random.Random) -> tuple[str, ...]:
-    """The answer somebody gives who takes the speaker for another value, one that leads to another answer."""
+    """The answer that follows from another value of the trait, where that is another answer than the right one."""
     values = lexicon()["dimensions"][trait.dimension]["values"]
     others = [value for value in values if value != trait.value]
     if question.format == "direct":
@@ -73,9 +70,9 @@ def wrong_answers(question: Question, trait: Trait, rng: random.Random) -> tuple
     if question.format == "single":
         return (rng.choice([letter for letter in "ABCD"[: len(question.options)] if letter not in question.answers]),)
     fits = statements(trait.dimension)
-    found = {
+    answers = {
         tuple(letter for letter, text in zip("ABCD", question.options, strict=True) if other in fits[text])
         for other in others
     }
-    # a value none of the options goes with has no label to give
-    return rng.choice(sorted(answers for answers in found if answers and answers != question.answers))
+    # a value that fits none of the options gives no label
+    return rng.choice(sorted(answer for answer in answers if answer and answer != question.answers))

@@ -1,4 +1,4 @@
-"""From a world to its states: retrieval, markers and summaries made from what is known, errors included."""
+"""From a world to its states: retrieval, markers and summaries made from the known answers, errors included."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder
 from remind.data.dialogue import Dialogue, Question
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import (
     AttentionalState,
     FactualState,
@@ -22,9 +20,13 @@ from remind.states.pyramid import (
     Strategy,
     render_answer,
 )
-from remind.testbed.labels import LabelConfig, told
-from remind.testbed.world import Asked, Trait, World, lexicon
+from remind.testbed.labels import LabelConfig, with_labels
+from remind.testbed.lexicon import fill, lexicon
+from remind.testbed.world import Trait, World, WorldQuestion
 from remind.text.strategy import guide
+
+if TYPE_CHECKING:
+    from remind.states.parquet import StateRecord
 
 
 @dataclass
@@ -38,7 +40,7 @@ class LadderConfig:
     false_marks: float = 0.12
     """Share of the other remarks in x0 that x1 marks."""
     wrong_summaries: float = 0.0
-    """Share of the summaries that tell another value than the true one; train, dev and test alike."""
+    """Share of the summaries that name another value than the true one; train, dev and test alike."""
     seed: int = 0
     """Of decoys, markers and summaries; they differ from question to question, not from one build to the next."""
 
@@ -50,17 +52,26 @@ class LadderConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
 
 
-def climb(dialogue: Dialogue, asked: Asked, config: LadderConfig) -> ReflectiveState:
+def make_state(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig) -> ReflectiveState:
     """The states of one question. Chance is fixed by seed and question, one stream for each kind of error.
 
     So a world with more wrong summaries differs from one with fewer in the summaries alone.
     """
-    name = f"{config.seed}:{asked.question.id}"
-    factual, marks = _factual(dialogue, asked, config, name)
-    attentional = AttentionalState(factual, _blocks(factual, marks))
+    name = f"{config.seed}:{item.question.id}"
+    factual, marked_turns = _factual(dialogue, item, config, name)
+    attentional = AttentionalState(factual, mark_blocks(factual, marked_turns))
     rng = random.Random(f"remind-summary:{name}")
     wrong = rng.random() < config.wrong_summaries
-    return ReflectiveState(attentional, summary(asked.trait, rng, wrong))
+    return ReflectiveState(attentional, summary(item.trait, rng, wrong))
+
+
+def make_states(world: World, ladder: LadderConfig, labels: LabelConfig | None = None) -> list[ReflectiveState]:
+    """The states of every question, with training labels as `labels` has them."""
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    return [
+        make_state(dialogues[item.question.dialogue_id], item, ladder)
+        for item in with_labels(world.questions, labels or LabelConfig())
+    ]
 
 
 def target(question: Question) -> str | None:
@@ -69,15 +80,17 @@ def target(question: Question) -> str | None:
     return None if answer is None else f"<answer>{answer}</answer><explanation></explanation>"
 
 
+def to_record(state: ReflectiveState) -> StateRecord:
+    """The record of a state, with the target of this world."""
+    from remind.pipeline import record_of
+
+    question = state.attentional.factual.question
+    return replace(record_of(state, str(question.split)), target=target(question))
+
+
 def records(world: World, ladder: LadderConfig, labels: LabelConfig | None = None) -> list[StateRecord]:
-    """The states of every question, with training labels as `labels` has them."""
-    items = {item.question.id: item for item in world.asked}
-    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    made = []
-    for question in told(world.asked, labels or LabelConfig()):
-        state = climb(dialogues[question.dialogue_id], replace(items[question.id], question=question), ladder)
-        made.append(replace(record_of(state, str(question.split)), target=target(question)))
-    return made
+    """The records of `make_states`."""
+    return [to_record(state) for state in make_states(world, ladder, labels)]
 
 
 def write_states(
@@ -96,6 +109,8 @@ def write_states(
 
 def write_records(items: Sequence[StateRecord], out: str | Path, about: Mapping[str, Any]) -> Path:
     """Write a states folder, one part per dialogue, with `about` in its manifest; one that is there is replaced."""
+    from remind.states.parquet import write_manifest, write_part
+
     parts: dict[str, list[StateRecord]] = {}
     for record in items:
         parts.setdefault(record.dialogue_id, []).append(record)
@@ -106,27 +121,28 @@ def write_records(items: Sequence[StateRecord], out: str | Path, about: Mapping[
     return Path(out)
 
 
-def _factual(dialogue: Dialogue, asked: Asked, config: LadderConfig, name: str) -> tuple[FactualState, set[str]]:
+def _factual(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig, name: str) -> tuple[FactualState, set[str]]:
     """x0, and the ids of the turns that x1 marks."""
     rng = random.Random(f"remind-marks:{name}")
-    units = [*zip(asked.own, asked.counting, strict=True), *((unit, False) for unit in asked.decoys[: config.decoys])]
-    marks: set[str] = set()
-    for turns, counts in units:
+    own = zip(item.remarks, item.is_evidence, strict=True)
+    remarks = [*own, *((turns, False) for turns in item.decoys[: config.decoys])]
+    marked_turns: set[str] = set()
+    for turns, is_evidence in remarks:
         chance = rng.random()
-        if chance >= config.missed_marks if counts else chance < config.false_marks:
-            marks.update(turns)
-    places = sorted((dialogue.positions[turns[0]], dialogue.positions[turns[-1]]) for turns, _ in units)
-    trait = asked.trait
+        if chance >= config.missed_marks if is_evidence else chance < config.false_marks:
+            marked_turns.update(turns)
+    places = sorted((dialogue.positions[turns[0]], dialogue.positions[turns[-1]]) for turns, _ in remarks)
+    trait = item.trait
     strategy = Strategy(guide(trait.dimension).reasoning, (trait.speaker,), (trait.topic,) if trait.topic else ())
-    return FactualState(dialogue, asked.question, tuple(Segment(*place) for place in places), strategy), marks
+    return FactualState(dialogue, item.question, tuple(Segment(*place) for place in places), strategy), marked_turns
 
 
-def _blocks(factual: FactualState, marks: set[str]) -> tuple[Span, ...]:
-    """Runs of marked turns."""
+def mark_blocks(factual: FactualState, marked_turns: set[str]) -> tuple[Span, ...]:
+    """The blocks of x1 that mark these turns (ids): runs of them that no gap between segments cuts."""
     blocks: list[Span] = []
     runs = factual.runs
     for index, turn in enumerate(factual.turns):
-        if turn.id not in marks:
+        if turn.id not in marked_turns:
             continue
         if blocks and blocks[-1][1] == index - 1 and runs[index] == runs[index - 1]:
             blocks[-1] = (blocks[-1][0], index)
@@ -136,14 +152,8 @@ def _blocks(factual: FactualState, marks: set[str]) -> tuple[Span, ...]:
 
 
 def summary(trait: Trait, rng: random.Random, wrong: bool = False) -> str:
-    """One sentence that tells the value, or another one, in words that stand nowhere else."""
-    bank: dict[str, Any] = lexicon()["dimensions"][trait.dimension]
-    value = rng.choice([value for value in bank["values"] if value != trait.value]) if wrong else trait.value
-    text: str = rng.choice(bank["gist"])
-    for slot, word in (
-        ("S", trait.speaker),
-        ("topic", trait.topic or ""),
-        ("gist", rng.choice(bank["values"][value]["gist"])),
-    ):
-        text = text.replace(f"{{{slot}}}", word)
-    return text
+    """One sentence that names the value, or another one, in words that stand nowhere else."""
+    words: dict[str, Any] = lexicon()["dimensions"][trait.dimension]
+    value = rng.choice([value for value in words["values"] if value != trait.value]) if wrong else trait.value
+    text = rng.choice(words["gist"])
+    return fill(text, S=trait.speaker, topic=trait.topic or "", gist=rng.choice(words["values"][value]["gist"]))

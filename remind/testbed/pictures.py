@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.data.dialogue import Corpus, Dialogue, Image, Turn
 from remind.data.readers import write_refmem
 
 if TYPE_CHECKING:
@@ -51,19 +50,16 @@ def illustrate(corpus: Corpus, folder: str | Path, name: str = "dialogues.jsonl"
 
 
 def _with_pictures(dialogue: Dialogue, folder: Path) -> Dialogue:
-    sessions = []
-    for session in dialogue.sessions:
-        turns = tuple(replace(turn, images=_drawn(turn.images, folder)) for turn in session.turns)
-        sessions.append(replace(session, turns=turns))
+    def illustrated(turn: Turn) -> Turn:
+        return replace(turn, images=tuple(_drawn(image, folder) for image in turn.images))
+
+    sessions = (replace(session, turns=tuple(map(illustrated, session.turns))) for session in dialogue.sessions)
     return replace(dialogue, sessions=tuple(sessions))
 
 
-def _drawn(images: Sequence[Image], folder: Path) -> tuple[Image, ...]:
-    done = []
-    for image in images:
-        caption = image.caption or ""
-        path = folder / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
-        if not path.exists():
-            draw(caption).save(path)
-        done.append(replace(image, path=str(path)))
-    return tuple(done)
+def _drawn(image: Image, folder: Path) -> Image:
+    caption = image.caption or ""
+    path = folder / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
+    if not path.exists():
+        draw(caption).save(path)
+    return replace(image, path=str(path))

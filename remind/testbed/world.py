@@ -11,14 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
-
-import yaml
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
+from remind.testbed.lexicon import fill, lexicon, statements, wordings
 
 Rule = Literal["flag", "none"]
 Place = Literal["cue", "reply"]
@@ -29,13 +26,6 @@ _BOUNDARY = "implicit_boundary_modeling"
 _OPTIONS = 4
 #: How many options of multiple choice go with each of the values among them.
 _PARTS = ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1))
-
-
-@cache
-def lexicon() -> dict[str, Any]:
-    """The words of the world (lexicon.yaml); not to be changed."""
-    words: dict[str, Any] = yaml.safe_load((files("remind.testbed") / "lexicon.yaml").read_text(encoding="utf-8"))
-    return words
 
 
 @dataclass
@@ -73,11 +63,13 @@ class WorldConfig:
     """Fixes every word."""
 
     def __post_init__(self) -> None:
+        # YAML gives lists
         self.evidence = (self.evidence[0], self.evidence[1])
         self.contrary = (self.contrary[0], self.contrary[1])
         self.formats = tuple(self.formats)
-        if not 2 <= self.speakers <= len(lexicon()["names"]) // 2:
-            raise ConfigError(f"speakers is {self.speakers}; a world has 2 to {len(lexicon()['names']) // 2}")
+        most = len(lexicon()["names"]) // 2
+        if not 2 <= self.speakers <= most:
+            raise ConfigError(f"speakers is {self.speakers}; a world has 2 to {most}")
         if self.sessions < 2:
             raise ConfigError(f"sessions is {self.sessions}; a course over time needs 2 or more")
         if min(self.train, self.dev, self.test) < 0 or self.train + self.dev + self.test < 1:
@@ -107,20 +99,20 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A remark: one turn, or two where it takes a question and what is said to it.
+class Remark:
+    """One turn, or two: a question and its answer.
 
     Attributes:
         trait: number of the trait it belongs to; None: of none.
         value: what its cue speaks for (temporal dynamics: keen or averse).
-        counts: whether it is evidence; False: contrary, or of no trait.
+        is_evidence: False: contrary, or of no trait.
         half: 0 or 1 where it has to stand in the first or second half of the sessions, else None.
     """
 
     lines: tuple[Line, ...]
     trait: int | None = None
     value: str = ""
-    counts: bool = False
+    is_evidence: bool = False
     half: int | None = None
 
 
@@ -142,56 +134,50 @@ class Trait:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question with what is known of it.
+class WorldQuestion:
+    """A question with the trait it asks for, and the remarks of its dialogue that matter to it.
 
     Attributes:
-        own: for every unit of its trait the ids of its turns.
-        decoys: the same for units of other traits that are easily taken for its own, the nearest first.
-        counting: which of `own` are evidence.
+        remarks: for every remark of its trait the ids of its turns.
+        is_evidence: which of `remarks` are evidence; the others are contrary.
+        decoys: turn ids of remarks of other traits that are easily confused with its own, the nearest first.
     """
 
     question: Question
     trait: Trait
-    own: tuple[tuple[str, ...], ...]
-    counting: tuple[bool, ...]
+    remarks: tuple[tuple[str, ...], ...]
+    is_evidence: tuple[bool, ...]
     decoys: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class World:
-    """Dialogues, and their questions with what is known of them."""
+    """Dialogues, and their questions with the traits behind them."""
 
     config: WorldConfig
     dialogues: tuple[Dialogue, ...]
-    asked: tuple[Asked, ...]
+    questions: tuple[WorldQuestion, ...]
 
     @property
     def corpus(self) -> Corpus:
-        """Without what only the world knows."""
-        references = sum(len(item.question.evidence) for item in self.asked)
-        return Corpus(self.dialogues, tuple(item.question for item in self.asked), references=references)
+        """Dialogues and questions without the traits."""
+        questions = tuple(item.question for item in self.questions)
+        return Corpus(self.dialogues, questions, references=sum(len(question.evidence) for question in questions))
 
 
 def make_world(config: WorldConfig) -> World:
     """The world of a configuration; equal configurations give equal worlds."""
     dialogues: list[Dialogue] = []
-    asked: list[Asked] = []
+    questions: list[WorldQuestion] = []
     for split in SPLITS:
         for number in range(getattr(config, split)):
-            dialogue, items = Author(config, split, number).write()
+            dialogue, own_questions = _DialogueWriter(config, split, number).write()
             dialogues.append(dialogue)
-            asked += items
-    return World(config, tuple(dialogues), tuple(asked))
+            questions += own_questions
+    return World(config, tuple(dialogues), tuple(questions))
 
 
-def wordings(items: Sequence[str], split: str | None) -> list[str]:
-    """The wordings a split may use: the first ones are for training, the last for dev and test; None: all."""
-    cut = max(1, len(items) * 2 // 3)
-    return list(items) if split is None else list(items[:cut] if split == "train" else items[cut:] or items[-1:])
-
-
-class Author:
+class _DialogueWriter:
     """Writes one dialogue. All chance comes from one generator, which split, number and seed fix."""
 
     def __init__(self, config: WorldConfig, split: str, number: int) -> None:
@@ -203,14 +189,12 @@ class Author:
         self.template = split if config.by_template else None
         self._deck: dict[str, list[Any]] = {}
 
-    def write(self) -> tuple[Dialogue, list[Asked]]:
+    def write(self) -> tuple[Dialogue, list[WorldQuestion]]:
         """The dialogue and its questions, one for each trait."""
         traits = self._traits()
-        units = [unit for trait in traits for unit in self._units(trait)] + self._others()
-        dialogue, places = self._place(units)
-        return dialogue, [self._ask(trait, units, places, dialogue) for trait in traits]
-
-    # what is latent
+        remarks = [remark for trait in traits for remark in self._remarks(trait)] + self._small_talk()
+        dialogue, turn_ids = self._place(remarks)
+        return dialogue, [self._question(trait, remarks, turn_ids, dialogue) for trait in traits]
 
     def _traits(self) -> list[Trait]:
         traits: list[Trait] = []
@@ -225,57 +209,56 @@ class Author:
                     traits.append(Trait(len(traits), dimension, speaker, value, topic))
         return traits
 
-    # how it shows
-
-    def _units(self, trait: Trait) -> list[Unit]:
+    def _remarks(self, trait: Trait) -> list[Remark]:
         values = list(self.bank["dimensions"][trait.dimension]["values"])
         if trait.dimension != "temporal_dynamics":
-            return self._remarks(trait, trait.value, values, None)
-        units = []
+            return self._remarks_for(trait, trait.value, values, None)
+        remarks = []
         for half, stance in enumerate(trait.words["phases"]):
-            units += self._remarks(trait, stance, ["keen", "averse"], half)
-        return units
+            remarks += self._remarks_for(trait, stance, ["keen", "averse"], half)
+        return remarks
 
-    def _remarks(self, trait: Trait, value: str, values: list[str], half: int | None) -> list[Unit]:
+    def _remarks_for(self, trait: Trait, value: str, values: list[str], half: int | None) -> list[Remark]:
         config, count = self.config, self.rng.randint(*self.config.evidence)
         if half is not None:
             count = max(1, count - 1)
-        units = [self._remark(trait, value, True, half) for _ in range(count)]
+        remarks = [self._remark(trait, value, True, half) for _ in range(count)]
         # what contrary remarks say must tell nothing about the true value, so that it may even be the same
         other = self.rng.choice(values)
-        most = self.rng.randint(*config.contrary) if half is None else min(2, self.rng.randint(*config.contrary))
-        units += [self._remark(trait, other, False, half) for _ in range(most)]
+        count = self.rng.randint(*config.contrary)
+        if half is not None:
+            count = min(2, count)
+        remarks += [self._remark(trait, other, False, half) for _ in range(count)]
         if half is None and self.rng.random() < config.second_voice:
             other = self.rng.choice(values)
-            units += [self._remark(trait, other, False, half) for _ in range(self.rng.randint(1, 2))]
-        return units
+            remarks += [self._remark(trait, other, False, half) for _ in range(self.rng.randint(1, 2))]
+        return remarks
 
-    def _remark(self, trait: Trait, value: str, counts: bool, half: int | None) -> Unit:
+    def _remark(self, trait: Trait, value: str, is_evidence: bool, half: int | None) -> Remark:
         words = self.bank["dimensions"][trait.dimension]
         cues = words[value] if half is not None else words["values"][value]["cues"]
         # a deck of their own for contrary remarks: which cues are left of one they shared would tell the true value
-        cue = self._deal(f"{trait.number} {value} {counts}", cues)
-        lead = self._lead(counts)
+        cue = self._deal(f"{trait.number} {value} {is_evidence}", cues)
+        lead = self._lead(is_evidence)
         if trait.dimension == _BOUNDARY:
-            asker = self.rng.choice([name for name in self.speakers if name != trait.speaker])
-            frame = self.rng.choice(wordings(words["frames"], self.template))
-            dodge = self.rng.choice(wordings(words["dodges"], self.template))
+            asker = self._other_speaker(trait.speaker)
+            frame, dodge = self._wording(words["frames"]), self._wording(words["dodges"])
             at_cue, at_reply = (lead, "") if self.config.flag_at == "cue" else ("", lead)
-            asked = Line(asker, at_cue + _fill(frame, cue=cue, S=trait.speaker))
-            lines = (asked, Line(trait.speaker, at_reply + dodge))
-            return Unit(lines, trait.number, value, counts, half)
-        scene = self.rng.choice(words["scenes"]) if "scenes" in words else ""
-        frame = self.rng.choice(wordings(words["frames"], self.template))
-        text = _fill(frame, cue=cue, topic=trait.topic or "", scene=scene)
-        if "texts" in words:
-            said = self.rng.choice(wordings(words["texts"], self.template))
-            return Unit((Line(trait.speaker, lead + said, text),), trait.number, value, counts, half)
-        return Unit((Line(trait.speaker, lead + text),), trait.number, value, counts, half)
+            question = Line(asker, at_cue + fill(frame, cue=cue, S=trait.speaker))
+            lines: tuple[Line, ...] = (question, Line(trait.speaker, at_reply + dodge))
+        else:
+            scene = self.rng.choice(words["scenes"]) if "scenes" in words else ""
+            text = fill(self._wording(words["frames"]), cue=cue, topic=trait.topic or "", scene=scene)
+            if "texts" in words:  # the cue shows in a picture
+                lines = (Line(trait.speaker, lead + self._wording(words["texts"]), text),)
+            else:
+                lines = (Line(trait.speaker, lead + text),)
+        return Remark(lines, trait.number, value, is_evidence, half)
 
-    def _lead(self, counts: bool) -> str:
+    def _lead(self, is_evidence: bool) -> str:
         leads, flag = self.bank["leads"], self.bank["flag"]
         if self.config.rule == "flag":
-            if not counts:
+            if not is_evidence:
                 return f"{flag}, "
         else:
             leads = [*leads, flag]
@@ -284,89 +267,92 @@ class Author:
                 return f"{flag}, "
         return f"{self.rng.choice(leads)}, " if self.rng.random() < self.config.leads else ""
 
-    def _others(self) -> list[Unit]:
-        """Frank answers, and small talk."""
+    def _small_talk(self) -> list[Remark]:
+        """Frank answers, and remarks about nothing."""
         words = self.bank["dimensions"][_BOUNDARY]
-        units = []
+        remarks = []
         for speaker in self.speakers:
             for _ in range(2):
-                asker = self.rng.choice([name for name in self.speakers if name != speaker])
+                asker = self._other_speaker(speaker)
                 cue = self.rng.choice(words["values"][self.rng.choice(list(words["values"]))]["cues"])
-                frame = self.rng.choice(wordings(words["frames"], self.template))
-                frank = self.rng.choice(wordings(words["frank"], self.template))
-                units.append(Unit((Line(asker, _fill(frame, cue=cue, S=speaker)), Line(speaker, frank))))
-        fillers = wordings(self.bank["fillers"], self.template)
-        units += [Unit((Line(self.rng.choice(self.speakers), self.rng.choice(fillers)),)) for _ in range(3)]
-        return units
+                frame, frank = self._wording(words["frames"]), self._wording(words["frank"])
+                remarks.append(Remark((Line(asker, fill(frame, cue=cue, S=speaker)), Line(speaker, frank))))
+        for _ in range(3):
+            remarks.append(Remark((Line(self.rng.choice(self.speakers), self._wording(self.bank["fillers"])),)))
+        return remarks
 
-    def _place(self, units: Sequence[Unit]) -> tuple[Dialogue, list[tuple[str, ...]]]:
-        """The dialogue, and for each unit the ids of its turns."""
+    def _other_speaker(self, speaker: str) -> str:
+        return self.rng.choice([name for name in self.speakers if name != speaker])
+
+    def _wording(self, items: Sequence[str]) -> str:
+        return self.rng.choice(wordings(items, self.template))
+
+    def _place(self, remarks: Sequence[Remark]) -> tuple[Dialogue, list[tuple[str, ...]]]:
+        """The dialogue, and for each remark the ids of its turns."""
         middle = self.config.sessions // 2
-        sittings: list[list[int]] = [[] for _ in range(self.config.sessions)]
-        for number, unit in enumerate(units):
-            low = middle if unit.half == 1 else 0
-            high = middle if unit.half == 0 else self.config.sessions
-            sittings[self.rng.randrange(low, high)].append(number)
-        places: list[tuple[str, ...]] = [()] * len(units)
+        numbers_by_session: list[list[int]] = [[] for _ in range(self.config.sessions)]
+        for number, remark in enumerate(remarks):
+            low = middle if remark.half == 1 else 0
+            high = middle if remark.half == 0 else self.config.sessions
+            numbers_by_session[self.rng.randrange(low, high)].append(number)
+        turn_ids: list[tuple[str, ...]] = [()] * len(remarks)
         sessions, images = [], 0
-        for ordinal, numbers in enumerate(sittings, start=1):
+        for ordinal, numbers in enumerate(numbers_by_session, start=1):
             self.rng.shuffle(numbers)
             turns: list[Turn] = []
             for number in numbers:
                 ids = []
-                for line in units[number].lines:
+                for line in remarks[number].lines:
                     shown: tuple[Image, ...] = ()
                     if line.caption is not None:
                         shown = (Image(images, caption=line.caption),)
                         images += 1
                     ids.append(f"s{ordinal}:{len(turns) + 1}")
                     turns.append(Turn(ids[-1], line.speaker, line.text, images=shown))
-                places[number] = tuple(ids)
+                turn_ids[number] = tuple(ids)
             if turns:
                 sessions.append(Session(f"s{ordinal}", None, tuple(turns)))
-        return Dialogue(self.id, tuple(sessions)), places
+        return Dialogue(self.id, tuple(sessions)), turn_ids
 
-    # what is asked
-
-    def _ask(self, trait: Trait, units: Sequence[Unit], places: Sequence[tuple[str, ...]], dialogue: Dialogue) -> Asked:
-        words = self.bank["dimensions"][trait.dimension]
+    def _question(
+        self, trait: Trait, remarks: Sequence[Remark], turn_ids: Sequence[tuple[str, ...]], dialogue: Dialogue
+    ) -> WorldQuestion:
         kind: Format = self.config.formats[(trait.number + self.rng.randrange(3)) % len(self.config.formats)]
-        text = self.rng.choice(wordings(words["ask"], self.template))
+        text = self._wording(self.bank["dimensions"][trait.dimension]["ask"])
         options, answers = self._options(trait, kind)
-        own = [number for number, unit in enumerate(units) if unit.trait == trait.number]
-        evidence = sorted((turn for number in own if units[number].counts for turn in places[number]), key=_order)
-        images = [image.index for turn in evidence for image in dialogue.turn(turn).images]
+        own = [number for number, remark in enumerate(remarks) if remark.trait == trait.number]
+        evidence = sorted(
+            (turn for number in own if remarks[number].is_evidence for turn in turn_ids[number]),
+            key=dialogue.positions.__getitem__,
+        )
         question = Question(
             id=f"{self.id}-q{trait.number:02d}",
             dialogue_id=self.id,
-            text=_fill(text, S=trait.speaker, topic=trait.topic or ""),
+            text=fill(text, S=trait.speaker, topic=trait.topic or ""),
             format=kind,
             options=tuple(options),
             answers=tuple(answers),
             evidence=tuple(evidence),
-            images=tuple(images),
+            images=tuple(image.index for turn in evidence for image in dialogue.turn(turn).images),
             dimension=trait.dimension,
             split=self.split,
         )
-        return Asked(
+        return WorldQuestion(
             question,
             trait,
-            tuple(places[number] for number in own),
-            tuple(units[number].counts for number in own),
-            tuple(places[number] for number in self._decoys(trait, units)),
+            tuple(turn_ids[number] for number in own),
+            tuple(remarks[number].is_evidence for number in own),
+            tuple(turn_ids[number] for number in self._decoys(trait, remarks)),
         )
 
-    def _decoys(self, trait: Trait, units: Sequence[Unit]) -> list[int]:
-        """Units of other traits: every second one from the same dimension, the rest from anywhere."""
-        same = {number for number, unit in enumerate(units) if unit.trait is not None}
-        near: list[int] = []
-        far: list[int] = []
-        dimension = self.bank["dimensions"][trait.dimension]
-        stances = {"keen", "averse"} if trait.dimension == "temporal_dynamics" else set(dimension["values"])
-        for number, unit in enumerate(units):
-            if unit.trait == trait.number:
-                continue
-            (near if number in same and unit.value in stances else far).append(number)
+    def _decoys(self, trait: Trait, remarks: Sequence[Remark]) -> list[int]:
+        """Remarks that are not of the trait: every second one from its dimension, the rest from anywhere."""
+        values = set(self.bank["dimensions"][trait.dimension]["values"])
+        stances = {"keen", "averse"} if trait.dimension == "temporal_dynamics" else values
+        near, far = list[int](), list[int]()
+        for number, remark in enumerate(remarks):
+            if remark.trait != trait.number:
+                (near if remark.value in stances else far).append(number)
         self.rng.shuffle(near)
         self.rng.shuffle(far)
         mixed: list[int] = []
@@ -402,23 +388,3 @@ class Author:
         if not deck:
             deck.extend(self.rng.sample(list(items), len(items)))
         return deck.pop()
-
-
-@cache
-def statements(dimension: str) -> dict[str, frozenset[str]]:
-    """Each option of multiple choice, and the values it goes with."""
-    words = lexicon()["dimensions"][dimension]
-    if "fits" in words:
-        return {text: frozenset(values) for text, values in words["fits"].items()}
-    return {text: frozenset([value]) for value, entry in words["values"].items() for text in entry["fits"]}
-
-
-def _order(turn_id: str) -> tuple[int, int]:
-    session, turn = turn_id[1:].split(":")
-    return int(session), int(turn)
-
-
-def _fill(text: str, **values: str) -> str:
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text

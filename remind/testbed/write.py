@@ -1,4 +1,4 @@
-"""A world on disk: its dialogues and questions, what is latent behind each question, and the states."""
+"""A world on disk: its dialogues and questions, the trait behind each question, and the states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORLD, TRUTH, STATES = "world.jsonl", "truth.jsonl", "states"
 
 @dataclass
 class MakeWorldConfig:
-    """What world to make, and how much its states and its training labels get wrong."""
+    """A synthetic world, and how much its states and its training labels get wrong."""
 
     out: str
     """Folder for world.jsonl, truth.jsonl and states. Must not exist unless overwrite is set."""
@@ -37,7 +37,7 @@ def write_world(cfg: MakeWorldConfig) -> World:
     """Make a world and write it: RefMem-Bench JSONL, the truth per question, and a states folder. Whole or not at all.
 
     Raises:
-        ConfigError: `out` exists and overwrite is off, or it holds something else than a world.
+        ConfigError: `out` exists and overwrite is off, or holds something else than a world.
     """
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
@@ -49,20 +49,20 @@ def write_world(cfg: MakeWorldConfig) -> World:
         write_refmem(world.corpus, folder / WORLD)
         write_rows(folder / TRUTH, truths(world))
         write_states(world, folder / STATES, cfg.ladder, cfg.labels)
-    print(f"{len(world.dialogues)} dialogues with {len(world.asked)} questions, and their states: {out}")
+    print(f"{len(world.dialogues)} dialogues with {len(world.questions)} questions, and their states: {out}")
     return world
 
 
 def truths(world: World) -> Iterator[dict[str, Any]]:
-    """What is latent behind each question, in order: speaker, dimension, topic (or None), value, and turn ids.
+    """The trait behind each question, in order: speaker, dimension, topic (or None), value, and turn ids.
 
-    `evidence` and `contrary` are the turns of all remarks that belong to the question, in time order: those that count
-    and those that do not.
+    `evidence` and `contrary` are the turns of all remarks that belong to the question, in time order.
     """
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    for item in world.asked:
+    for item in world.questions:
         question, trait = item.question, item.trait
-        against = [turn for turns, counts in zip(item.own, item.counting, strict=True) if not counts for turn in turns]
+        remarks = zip(item.remarks, item.is_evidence, strict=True)
+        contrary = [turn for turns, is_evidence in remarks if not is_evidence for turn in turns]
         yield {
             "question": question.id,
             "dialogue": question.dialogue_id,
@@ -72,5 +72,5 @@ def truths(world: World) -> Iterator[dict[str, Any]]:
             "topic": trait.topic,
             "value": trait.value,
             "evidence": list(question.evidence),
-            "contrary": sorted(against, key=dialogues[question.dialogue_id].positions.__getitem__),
+            "contrary": sorted(contrary, key=dialogues[question.dialogue_id].positions.__getitem__),
         }

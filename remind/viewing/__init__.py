@@ -1,7 +1,11 @@
-"""What notebooks show: a workbench that opens model, dialogues and SAEs, and pages of coloured tokens."""
+"""What notebooks show: a workbench of model, dialogues and SAEs, and pages of shaded tokens.
 
-from remind.viewing.own import ask_about, new_folder
-from remind.viewing.page import Page
+Plots are in `remind.viewing.plots`, self-contained pages of grounding in `remind.viewing.inspector`. Importing any of
+them loads neither torch nor matplotlib.
+"""
+
+from remind.viewing.pages import Page, show_dialogue, show_levels
+from remind.viewing.plots import plot_next
 from remind.viewing.probing import (
     best_features,
     example_words,
@@ -9,12 +13,9 @@ from remind.viewing.probing import (
     image_tokens,
     search_table,
     show_examples,
-    show_feature,
     turn_features,
 )
-from remind.viewing.steered import plot_next
-from remind.viewing.tokens import show_dialogue, show_levels
-from remind.viewing.workbench import Workbench, open_workbench
+from remind.viewing.workbench import Workbench, ask_about, new_folder, open_workbench
 
 __all__ = [
     "Page",
@@ -30,7 +31,6 @@ __all__ = [
     "search_table",
     "show_dialogue",
     "show_examples",
-    "show_feature",
     "show_levels",
     "turn_features",
 ]

@@ -1,47 +1,49 @@
-"""What fires where: features of a turn, examples of a feature, features that speak of something, on pixels too."""
+"""SAE features in notebooks: those of a turn or an image, their examples, and search by words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from markupsafe import Markup
 
 from remind.core.errors import DataError
-from remind.viewing.page import BLUE, Page, heading, paragraph, shaded, table
-from sae.figures import COLOURS, Picture, new_figure
-from sae.probe import Encoded, Example, TopExamples, search, top_features
+from remind.viewing.pages import BLUE, Page, heading, paragraph, shaded, table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
+
+    from sae.figures import Picture
+    from sae.probe import Encoded, Example, FeatureActivation, TopExamples
+
+
+_HEAD = ("feature", "activation", "tokens", "peak", "elsewhere")
 
 
 def best_features(
     encoded: Encoded, layer: int, examples: TopExamples | None = None, n: int = 8, visual: bool | None = None
 ) -> Page:
-    """The strongest features of a text, where each peaks, and what else it fires on.
+    """The strongest features of a text, the token where each peaks, and what else it fires on.
 
     Args:
         layer: one that was encoded.
         examples: of that layer; None: no such column.
-        visual: True: over image tokens alone; False: over the others alone; None: over all.
+        visual: True: image tokens alone; False: all but image tokens; None: all tokens.
 
     Raises:
         DataError: no such tokens.
     """
+    from sae.probe import top_features
+
     if visual is not None:
-        encoded = _only(encoded, visual)
-    found = top_features(encoded, layer, n=n)
-    rows = []
-    for one in found:
-        peak = "image token" if bool(encoded.visual[one.peak]) else escape(_word(one.token))
-        row = [str(one.feature), f"{one.value:.2f}", str(one.fires), peak]
-        rows.append([*row, _brief(examples, one.feature)] if examples is not None else row)
-    head = ["feature", "activation", "tokens", "peak", "elsewhere"][: 5 if examples is not None else 4]
-    return Page(table(head, rows), "\n".join(map(str, found)))
+        others = ~encoded.visual if visual else encoded.visual
+        if bool(others.all()):
+            raise DataError(f"there is no {'visual' if visual else 'text'} token in it")
+        encoded = replace(encoded, special=encoded.special | others)
+    features = top_features(encoded, layer, n=n)
+    return Page(_feature_table(encoded, features, examples), "\n".join(map(str, features)))
 
 
 def turn_features(
@@ -56,76 +58,80 @@ def turn_features(
 
     Args:
         span: characters of the turn in the text.
-        idf: [d_sae], weights of the ranking, so that features which fire everywhere stand back; None: 1.
+        idf: [d_sae], weights for the ranking, which lower features that fire everywhere; None: 1.
     """
-    found = top_features(encoded, layer, span=span, n=n, idf=idf)
-    body = paragraph(
-        _by_feature(encoded, layer, found[0].feature, span) if found else escape(encoded.text[slice(*span)])
-    )
-    rows = [
-        [str(one.feature), f"{one.value:.2f}", str(one.fires), escape(_word(one.token)), _brief(examples, one.feature)]
-        for one in found
-    ]
-    head = ["feature", "activation", "tokens", "peak", "elsewhere"]
-    return Page(body + table(head, rows), "\n".join([encoded.text[slice(*span)].strip(), *map(str, found)]))
+    from sae.probe import top_features
+
+    features = top_features(encoded, layer, span=span, n=n, idf=idf)
+    text = encoded.text[slice(*span)]
+    body = paragraph(_by_feature(encoded, layer, features[0].feature, span) if features else text)
+    return Page(body + _feature_table(encoded, features, examples), "\n".join([text.strip(), *map(str, features)]))
 
 
-def show_feature(encoded: Encoded, layer: int, feature: int) -> Page:
-    """A text, its tokens shaded by the activation of one feature."""
-    return Page(
-        heading(f"feature {feature}, layer {layer}")
-        + paragraph(_by_feature(encoded, layer, feature, (0, len(encoded.text)))),
-        encoded.text,
-    )
+def _feature_table(encoded: Encoded, features: Sequence[FeatureActivation], examples: TopExamples | None) -> Markup:
+    rows: list[list[str]] = []
+    for one in features:
+        peak = "image token" if bool(encoded.visual[one.peak]) else _word(one.token)
+        rows.append([str(one.feature), f"{one.value:.2f}", str(one.fires), peak])
+        if examples is not None:
+            top = examples.examples(one.feature, 2)
+            rows[-1].append(Markup("<br>").join(_example(example, top[0].value) for example in top))
+    return table(_HEAD if examples is not None else _HEAD[:-1], rows)
 
 
 def show_examples(examples: TopExamples, feature: int, n: int = 6) -> Page:
-    """The examples on which a feature fires most, shaded token by token, under how often it fires at all."""
-    found = examples.examples(feature, n)
+    """The examples on which a feature fires most, shaded token by token, below the share of tokens it fires on."""
+    top = examples.examples(feature, n)
     density = int(examples.fired[feature]) / max(examples.n_tokens, 1)
     title = f"feature {feature}: fires on {density:.2%} of {examples.n_tokens:,} tokens"
-    lines = [f'<span style="opacity:.55">{one.value:6.2f}</span> {_example(one, found[0].value)}' for one in found]
-    return Page(heading(title) + "".join(map(paragraph, lines)), examples.to_text(feature, n))
+    line = Markup('<span style="opacity:.55">{:6.2f}</span> {}')
+    lines = [paragraph(line.format(one.value, _example(one, top[0].value))) for one in top]
+    return Page(Markup().join([heading(title), *lines]), examples.to_text(feature, n))
 
 
 def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
-    """The features whose examples speak of something, with their best example (`sae.probe.search`)."""
-    found = search(examples, query, n)
-    rows = [[str(one.feature), f"{one.score:.2f}", _example(one.example, one.example.value)] for one in found]
-    text = "\n".join(map(str, found)) or f"no feature's examples speak of {query!r}"
-    return Page(table(["feature", "score", "best example"], rows) if rows else paragraph(escape(text)), text)
+    """The features whose examples match a query best, with the best example of each (`sae.probe.search`)."""
+    from sae.probe import search
+
+    matches = search(examples, query, n)
+    if not matches:
+        message = f"no feature's examples match {query!r}"
+        return Page(paragraph(message), message)
+    rows = [[str(one.feature), f"{one.score:.2f}", _example(one.example, one.example.value)] for one in matches]
+    return Page(table(["feature", "score", "best example"], rows), "\n".join(map(str, matches)))
 
 
 def feature_heat(
     encoded: Encoded, layer: int, features: Sequence[int], image: Image, grid: Tensor, merge: int = 2
 ) -> Picture:
-    """An image, and where on it features fire: one map of its tokens for each feature.
+    """An image, and heat maps of where on it features fire.
 
     Args:
         encoded: of `Probe.encode_inputs`, with one image.
-        image: the same as a picture.
+        image: that image.
         grid: image_grid_thw of the inputs, [1, 3]: patches in time, height and width.
-        merge: patches a token has along each side.
+        merge: patches per token along each side.
 
     Raises:
-        DataError: more or fewer image tokens than the grid says.
+        DataError: more or fewer image tokens than the grid has.
     """
     from matplotlib.colors import ListedColormap
 
+    from sae.figures import COLOURS, Picture, new_figure
+
     _, height, width = (int(value) for value in grid[0])
     rows, columns = height // merge, width // merge
-    places = torch.arange(len(encoded))[image_tokens(encoded)]
-    if len(places) != rows * columns:
-        raise DataError(f"{len(places)} image tokens, but the grid says {rows} x {columns}: give inputs with one image")
+    tokens = image_tokens(encoded)
+    if (n_tokens := tokens.stop - tokens.start) != rows * columns:
+        raise DataError(f"{n_tokens} image tokens, but the grid says {rows} x {columns}: give inputs with one image")
     figure = new_figure(2.3 * (1 + len(features)), 2.5)
     panels = figure.subplots(1, 1 + len(features), squeeze=False)[0]
     panels[0].imshow(image)
     panels[0].set_title("image", fontsize=9)
     for axes, feature in zip(panels[1:], features, strict=True):
-        values = _activations(encoded, layer, feature)[places].reshape(rows, columns)
+        values = _activations(encoded, layer, feature)[tokens].reshape(rows, columns)
         axes.imshow(image.convert("L"), cmap="gray", vmin=-128, vmax=255, extent=(0, columns, rows, 0))
         shade = values / (float(values.max()) or 1.0) * 0.75
-        # one colour, and how much of it
         colour = ListedColormap([COLOURS[5]])
         axes.imshow(values.numpy(), cmap=colour, alpha=shade.numpy(), extent=(0, columns, rows, 0))
         axes.set_title(f"{feature}: up to {float(values.max()):.2g}", fontsize=9)
@@ -135,66 +141,49 @@ def feature_heat(
 
 
 def example_words(examples: TopExamples, features: Sequence[int]) -> Mapping[int, str]:
-    """The token on which each feature fires most, to be shown beside its number."""
-    found = {feature: examples.examples(feature, 1) for feature in features}
-    return {feature: _word(one[0].text[slice(*one[0].span)]) for feature, one in found.items() if one}
-
-
-def _word(token: str) -> str:
-    """A token on a line of its own."""
-    return token.strip() or repr(token)[1:-1]
+    """The token on which each feature fires most, as a label; features without examples are left out."""
+    tops = {feature: examples.examples(feature, 1) for feature in features}
+    return {feature: _word(top[0].text[slice(*top[0].span)]) for feature, top in tops.items() if top}
 
 
 def image_tokens(encoded: Encoded) -> slice:
-    """The tokens of an image, which stand together. Raises DataError where there is none, or more than one."""
+    """The tokens of the only image. Raises DataError where there is none, or more than one."""
     places = encoded.visual.nonzero().squeeze(-1).tolist()
     if not places or places[-1] - places[0] + 1 != len(places):
         raise DataError("give inputs with one image")
     return slice(places[0], places[-1] + 1)
 
 
-def _only(encoded: Encoded, visual: bool) -> Encoded:
-    """As if no other tokens counted."""
-    others = ~encoded.visual if visual else encoded.visual
-    if bool(others.all()):
-        raise DataError(f"there is no {'visual' if visual else 'text'} token in it")
-    return replace(encoded, special=encoded.special | others)
+def _word(token: str) -> str:
+    """A token as a label; white space is shown escaped."""
+    return token.strip() or repr(token)[1:-1]
 
 
 def _activations(encoded: Encoded, layer: int, feature: int) -> Tensor:
     codes = encoded.layer(layer)
-    return torch.where((codes.indices == feature) & codes.active(), codes.values, 0).sum(-1).float()
+    return (codes.values * (codes.indices == feature)).sum(-1).float()
 
 
-def _by_feature(encoded: Encoded, layer: int, feature: int, span: tuple[int, int]) -> str:
-    values = _activations(encoded, layer, feature)
-    top = float(values.max()) or 1.0
-    pieces, cursor = [], span[0]
-    for (start, end), value in zip(encoded.offsets.tolist(), values.tolist(), strict=True):
+def _by_feature(encoded: Encoded, layer: int, feature: int, span: tuple[int, int]) -> Markup:
+    values = _activations(encoded, layer, feature).tolist()
+    text, cursor = encoded.text, span[0]
+    pieces: list[tuple[str, float, str]] = []
+    for (start, end), value in zip(encoded.offsets.tolist(), values, strict=True):
         start, end = max(start, cursor), min(end, span[1])
-        if start >= end:
-            continue
-        pieces += [
-            (encoded.text[cursor:start], 0.0, ""),
-            (encoded.text[start:end], value / top, f"{value:.3g}" if value else ""),
-        ]
-        cursor = end
-    return shaded([*pieces, (encoded.text[cursor : span[1]], 0.0, "")], BLUE).rstrip()
+        if start < end:
+            pieces += [(text[cursor:start], 0.0, ""), _piece(text[start:end], value, max(values))]
+            cursor = end
+    return shaded([*pieces, (text[cursor : span[1]], 0.0, "")], BLUE).rstrip()
 
 
-def _example(example: Example, top: float) -> str:
+def _example(example: Example, top: float) -> Markup:
     pieces, cursor = [], 0
     for (start, end), value in zip(example.offsets, example.values, strict=True):
-        start = max(start, cursor)
-        pieces.append(
-            (example.text[start:end].replace("\n", " ⏎ "), value / (top or 1.0), f"{value:.3g}" if value else "")
-        )
+        pieces.append(_piece(example.text[max(start, cursor) : end].replace("\n", " ⏎ "), value, top))
         cursor = max(cursor, end)
     return shaded(pieces, BLUE)
 
 
-def _brief(examples: TopExamples | None, feature: int, n: int = 2) -> str:
-    if examples is None:
-        return ""
-    found = examples.examples(feature, n)
-    return "<br>".join(_example(one, found[0].value) for one in found)
+def _piece(text: str, value: float, top: float) -> tuple[str, float, str]:
+    """A token shaded by its activation relative to the largest."""
+    return text, value / (top or 1.0), f"{value:.3g}" if value else ""

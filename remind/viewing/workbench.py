@@ -1,26 +1,25 @@
-"""What a notebook works on: a backbone, dialogues, and SAEs of the backbone; made where they are not given."""
+"""What a notebook works on: a backbone, dialogues, and SAEs of the backbone; what is missing is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Question
-from remind.data.readers import read
-from remind.models.windows import prompt_lines
+from remind.data.readers import read, write_refmem
 
 if TYPE_CHECKING:
-    from remind.grounding import GroundingTrace
+    from torch import Tensor
+
+    from remind.grounding import Grounder, GroundingTrace
     from remind.models.backbone import Backbone
     from remind.perception import Perception
-    from remind.states.parquet import StateRecord
     from remind.states.pyramid import FactualState
+    from remind.states.records import StateRecord
     from sae import TopKSAE
     from sae.probe import Encoded, Probe, TopExamples
 
@@ -41,7 +40,7 @@ class Workbench:
     coders: dict[int, TopKSAE]
     idf: dict[int, Tensor]
     top_share: float = 0.3
-    _grounders: dict[str, Any] = field(default_factory=dict, repr=False)
+    _grounders: dict[str, Grounder] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> list[int]:
@@ -49,13 +48,15 @@ class Workbench:
 
     @cached_property
     def probe(self) -> Probe:
-        """Encodes texts and images with the backbone and its coders."""
+        """Encodes texts and images with the backbone and its SAEs."""
         from sae.probe import Probe
 
         return Probe(self.backbone.model, self.backbone.tokenizer, self.coders)
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Every session of every dialogue as prompts show it, under the ids of both."""
+        """Every session of every dialogue as prompts show it: (dialogue id/session id, text)."""
+        from remind.models.windows import prompt_lines
+
         for dialogue in self.corpus.dialogues:
             for session in dialogue.sessions:
                 yield f"{dialogue.id}/{session.id}", "".join(map(prompt_lines, session.turns))
@@ -72,12 +73,15 @@ class Workbench:
         Raises:
             DataError: no such dialogue or turn.
         """
+        from remind.models.windows import prompt_lines
+
         dialogue = self.corpus.dialogue(dialogue_id or self.corpus.dialogues[0].id)
-        dialogue.turn(turn_id)
-        parts = {turn.id: prompt_lines(turn) for turn in dialogue.session_of[turn_id].turns}
-        before = "".join(text for _, text in _until(list(parts.items()), turn_id))
-        encoded = self.probe.encode("".join(parts.values()))
-        return encoded, (len(before), len(before) + len(parts[turn_id].rstrip("\n")))
+        turn = dialogue.turn(turn_id)
+        turns = dialogue.session_of[turn_id].turns
+        texts = [prompt_lines(turn) for turn in turns]
+        place = turns.index(turn)
+        start = len("".join(texts[:place]))
+        return self.probe.encode("".join(texts)), (start, start + len(texts[place].rstrip("\n")))
 
     def with_image(self, path: str | Path, text: str) -> tuple[Encoded, Tensor]:
         """A message of an image and a text, encoded, and the image's grid of patches, [1, 3].
@@ -85,19 +89,16 @@ class Workbench:
         Tokens of the chat template do not count.
 
         Raises:
-            ImagePathError: an image that cannot be read. ModelError: a backbone that takes none.
+            ImagePathError: an image that cannot be read. ModelError: a backbone that takes no images.
         """
         parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": text}]
         inputs: dict[str, Any] = dict(self.backbone.encode_messages([{"role": "user", "content": parts}]))
         grid = inputs["image_grid_thw"]
         inputs["position_ids"] = self.backbone.position_ids(inputs)
         encoded = self.probe.encode_inputs(inputs)[0]
-        # the words of the chat template are nobody's
         start = encoded.text.rindex(text)
-        said = encoded.tokens_in(start, start + len(text)) | encoded.visual
-        return replace(encoded, special=encoded.special | ~said), grid
-
-    # grounding
+        content = encoded.tokens_in(start, start + len(text)) | encoded.visual
+        return replace(encoded, special=encoded.special | ~content), grid
 
     @cached_property
     def perception(self) -> Perception:
@@ -111,24 +112,23 @@ class Workbench:
         return Perception(config, encoder, OfflineLLM(encoder))
 
     def state(self, question: Question | str, dialogue_id: str | None = None) -> FactualState:
-        """x0 of a question: one of the corpus, or one's own words about a dialogue (the first one).
+        """x0 of a question of the corpus, or of a new one in free text about a dialogue (None: the first).
 
         Raises:
             DataError: no such dialogue, or a question without text.
         """
         if isinstance(question, str):
-            about = dialogue_id or self.corpus.dialogues[0].id
-            question = Question("own", about, question)
+            question = Question("own", dialogue_id or self.corpus.dialogues[0].id, question)
         return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), question)
 
     def trace(self, state: FactualState, **settings: Any) -> GroundingTrace:
-        """Everything on the way from x0 to x1, under the paper's settings but for those given.
+        """All intermediate results of grounding, under the paper's settings except those given.
 
         Args:
             settings: fields of `GroundingConfig`, e.g. alpha, beta, agg.
 
         Raises:
-            ConfigError: a setting that is not there, or a value it cannot have.
+            ConfigError: an unknown setting, or a value out of range.
         """
         from remind.grounding import Grounder, GroundingConfig
 
@@ -140,8 +140,7 @@ class Workbench:
                 wrong = sorted(set(settings) - set(GroundingConfig.__dataclass_fields__))
                 raise ConfigError(f"grounding has no setting {', '.join(wrong)}") from None
             self._grounders[key] = Grounder(self.backbone, self.coders, self.idf, config, self.perception.encoder)
-        found: GroundingTrace = self._grounders[key].trace(state)
-        return found
+        return self._grounders[key].trace(state)
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the offline stand-in writes the summary of x2."""
@@ -152,12 +151,11 @@ class Workbench:
         return record_of(state, trace.state.factual.question.split or "test")
 
     def answer(self, question: Question | str | FactualState, model: Backbone, max_new_tokens: int = 48) -> str:
-        """What a model answers from x0, greedily; the text between the answer tags.
+        """The greedy answer of a model from x0: the text between the answer tags.
 
         Raises:
             ModelError: a model that does not generate, or a prompt it cannot take.
         """
-        from remind.core.errors import ModelError
         from remind.evaluation.parse import parse_answer
         from remind.models.generate import generate
         from remind.states.pyramid import render
@@ -166,8 +164,8 @@ class Workbench:
         output = generate(model, [render(state).text], max_new_tokens, 1)[0]
         if output is None or output.failure is not None:
             raise ModelError(f"{model.name} gave no answer: {output.message if output else 'nothing was run'}")
-        asked = state.question
-        return parse_answer(output.text, asked.format, asked.options, asked.visual).answer
+        question = state.question
+        return parse_answer(output.text, question.format, question.options, question.visual).answer
 
 
 def open_workbench(
@@ -180,89 +178,99 @@ def open_workbench(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Workbench:
-    """Open what is given and make what is not.
+    """Load what is given and make what is not.
 
     Args:
         backbone: nano, minilm, or a Hugging Face folder or id.
         dialogues: files or folders of any format `remind.read` knows; None: a small synthetic world with drawn images.
-        sae: folder of `scripts/train_sae.py`; None: small SAEs are trained in seconds and kept under `out`, on talk of
-            the same kind for the nano backbone, else on the bundled small talk: a first look and no more.
+        sae: folder of `scripts/train_sae.py`; None: small SAEs are trained in seconds and kept under `out`, on a
+            synthetic world for the nano backbone, else on the bundled small talk. Enough for a first look only.
         out: folder for what is made.
         top_share: share of a dialogue that a question retrieves.
         device, dtype: of the backbone; SAEs stay in float32.
 
     Raises:
-        DataError, FormatError: dialogues that cannot be read, or none.
+        DataError, FormatError: no dialogues, or dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used.
     """
     from remind.grounding.load import load_saes
     from remind.models.load import load_backbone
 
-    name, folder = str(backbone), Path(out)
-    corpus = _world(folder / "world", 0) if dialogues is None else _corpus(dialogues)
-    trained = Path(sae) if sae is not None else _small_saes(name, folder, device, dtype)
-    coders, idf = load_saes(trained, device)
-    return Workbench(load_backbone(name, dtype=dtype, device=device), corpus, trained, coders, idf, top_share)
+    out = Path(out)
+    if dialogues is None:
+        corpus = read(_illustrated_world(out / "world", test=3, contrary=(0, 1), second_voice=0.0, seed=0))
+    else:
+        files = [dialogues] if isinstance(dialogues, str | Path) else dialogues
+        corpus = Corpus.merge([read(path) for path in files], files)
+    if not corpus.dialogues:
+        raise DataError(f"no dialogues in {dialogues}")
+    folder = Path(sae) if sae is not None else _small_saes(str(backbone), out, device, dtype)
+    coders, idf = load_saes(folder, device)
+    return Workbench(load_backbone(str(backbone), dtype=dtype, device=device), corpus, folder, coders, idf, top_share)
 
 
-def _corpus(paths: str | Sequence[str]) -> Corpus:
-    files = [paths] if isinstance(paths, str | Path) else paths
-    found = Corpus.merge([read(path) for path in files], files)
-    if not found.dialogues:
-        raise DataError(f"no dialogues in {paths}")
-    return found
-
-
-def _world(folder: Path, seed: int, dialogues: int = 3) -> Corpus:
+def _illustrated_world(folder: Path, **settings: Any) -> Path:
     from remind.testbed.pictures import illustrate
     from remind.testbed.world import WorldConfig, make_world
 
-    world = make_world(WorldConfig(train=0, dev=0, test=dialogues, contrary=(0, 1), second_voice=0.0, seed=seed))
-    return read(illustrate(world.corpus, folder))
+    return illustrate(make_world(WorldConfig(**{"train": 0, "dev": 0, "test": 0, **settings})).corpus, folder)
 
 
 def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
     from remind.data.sample import corpus_path
-    from remind.sae_training import TrainSAEConfig, quick_sae, train_sae
-    from remind.testbed.pictures import illustrate
-    from remind.testbed.world import WorldConfig, make_world
+    from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
     from sae.config import SAETrainConfig
 
     if backbone != "nano":
         return quick_sae(backbone, [str(corpus_path())], out, device, dtype)
     folder = out / "sae"
-    if not folder.exists():
-        talk = make_world(WorldConfig(train=6, dev=0, test=0, rule="none", by_template=False, seed=90_000))
-        train_sae(
-            TrainSAEConfig(
-                out=str(folder),
-                backbone=backbone,
-                layers=[2, 3],
-                data=str(illustrate(replace(talk.corpus, questions=()), out / "talk")),
-                image_tokens=9,
-                held_out=0.2,
-                idf_turns=300,
-                loss_windows=0,
-                checkpoint_every=0,
-                trainer=SAETrainConfig(
-                    d_sae=512,
-                    k=16,
-                    steps=150,
-                    batch_size=512,
-                    lr=1e-3,
-                    warmup_steps=10,
-                    decay_share=0.5,
-                    init_tokens=4096,
-                    dead_tokens=20_000,
-                    log_every=5,
-                ),
-                device=device,
-                dtype=dtype,
-                overwrite=True,
-            )
-        )
+    if folder.exists():
+        return folder
+    talk = _illustrated_world(out / "talk", train=6, rule="none", by_template=False, seed=90_000)
+    trainer = SAETrainConfig(d_sae=512, k=16, steps=150, batch_size=512, lr=1e-3, warmup_steps=10, decay_share=0.5)
+    trainer = replace(trainer, init_tokens=4096, dead_tokens=20_000, log_every=5)
+    config = TrainSAEConfig(out=str(folder), backbone=backbone, layers=[2, 3], data=str(talk), trainer=trainer)
+    config = replace(config, image_tokens=9, held_out=0.2, idf_turns=300, loss_windows=0, device=device, dtype=dtype)
+    return train_sae(config)
+
+
+def new_folder(path: str | Path) -> Path:
+    """Make the folder `path`-1, or with the first number that is free, so that earlier runs of a notebook are kept."""
+    number = 1
+    while (folder := Path(f"{path}-{number}")).exists():
+        number += 1
+    folder.mkdir(parents=True)
     return folder
 
 
-def _until(items: Sequence[tuple[str, str]], name: str) -> Sequence[tuple[str, str]]:
-    return items[: [key for key, _ in items].index(name)]
+def ask_about(
+    corpus: Corpus,
+    questions: Mapping[str, tuple[str | None, str | None]],
+    out: str | Path,
+    split: str = "train",
+    dialogue_id: str = "",
+) -> Path:
+    """Write a dialogue with new free-text questions about it, as RefMem-Bench JSONL for `build_states`.
+
+    Args:
+        corpus: of `remind.read`; its own questions are kept.
+        questions: by text, the answer, or None where it is unknown (see `data.unlabelled`), and the dimension, one of
+            `remind.data.dialogue.DIMENSIONS`, or None.
+        split: train, dev or test, for all of them.
+        dialogue_id: the dialogue they are about; "": the first one.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ConfigError: no questions. DataError: no such dialogue.
+    """
+    if not questions:
+        raise ConfigError("give at least one question")
+    about = corpus.dialogue(dialogue_id or corpus.dialogues[0].id).id
+    added = []
+    for number, (text, (answer, dimension)) in enumerate(questions.items(), start=len(corpus.questions) + 1):
+        answers = () if answer is None else (answer,)
+        added.append(Question(f"own-{number}", about, text, answers=answers, dimension=dimension, split=split))
+    write_refmem(Corpus(corpus.dialogues, (*corpus.questions, *added)), out)
+    return Path(out)

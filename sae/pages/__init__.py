@@ -1,9 +1,7 @@
 """Self-contained HTML pages: one file with style, script and data inside that loads nothing else.
 
-Feature pages (`sae.dashboard`) and the pages of other packages are assembled by `page` from a Jinja template that
-extends `base.html.j2`, with `base.css` and `common.js` of this package first. Text from data is safe in three ways:
-templates escape it, data is JSON in an element that is not run (`script_json`), and a content security policy allows
-only the page's own script, by its hash.
+Text from data is safe in three ways: templates escape it, data is JSON in an element that is not run (`script_json`),
+and a content security policy allows only the page's own script, by its hash.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that is safe inside `<script type="application/json">`, for any strings.
-
-    Raises:
-        ValueError: a number that is not finite.
-    """
+    """JSON that is safe inside a script element. Raises ValueError for numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
@@ -67,7 +61,7 @@ def page(
 
     Args:
         package, template: the Jinja template, which extends "base.html.j2" of this package.
-        scripts, styles: pairs of package and file that are added after common.js and base.css.
+        scripts, styles: pairs of package and file, after common.js and base.css.
         data: JSON for the script, in the element `data`.
         pictures: whether images inside the page, as data: URLs, may be shown.
         values: variables of the template; every text is escaped.
@@ -123,11 +117,7 @@ def digits(values: Any, largest: float) -> str:
 
 
 class Snippets:
-    """Texts around peaks, each stored once for all features that peak there.
-
-    Attributes:
-        rows: [text, ends of its tokens in UTF-16 units, label].
-    """
+    """Texts around peaks, each stored once; `rows` are [text, ends of its tokens in UTF-16 units, label]."""
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []

@@ -22,9 +22,7 @@ _LOOK_AHEAD = 8
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Encoded:
-    """One text and its codes, on the CPU. T tokens, none of them padding.
-
-    A token that does not count (special or sink) has values 0, so that no feature is active on it.
+    """One text and its codes, on the CPU: T tokens, none of them padding; on special tokens and sinks all values are 0.
 
     Attributes:
         text: the text; of prepared inputs their decoded ids.
@@ -32,8 +30,7 @@ class Encoded:
         tokens: T strings, as in the text; special tokens that the tokenizer added by their name.
         offsets: [T, 2] int64, start and end in characters of `text`; (0, 0) for special tokens that were added.
         codes: layer to codes [T, k].
-        special, sink, visual: [T] bool. A sink has a norm many times the median of the text, at any layer; visual
-            tokens stand for pixels.
+        special, sink, visual: [T] bool; sinks as in `sae.harvest`, visual tokens stand for pixels.
     """
 
     text: str
@@ -99,7 +96,6 @@ def top_features(
     encoded: Encoded,
     layer: int,
     span: tuple[int, int] | None = None,
-    tokens: slice | None = None,
     n: int = 10,
     by: Literal["max", "mean", "sum"] = "max",
     idf: Tensor | None = None,
@@ -110,31 +106,20 @@ def top_features(
         encoded: from a `Probe`.
         layer: one of its layers.
         span: characters [start, end) of the text; tokens that share a character with it are taken.
-        tokens: or tokens by number.
         n: features at most; only active ones.
-        by: value of a feature over the tokens: largest activation, mean over the tokens that count (0 where inactive),
-            or sum. In units of the coder.
+        by: value of a feature: largest activation, mean over the tokens that count (0 where inactive), or sum.
         idf: [d_sae], weights of the ranking (`sae.load_idf`); None: 1.
 
     Returns:
-        By falling score, among equals the lower feature first. The peak is the first token with the largest activation.
+        By falling score, among equals the lower feature first; the peak is the first of equal tokens.
 
-    Raises:
-        ConfigError: span and tokens at once, a span outside the text, or another `by`.
-        LayerError: a layer that was not encoded.
-        ShapeError: idf of another length.
+    Raises ConfigError for a span outside the text, LayerError for another layer, ShapeError for idf that does not fit.
     """
     if by not in ("max", "mean", "sum"):
         raise ConfigError(f"by = {by!r}: must be 'max', 'mean' or 'sum'")
-    if span is not None and tokens is not None:
-        raise ConfigError("give a span of characters or a slice of tokens, not both")
     codes = encoded.layer(layer)
     chosen = torch.ones(len(encoded), dtype=torch.bool) if span is None else encoded.tokens_in(*span)
-    if tokens is not None:
-        chosen = torch.zeros_like(chosen)
-        chosen[tokens] = True
-    chosen &= encoded.counted
-    where = chosen.nonzero().squeeze(-1)
+    where = (chosen & encoded.counted).nonzero().squeeze(-1)
     active = codes.active()[where]
     if not bool(active.any()):
         return []
@@ -174,15 +159,12 @@ class Probe:
         special_ids: tokens that do not count; None: tokenizer.all_special_ids. Visual tokens count in any case.
         sink_factor: as in `sae.harvest`, but each text has a median of its own; None: sinks count.
         add_special_tokens: whether the tokenizer frames each text ([CLS], a BOS).
-        batch_size: texts per forward, at most.
-        batch_tokens: tokens per forward with padding, at most; a longer text is encoded alone.
+        batch_size, batch_tokens: texts and tokens with padding per forward, at most; a longer text is encoded alone.
 
     Attributes:
         max_length: the longest text in tokens that configuration and tokenizer allow; None: no limit.
 
-    Raises:
-        ConfigError: a tokenizer without character offsets, or sizes below 1.
-        LayerError, ShapeError: coders that do not fit the model.
+    Raises ConfigError, LayerError or ShapeError for a tokenizer without offsets, or coders that do not fit the model.
     """
 
     def __init__(
@@ -218,10 +200,8 @@ class Probe:
     def encode(self, text: str | Sequence[str]) -> Encoded | list[Encoded]:
         """Codes of one text, or of each of several, in their order.
 
-        Raises:
-            ShapeError: a text of more tokens than the model takes.
-            ActivationError: hidden states that are not finite.
-            ConfigError: a model in training mode, or a text that is not a string.
+        Raises ShapeError for a text longer than the model takes, ActivationError for hidden states that are not finite,
+        ConfigError for a model in training mode, or a text that is not a string.
         """
         return next(self.stream([text])) if isinstance(text, str) else list(self.stream(text))
 
@@ -236,20 +216,16 @@ class Probe:
         """Codes of inputs as a processor prepares them, in one forward; one `Encoded` per row, without its padding.
 
         Args:
-            inputs: input_ids [B, T], optionally attention_mask [B, T], and whatever else the model's forward takes
-                (pixel_values, image_grid_thw, position_ids, ...).
+            inputs: input_ids [B, T], optionally attention_mask [B, T], and whatever else the model's forward takes.
 
         Returns:
-            The text of each is its decoded ids, with special tokens; `visual` flags image and video tokens.
-
-        Raises:
-            as `encode`; ShapeError also for an attention mask that is not [B, T].
+            The text of each is its decoded ids, with special tokens. Errors as `encode`; ShapeError also for an
+            attention mask that is not [B, T].
         """
         inputs = on_device(self.model, inputs, "inputs")
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.bool().sum(1).tolist()
-        for row, length in enumerate(lengths):
-            self._check_length(f"row {row}", length)
+        self._check_lengths("row", 0, lengths)
         rows = []
         for encoded in self._forward(inputs, "row", list(range(len(ids)))):
             text, spans = self._pieces.join(encoded.ids.tolist())
@@ -261,17 +237,10 @@ class Probe:
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise ConfigError(f"text {first + number} is a {type(text).__name__}, not a string")
-        framed = self.tokenizer(
-            texts,
-            add_special_tokens=self.add_special_tokens,
-            return_offsets_mapping=True,
-            padding=False,
-            truncation=False,
-            verbose=False,
-        )
+        options = {"padding": False, "truncation": False, "verbose": False, "return_offsets_mapping": True}
+        framed = self.tokenizer(texts, add_special_tokens=self.add_special_tokens, **options)
         ids: list[list[int]] = framed["input_ids"]
-        for number, length in enumerate(map(len, ids)):
-            self._check_length(f"text {first + number}", length)
+        self._check_lengths("text", first, map(len, ids))
         rows: dict[int, Encoded] = {}
         for batch in self._batches([len(row) for row in ids]):
             width = len(ids[batch[0]])
@@ -284,20 +253,19 @@ class Probe:
             device = hooks.device_of(self.model)
             inputs = {"input_ids": padded.to(device), "attention_mask": mask.to(device)}
             rows.update(zip(batch, self._forward(inputs, "text", [first + number for number in batch]), strict=True))
-        return [self._with_text(rows[i], text, framed["offset_mapping"][i]) for i, text in enumerate(texts)]
-
-    def _with_text(self, row: Encoded, text: str, spans: list[tuple[int, int]]) -> Encoded:
-        names = self.tokenizer.convert_ids_to_tokens(row.ids.tolist())
-        tokens = tuple(text[a:b] if b > a else name for (a, b), name in zip(spans, names, strict=True))
-        return replace(row, text=text, tokens=tokens, offsets=_offsets(spans))
+        results = []
+        for number, (text, spans) in enumerate(zip(texts, framed["offset_mapping"], strict=True)):
+            names = self.tokenizer.convert_ids_to_tokens(ids[number])
+            tokens = tuple(text[a:b] if b > a else name for (a, b), name in zip(spans, names, strict=True))
+            results.append(replace(rows[number], text=text, tokens=tokens, offsets=_offsets(spans)))
+        return results
 
     def _batches(self, lengths: list[int]) -> list[list[int]]:
         """Indices of the texts of each forward, the longest text first."""
         batches: list[list[int]] = []
         for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            last = batches[-1] if batches else None
-            fits = last and len(last) < self.batch_size and (len(last) + 1) * lengths[last[0]] <= self.batch_tokens
-            if last is not None and fits:
+            last = batches[-1] if batches else []
+            if last and len(last) < self.batch_size and (len(last) + 1) * lengths[last[0]] <= self.batch_tokens:
                 last.append(number)
             else:
                 batches.append([number])
@@ -311,8 +279,7 @@ class Probe:
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         states: dict[int, Tensor] = {}
-        keep, wanted, visual = torch.zeros_like(real), torch.zeros_like(real), torch.zeros_like(real)
-        # a forward over no token at all fails in most models
+        keep, wanted, visual = (torch.zeros_like(real) for _ in range(3))
         if ids.numel():
             states = hooks.hidden_states(self.model, list(self.coders), **inputs)
             for row in range(len(ids)):
@@ -346,17 +313,16 @@ class Probe:
             broken = ~torch.isfinite(used).all(-1)
             if bool(broken.any()):
                 row = int(keep.nonzero()[broken.to(keep.device)][0, 0])
-                raise ActivationError(
-                    f"{kind} {numbers[row]}: hidden states of layer {layer} are not finite; load the model in bfloat16 "
-                    "or float32"
-                )
+                place = f"{kind} {numbers[row]}: hidden states of layer {layer}"
+                raise ActivationError(f"{place} are not finite; load the model in bfloat16 or float32")
             codes, where = coder.encode(used), keep.cpu()
             values[where], indices[where] = codes.values.cpu(), codes.indices.cpu()
         return SparseCodes(values, indices)
 
-    def _check_length(self, what: str, length: int) -> None:
-        if self.max_length is not None and length > self.max_length:
-            raise ShapeError(f"{what} has {length} tokens, the model takes {self.max_length}; split it")
+    def _check_lengths(self, kind: str, first: int, lengths: Iterable[int]) -> None:
+        for number, length in enumerate(lengths, first):
+            if self.max_length is not None and length > self.max_length:
+                raise ShapeError(f"{kind} {number} has {length} tokens, the model takes {self.max_length}; split it")
 
 
 def _offsets(spans: Sequence[tuple[int, int]]) -> Tensor:

@@ -31,14 +31,11 @@ class Example:
     """A token a feature fires on, with the tokens around it.
 
     Attributes:
-        feature: its number.
         value: activation at the peak token, in units of the coder.
         source: number of the text, from 0 in order of arrival; `label`: its name, if it has one.
-        position: of the peak token in its text, in tokens.
-        ids: C context tokens, the peak among them; fewer at the ends of the text.
-        values: C activations of the feature.
+        position: of the peak token in its text, in tokens; `peak`: in the context.
+        ids, values: C context tokens, fewer at the ends of the text, and activations of the feature on them.
         text: what the ids decode to, and `offsets`: C times (start, end) in it.
-        peak: number of the peak token in the context.
     """
 
     feature: int
@@ -74,9 +71,8 @@ class Example:
 class TopExamples:
     """The `per_feature` examples with the largest activations of each feature of one coder.
 
-    Exact: after any number of texts the same as sorting every active token of all of them, with at most one example,
-    the largest, per feature and text; among equal values the earliest wins. Memory is O(d_sae x per_feature x context),
-    however many texts are added.
+    Exact, as if every active token were sorted, with at most one example per feature and text, the largest; among equal
+    values the earliest wins. Memory is O(d_sae x per_feature x context).
 
     Args:
         d_sae: features of the coder.
@@ -89,8 +85,7 @@ class TopExamples:
         n_texts, n_tokens: texts added, and their tokens that count.
         fired: [d_sae] int64, tokens each feature was active on; fired / n_tokens is its density.
 
-    Raises:
-        ConfigError: sizes out of range.
+    Raises ConfigError for sizes out of range.
     """
 
     def __init__(
@@ -118,9 +113,7 @@ class TopExamples:
             layer: the one the coder belongs to.
             labels: names of the texts.
 
-        Raises:
-            ShapeError: features beyond d_sae, another number of labels, or texts encoded with another k.
-            LayerError: a layer that was not encoded.
+        Raises ShapeError for parts that do not fit together, LayerError for a layer that was not encoded.
         """
         texts = [encoded] if isinstance(encoded, Encoded) else list(encoded)
         parts = [text.layer(layer) for text in texts]
@@ -176,9 +169,7 @@ class TopExamples:
     def save(self, folder: str | Path) -> None:
         """Write `examples.safetensors` and `examples.json`, which also holds the texts of the tokens.
 
-        Raises:
-            FormatError: metadata that is not JSON.
-            StorageError: files that cannot be written.
+        Raises FormatError for metadata that is not JSON. Raises StorageError for files that cannot be written.
         """
         folder = Path(folder)
         for feature in self.features().tolist():
@@ -191,7 +182,6 @@ class TopExamples:
             "d_sae": self.d_sae,
             "per_feature": self.per_feature,
             "context": list(self.context),
-            "distinct_texts": True,
             "n_texts": self.n_texts,
             "n_tokens": self.n_tokens,
             "metadata": self.metadata,
@@ -204,8 +194,7 @@ class TopExamples:
     def load(cls, folder: str | Path, tokenizer: Any = None) -> TopExamples:
         """Read a folder written by `save`; to add more texts, give the tokenizer.
 
-        Raises:
-            FormatError: files that are missing, damaged, of another kind, or not saved together.
+        Raises FormatError for files that are missing, damaged, of another kind, or not saved together.
         """
         folder = Path(folder)
         config, tensors = files.read_json(folder / CONFIG), files.read_tensors(folder / TENSORS)
@@ -237,7 +226,7 @@ def collect(
     *,
     per_feature: int = 20,
     context: tuple[int, int] = (10, 10),
-    into: Mapping[int, TopExamples] | None = None,
+    kind: type[TopExamples] = TopExamples,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, TopExamples]:
     """Encode texts from a stream and keep the top examples of every feature; the texts are not kept in memory.
@@ -247,23 +236,20 @@ def collect(
         texts: texts, or pairs of a label and a text.
         layers: a layer or several; None: all of the probe's.
         per_feature, context: as in `TopExamples`.
-        into: layer to examples that the texts are added to; per_feature and context are then theirs.
+        kind: the class of examples.
         progress: called with the number of texts done so far.
 
     Returns:
         Layer to its examples.
 
-    Raises:
-        LayerError: a layer the probe, or `into`, does not have.
-        ShapeError, ActivationError, ConfigError: as `Probe.encode`.
+    Raises LayerError for a layer the probe does not have; other errors as `Probe.encode`.
     """
     result: dict[int, TopExamples] = {}
     for layer in [layers] if isinstance(layers, int) else (probe.coders if layers is None else layers):
-        if layer not in probe.coders or (into is not None and layer not in into):
+        if layer not in probe.coders:
             raise LayerError(f"layer {layer} does not exist; the probe has {sorted(probe.coders)}")
         options: dict[str, Any] = {"tokenizer": probe.tokenizer, "metadata": {"layer": layer}}
-        d_sae = probe.coders[layer].d_sae
-        result[layer] = TopExamples(d_sae, per_feature, context, **options) if into is None else into[layer]
+        result[layer] = kind(probe.coders[layer].d_sae, per_feature, context, **options)
     labels: deque[str | None] = deque()
 
     def unlabelled() -> Iterator[str]:
@@ -299,38 +285,25 @@ class FeatureMatch(NamedTuple):
         return f"{self.feature:>6}  {self.score:6.3f}  {self.example}"
 
 
-def search(examples: TopExamples, query: str, n: int = 10, *, peak_weight: float = 0.5) -> list[FeatureMatch]:
+def search(examples: TopExamples, query: str, n: int = 10) -> list[FeatureMatch]:
     """Find the features whose top examples match a query best.
 
-    With v_e > 0 the activation of example e of a feature and m_e in [0, 1] its match, the feature's score is the mean
-    of m weighted by activation, Σ_e v_e m_e / Σ_e v_e. The match is lexical: of the query's distinct words,
-
-        m_e = peak_weight · (share found at the peak) + (1 - peak_weight) · (share found anywhere in the context),
-
-    where words are \\w+ casefolded, and those at the peak are the whole words that share a character with the peak
-    token. A score of 1: the peak token of every example is (part of) the query's one word.
-
-    Args:
-        examples: of one layer.
-        query: words; order does not count.
-        n: features at most.
-        peak_weight: see above, in [0, 1].
+    With v_e > 0 the activation of example e of a feature and m_e its match, the score is Σ_e v_e m_e / Σ_e v_e. The
+    match is lexical (words are \\w+ casefolded): of the query's distinct words, m_e is the mean of the share found at
+    the peak, in words that share a character with the peak token, and of the share found anywhere in the context.
 
     Returns:
-        By falling score, which is above 0; among equals the feature with more examples, then the lower one.
+        At most n features by falling score, above 0; among equals that with more examples, then the lower one.
 
-    Raises:
-        ConfigError: a query without words, or a weight out of range.
+    Raises ConfigError for a query without words.
     """
     words = {word.casefold() for word in _WORD.findall(query)}
     if not words:
         raise ConfigError(f"the query {query!r} has no words")
-    if not 0 <= peak_weight <= 1:
-        raise ConfigError(f"peak_weight {peak_weight} must lie between 0 and 1")
     matches: list[tuple[float, int, FeatureMatch]] = []
     for feature in examples.features().tolist():
         group = examples.examples(feature)
-        scores = [_match(example, words, peak_weight) for example in group]
+        scores = [_match(example, words) for example in group]
         total = sum(example.value for example in group)
         score = sum(example.value * m for example, m in zip(group, scores, strict=True)) / total
         if score > 0:
@@ -340,7 +313,7 @@ def search(examples: TopExamples, query: str, n: int = 10, *, peak_weight: float
     return [match for *_, match in matches[: max(n, 0)]]
 
 
-def _match(example: Example, words: set[str], peak_weight: float) -> float:
+def _match(example: Example, words: set[str]) -> float:
     start, end = example.span
     context: set[str] = set()
     peak: set[str] = set()
@@ -350,4 +323,4 @@ def _match(example: Example, words: set[str], peak_weight: float) -> float:
             context.add(word)
             if match.start() < end and match.end() > start:
                 peak.add(word)
-    return (peak_weight * len(peak) + (1 - peak_weight) * len(context)) / len(words)
+    return (0.5 * len(peak) + 0.5 * len(context)) / len(words)

@@ -12,11 +12,7 @@ _MOST = 8
 
 
 class Pieces:
-    """Decodes ids into a text and the span of each token in it; keeps the text of every id it has decoded.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer; None: ids that were not decoded before are written as numbers.
-    """
+    """Decodes ids into a text and the span of each token in it; without a tokenizer, unknown ids become numbers."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer

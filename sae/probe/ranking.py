@@ -16,16 +16,9 @@ _CHUNK = 1 << 15
 
 
 class Tokens:
-    """The tokens of some whole texts, one after the other.
+    """The tokens of whole texts, one after the other: ids [N], the length of each text, and codes [N, k].
 
-    Args:
-        ids: [N] int64.
-        lengths: tokens of each text.
-        codes: of the N tokens; on tokens that do not count all values are 0.
-        d_sae: features of the coder.
-
-    Raises:
-        ShapeError: a feature beyond d_sae.
+    On tokens that do not count all values are 0. Raises ShapeError for a feature beyond d_sae.
     """
 
     def __init__(self, ids: Tensor, lengths: Sequence[int], codes: SparseCodes, d_sae: int) -> None:
@@ -65,9 +58,8 @@ class Ranking:
     """For each feature the `most` texts with the largest activations, by falling value; the earliest of equals first.
 
     Attributes:
-        tensors: `value` [d_sae, most] float64, 0 where there is none yet; `source` [d_sae, most] int64, number of the
-            text, -1 where there is none yet; `position` [d_sae, most] int64, of the token in its text; `ids` int32 and
-            `around` float32 [d_sae, most, W], ids and activations of the context (-1 and 0 beyond the text).
+        tensors: [d_sae, most] `value` (0: none yet), `source` (number of the text, -1: none yet) and `position` of the
+            token in its text; [d_sae, most, W] `ids` and `around`, activations of the context (-1 and 0 beyond it).
     """
 
     def __init__(self, d_sae: int, most: int, context: tuple[int, int]) -> None:
@@ -109,10 +101,6 @@ class Ranking:
         candidates[group[near], rank[near]] = value[near]
         owners = torch.zeros(len(rows), self.most, dtype=torch.int64)
         owners[group[near], rank[near]] = token[near]
-        self._merge(rows, candidates, owners, tokens, first)
-
-    def _merge(self, rows: Tensor, candidates: Tensor, owners: Tensor, tokens: Tokens, first: int) -> None:
-        """rows: features; candidates, owners (their tokens): [rows, most], by falling value, 0 where there is none."""
         # present entries stand before candidates, so that they win among equals
         both = torch.cat([self.tensors["value"][rows], candidates], 1)
         value, order = (x[:, : self.most] for x in both.sort(dim=1, descending=True, stable=True))
@@ -120,7 +108,8 @@ class Ranking:
         row = torch.arange(len(rows))[:, None].expand_as(order)[new]
         token = owners[row, order[new] - self.most]
         text = tokens.text[token]
-        contexts = [tokens.around(*part, self.context) for part in _chunks(token, rows[row])]
+        chunks = zip(token.split(_CHUNK), rows[row].split(_CHUNK), strict=True)
+        contexts = [tokens.around(*chunk, self.context) for chunk in chunks]
         ids, around = (torch.cat(parts) for parts in zip(*contexts, strict=True))
         update = {
             "value": value[new],
@@ -143,11 +132,6 @@ class Ranking:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over saved `tensors`. Raises KeyError or ValueError for tensors of another form."""
-        for name, mine in self.tensors.items():
-            if tensors[name].shape != mine.shape or tensors[name].dtype != mine.dtype:
-                raise ValueError(f"{name} is {list(tensors[name].shape)}, expected {list(mine.shape)}")
+        if wrong := [name for name, mine in self.tensors.items() if tensors[name].shape != mine.shape]:
+            raise ValueError(f"{wrong[0]} has another shape")
         self.tensors = {name: tensors[name] for name in self.tensors}
-
-
-def _chunks(token: Tensor, feature: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(token.split(_CHUNK), feature.split(_CHUNK), strict=True))

@@ -33,14 +33,12 @@ def steer(
 ) -> Iterator[None]:
     """Within the block every forward of the model, including `generate`, runs on an edited residual stream.
 
-    With h the stream at a token of layer L, z = coder.encode(h) (z_j = 0 where j is inactive) and the rows of W_dec in
-    units of h per unit of code:
+    With h the stream at a token of layer L and z = coder.encode(h) (z_j = 0 where j is inactive):
 
-    - "add": h + Σ_j s_j W_dec[j], whether j is active or not. s_j is in the units of the codes, so that s_j = 5 adds
-      what a code of 5 stands for. With `relative`: h + ‖h‖ Σ_j s_j W_dec[j] / ‖W_dec[j]‖, s_j in shares of the norm of
-      the token's own h.
-    - "set": h + Σ_j (s_j - z_j) W_dec[j], every token. What the coder reconstructs then holds s_j of feature j, and
-      what it cannot reconstruct (h - ĥ) stays. Encoding the result again need not give s_j back. s_j may be negative.
+    - "add": h + Σ_j s_j W_dec[j], whether j is active or not, s_j in the units of the codes. With `relative`:
+      h + ‖h‖ Σ_j s_j W_dec[j] / ‖W_dec[j]‖, s_j in shares of the norm of the token's own h.
+    - "set": h + Σ_j (s_j - z_j) W_dec[j], every token; what the coder cannot reconstruct (h - ĥ) stays. Encoding the
+      result again need not give s_j back. s_j may be negative.
     - "ablate": "set" with s_j = 0. A token where none of the features is active keeps its h bit for bit.
 
     Edits of several layers see the effect of the edits below them; nested blocks at one layer act from the outside in.
@@ -48,18 +46,15 @@ def steer(
     Args:
         model: a Hugging Face model, with or without its head.
         coders: layer to coder; those of the layers edited are used.
-        features: layer to {feature: strength s_j}; for "ablate" a collection of features is enough, and strengths are
-            ignored.
-        mode: see above.
-        relative: strengths of "add" in shares of ‖h‖.
+        features: layer to {feature: strength s_j}; for "ablate" a collection of features is enough.
+        mode, relative: see above.
         positions: which tokens are edited, from their positions; None: all. Positions count from 0, with padding on the
             left and cached tokens: `lambda at: at >= n` edits what `generate` adds to a prompt of n tokens.
 
     Raises:
         LayerError: a layer the model or `coders` does not have, or none.
-        ConfigError: a feature the coder does not have, a strength that is not a finite number, or options that do not
-            go together.
-        ShapeError: a coder of another width; in the forward: a callable whose result is not bool [T] or [B, T].
+        ConfigError: a feature that does not exist, a strength that is not finite, or options that do not fit together.
+        ShapeError: a coder of another width; in the forward: positions that are not bool [T] or [B, T].
     """
     for layer in features:
         if layer not in coders:
@@ -171,13 +166,11 @@ def _strengths(
     for feature, strength in features.items():
         number = -1 if isinstance(feature, bool) or not hasattr(feature, "__index__") else feature.__index__()
         if not 0 <= number < coder.d_sae:
-            raise ConfigError(
-                f"layer {layer}: feature {feature!r} does not exist; the coder has 0 to {coder.d_sae - 1}"
-            )
+            raise ConfigError(f"layer {layer}: feature {feature!r} does not exist; there are 0 to {coder.d_sae - 1}")
         try:
             strengths[number] = float(strength)
         except (TypeError, ValueError):
-            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not a number") from None
+            strengths[number] = math.nan
         if not math.isfinite(strengths[number]):
-            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not finite")
+            raise ConfigError(f"layer {layer}, feature {number}: strength {strength!r} is not a finite number")
     return strengths

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from remind.alignment import checkpoint
-from remind.alignment.config import TrainConfig, TrainerConfig, as_dict
-from remind.alignment.data import DataConfig
-from remind.alignment.example import Example
+from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
+from remind.alignment.run_folder import as_dict
+from remind.alignment.tokens import Example
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import Rendered
 
@@ -113,9 +113,11 @@ class Runs:
     """Whole runs on nano: how they are told, started as processes, and compared."""
 
     ROOT = ROOT
+    TrainConfig = TrainConfig
     LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
     FRONT = (
-        "import os, sys\nfrom remind.alignment.trainer import TrainConfig, train\nfrom remind.core.cli import main\n"
+        "import os, sys\nfrom remind.alignment.config import TrainConfig\n"
+        "from remind.alignment.trainer import train\nfrom remind.core.cli import main\n"
     )
     # torch's own threads now and then abort a process that tears down as usual, after all is done
     END = """

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from remind.alignment import checkpoint
 from remind.alignment.model import trainable
-from remind.alignment.optim import adamw
+from remind.alignment.optim import make_optimizer
 from remind.core.errors import ModelError
 from remind.core.files import read_json
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def trained(make_model: Callable[..., Any], steps: int) -> tuple[Any, torch.optim.Optimizer]:
     model = trainable(make_model(dtype=torch.float32), None)
-    optimizer = adamw(model, 1e-2, 0.1)
+    optimizer = make_optimizer(model, "adamw", 1e-2, 0.1)
     for seed in range(steps):
         step(model, optimizer, seed)
     return model, optimizer

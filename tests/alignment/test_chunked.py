@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remind.alignment.chunked import chunked_terms
-from remind.alignment.losses import Edge, Objective, position_terms
+from remind.alignment.config import Edge, Objective
+from remind.alignment.objective import chunked_terms, position_terms
 
 N, D, V = 11, 6, 23
 
@@ -36,13 +36,15 @@ OBJECTIVES = [
 @pytest.mark.parametrize("students", [(0, 1, 2), (1,), (0,)])
 def test_values_and_gradients_equal_the_dense_ones(objective: Objective, chunk: int, students: tuple[int, ...]) -> None:
     hidden, weight, targets, weights = inputs()
-    dense = position_terms({k: h @ weight.T for k, h in hidden.items()}, targets, objective, students, watch=True)
-    expected = (dense.total * weights).sum()
+    dense, terms = position_terms(
+        {k: h @ weight.T for k, h in hidden.items()}, targets, objective, students, monitor=True
+    )
+    expected = (dense * weights).sum()
     chunked = Objective(**{**vars(objective), "chunk": chunk})
     found, values = chunked_terms(hidden, weight, targets, weights, chunked, students)
     torch.testing.assert_close(found, expected)
-    assert values.keys() == dense.values.keys()
-    for name, value in dense.values.items():
+    assert values.keys() == terms.keys()
+    for name, value in terms.items():
         torch.testing.assert_close(values[name], value)
         assert not values[name].requires_grad
     if expected.requires_grad:

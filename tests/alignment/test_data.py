@@ -12,14 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.alignment.data import DataConfig, build_examples, check_trainable, example_of, load_data
-from remind.alignment.order import Order, share
+from remind.alignment.config import DataConfig
+from remind.alignment.data import Examples, Order, check_trainable, fit_of, load_data, select, share
+from remind.alignment.tokens import example_of
 from remind.core.errors import DataError
 from remind.models.backbone import end_token_id, prompt_ids
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord
 
 MakeRecord = Callable[..., StateRecord]
+
+
+def build_examples(tokenizer: Any, records: list[StateRecord], config: DataConfig, length: int) -> Examples:
+    """Tokenised and selected, for a model that takes `length` tokens."""
+    fit = fit_of(config, length)
+    return select([example_of(tokenizer, record, fit) for record in records], config, length)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,7 @@ def test_an_example_is_prompt_target_and_end_token(tokenizer: Any, make_record: 
     ]
     assert example.answer[-1] == end_token_id(tokenizer)
     assert tokenizer.decode(example.answer[:-1]) == record.target
-    assert example.tokens == sum(map(len, example.prompts)) + 3 * (len(example.answer) - 1)
+    assert example.tokens_under((0, 1, 2)) == sum(map(len, example.prompts)) + 3 * (len(example.answer) - 1)
 
 
 def test_special_tokens_in_a_target_stay_text(tokenizer: Any, make_record: MakeRecord) -> None:

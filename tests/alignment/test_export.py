@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment import checkpoint
-from remind.alignment.config import read_config
-from remind.alignment.export import ExportConfig, export
-from remind.alignment.marker import marker_id
-from remind.alignment.model import load, prepare
-from remind.alignment.trainer import LoraConfig, TrainConfig, TrainerConfig, train
+from remind.alignment.config import ExportConfig, LoraConfig, TrainConfig, TrainerConfig
+from remind.alignment.export import export
+from remind.alignment.model import load, marker_id, prepare
+from remind.alignment.run_folder import read_config
+from remind.alignment.trainer import train
 from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import prompt_ids
 from remind.models.load import load_backbone

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from remind.alignment import checkpoint
-from remind.alignment.guard import Guard, GuardConfig
+from remind.alignment.config import GuardConfig
+from remind.alignment.guard import Guard
 from remind.alignment.metrics import read_metrics
-from remind.alignment.trainer import train
-from remind.alignment.workers import Workers
+from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, ModelError
 
 
@@ -24,9 +24,9 @@ def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1
 
 def test_a_measured_collapse_is_seen_and_learning_is_not() -> None:
     guard = Guard(GuardConfig())
-    assert guard.look(row((0.6, 0.4, 0.31))) == []
-    assert guard.look(row((0.5, 0.4, 0.6))) == []
-    (found,) = guard.look(row((0.4, 0.4, 1.97)))
+    assert guard.collapses(row((0.6, 0.4, 0.31))) == []
+    assert guard.collapses(row((0.5, 0.4, 0.6))) == []
+    (found,) = guard.collapses(row((0.4, 0.4, 1.97)))
     assert "under x2" in found
     assert "0.310" in found
     assert "1.970" in found
@@ -35,29 +35,29 @@ def test_a_measured_collapse_is_seen_and_learning_is_not() -> None:
 def test_a_rise_counts_from_the_lowest_not_from_an_untrained_start() -> None:
     guard = Guard(GuardConfig())
     for ce in (7.0, 3.0, 0.5):
-        assert guard.look(row((ce, ce, ce), (ce, ce, ce))) == []
-    assert len(guard.look(row((0.5, 0.5, 1.31), (0.5, 0.5, 0.5)))) == 1
-    assert len(guard.look(row((0.5, 0.5, 1.29), (0.5, 0.5, 0.5)))) == 0
+        assert guard.collapses(row((ce, ce, ce), (ce, ce, ce))) == []
+    assert len(guard.collapses(row((0.5, 0.5, 1.31), (0.5, 0.5, 0.5)))) == 1
+    assert len(guard.collapses(row((0.5, 0.5, 1.29), (0.5, 0.5, 0.5)))) == 0
 
 
 def test_sharper_without_being_righter_is_a_collapse() -> None:
     guard = Guard(GuardConfig())
-    guard.look(row((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)))
-    assert guard.look(row((1.9, 1.9, 1.9), (0.1, 0.1, 0.1))) == []
-    (found,) = guard.look(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
+    guard.collapses(row((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)))
+    assert guard.collapses(row((1.9, 1.9, 1.9), (0.1, 0.1, 0.1))) == []
+    (found,) = guard.collapses(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
     assert "entropy under x1" in found
 
 
 def test_not_a_number_is_a_collapse() -> None:
     guard = Guard(GuardConfig())
-    guard.look(row((1.0, 1.0, 1.0)))
-    assert guard.look(row((1.0, float("nan"), 1.0)))
+    guard.collapses(row((1.0, 1.0, 1.0)))
+    assert guard.collapses(row((1.0, float("nan"), 1.0)))
 
 
 def test_off_says_nothing() -> None:
     guard = Guard(GuardConfig(mode="off"))
-    guard.look(row((0.1, 0.1, 0.1)))
-    assert guard.look(row((9.0, 9.0, 9.0))) == []
+    guard.collapses(row((0.1, 0.1, 0.1)))
+    assert guard.collapses(row((9.0, 9.0, 9.0))) == []
 
 
 def test_thresholds_out_of_range() -> None:
@@ -69,19 +69,19 @@ def test_thresholds_out_of_range() -> None:
 @pytest.fixture
 def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out cross-entropy under x1 rises by 0.5 nats with each training step."""
-    through = Workers.go_through
+    through = Trainer.run_passes
     steps = 0
 
-    def worse(self: Workers, *args: Any) -> dict[str, Tensor]:
+    def worse(self: Trainer, *args: Any) -> dict[str, Tensor]:
         nonlocal steps
         values = through(self, *args)
-        if args[3] is not None:
+        if len(args) > 4:
             steps += 1
         else:
             values["ce1"] = torch.full_like(values["ce1"], 0.31 + 0.5 * steps)
         return values
 
-    monkeypatch.setattr(Workers, "go_through", worse)
+    monkeypatch.setattr(Trainer, "run_passes", worse)
 
 
 @pytest.mark.usefixtures("drifting")

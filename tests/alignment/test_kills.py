@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from remind.alignment.data import DataConfig
+from remind.alignment.config import DataConfig, Edge, Objective
 from remind.alignment.metrics import METRICS
-from remind.alignment.objective import Edge, Objective
 from remind.alignment.trainer import train
 from remind.core.files import read_json
 

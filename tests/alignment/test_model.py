@@ -12,13 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.alignment import nf4
-from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
-from remind.alignment.marker import add_marker, marker_id
-from remind.alignment.model import check_head, fingerprint, load, prepare, trainable
+from remind.alignment.config import LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind.alignment.model import (
+    add_marker,
+    body_of,
+    check_head,
+    dequantise,
+    fingerprint,
+    head_weight,
+    load,
+    marker_id,
+    prepare,
+    quantise,
+    trainable,
+)
 from remind.alignment.optim import parameter_groups
 from remind.alignment.setup import set_up
-from remind.alignment.step import AlignmentModel, Objective, body_of, collate, head_weight, plan, run
+from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids, tokenize
@@ -179,7 +189,7 @@ def test_pixels_give_the_vision_tower_a_gradient(
     for prompt in examples[0].prompts:
         prompt[1:7] = torch.tensor([92, 90, 90, 90, 90, 93], dtype=prompt.dtype)
     pixels = {"pixel_values": torch.randn(16, 96, dtype=torch.float64), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    object.__setattr__(examples[0], "pixels", pixels)
+    object.__setattr__(examples[0], "pixels", lambda: pixels)
     objective = Objective(chunk=2)
     for vision in (False, True):
         module = AlignmentModel(trainable(make_model(), None, vision=vision), objective)
@@ -228,7 +238,7 @@ def test_four_bits_are_those_of_nf4() -> None:
     own = backbone(width=64)
     layer = own.model.get_decoder().layers[0].mlp.up_proj
     weight = layer.weight.detach().clone()
-    nf4.quantise(own.model, "cpu")
+    quantise(own.model, "cpu")
     layers = [m for m in own.model.modules() if isinstance(m, library.nn.Linear4bit)]
     assert len(layers) == 2 * 7
     assert not any(isinstance(m, library.nn.Linear4bit) for m in own.model.model.visual.modules())
@@ -237,7 +247,7 @@ def test_four_bits_are_those_of_nf4() -> None:
 
     ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
     small = logits(own.model, ids)
-    nf4.dequantise(own.model)
+    dequantise(own.model)
     torch.testing.assert_close(logits(own.model, ids), small, rtol=1e-5, atol=1e-5)
     found = own.model.get_decoder().layers[0].mlp.up_proj.weight
     blocks, exact = found.view(-1, 64), weight.view(-1, 64)
@@ -251,7 +261,7 @@ def test_four_bits_are_those_of_nf4() -> None:
 def test_layers_that_four_bits_would_garble_stay() -> None:
     needs_bitsandbytes()
     own = backbone(width=32)
-    nf4.quantise(own.model, "cpu")
+    quantise(own.model, "cpu")
     block = own.model.get_decoder().layers[0]
     # 32 and 96 wide inputs
     assert type(block.mlp.up_proj) is type(block.mlp.down_proj) is torch.nn.Linear
@@ -275,7 +285,7 @@ def test_adapters_learn_on_four_bits(make_examples: Callable[..., Any]) -> None:
 
     found = gradients(own)
     again = load(cfg)
-    nf4.dequantise(again.model)
+    dequantise(again.model)
     expected = gradients(again)
     assert found.keys() == expected.keys()
     assert len(found) == 2 * 7 * 4 + 1

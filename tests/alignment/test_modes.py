@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig
-from remind.alignment.marker import marker_id
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import load
+from remind.alignment.model import load, marker_id
 from remind.alignment.setup import set_up
 from remind.alignment.trainer import train
 from remind.core.cli import parse

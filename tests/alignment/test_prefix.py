@@ -9,25 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.alignment import Edge, Objective
-from remind.alignment.batch import collate, common_prefix
-from remind.alignment.config import LoraConfig
-from remind.alignment.example import Example
-from remind.alignment.fixed import teach
+from remind.alignment.config import Edge, LoraConfig, Objective, StepKind
 from remind.alignment.model import checkpoint_activations, trainable
 from remind.alignment.prefix import NAME
-from remind.alignment.step import AlignmentModel, Pass, StepKind, plan, run
+from remind.alignment.step import AlignmentModel, Pass, collate, common_prefix, plan, run
+from remind.alignment.teachers import teach
+from remind.alignment.tokens import Example
 from remind.core.errors import ModelError
 
 Gradients = dict[str, Tensor]
 #: lengths of x0, the common prefix, the summary, the question and the answer
 LENGTHS = [(14, 12, 5, 4, 4), (8, 3, 9, 2, 1), (6, 20, 1, 3, 7)]
-
-
-class Shown(Example):
-    """An example with an image: 16 patches, merged to 4 tokens, in every prompt."""
-
-    pixels: dict[str, Tensor]
 
 
 def examples_of(lengths: list[tuple[int, ...]] = LENGTHS, image: bool = False, seed: int = 0) -> list[Example]:
@@ -44,10 +36,12 @@ def examples_of(lengths: list[tuple[int, ...]] = LENGTHS, image: bool = False, s
         # the first token of the summary is not that of the question
         reflection = torch.cat([(tail[:1] + 1) % 80, ids(summary - 1)])
         prompts = (x0, torch.cat([start, tail]), torch.cat([start, reflection, tail]))
-        one = Shown(f"q{number}", prompts, ids(answer))
+        one = Example(f"q{number}", prompts, ids(answer))
         if len(block):
             pixels = torch.randn(16, 3 * 2 * 4 * 4, generator=generator, dtype=torch.float64)
-            object.__setattr__(one, "pixels", {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])})
+            shown = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+            # 16 patches, merged to 4 tokens
+            object.__setattr__(one, "pixels", lambda shown=shown: shown)
         made.append(one)
     return made
 
@@ -137,7 +131,7 @@ def test_pixels_reach_every_level(make_model: Callable[..., Any]) -> None:
         rows = wrapped.encode(batch, level).split([len(example.answer) for example in examples])
         for example, found in zip(examples, rows, strict=True):
             ids = torch.cat([example.prompts[level], example.answer[:-1]]).long()[None]
-            pixels = getattr(example, "pixels", {})
+            pixels = example.pixels()
             extra = {**pixels, "mm_token_type_ids": (ids == 90).int()} if pixels else {}
             model.model.rope_deltas = None
             whole = model.model(input_ids=ids, **extra).last_hidden_state[0]
@@ -151,8 +145,8 @@ def test_an_image_after_the_common_prefix_is_not_shared(make_model: Callable[...
     for example in examples:
         x0, x1, x2 = (p.clone() for p in example.prompts)
         x2[0] = (x2[0] + 1) % 80
-        one = Shown(example.id, (x0, x1, x2), example.answer)
-        object.__setattr__(one, "pixels", getattr(example, "pixels", {}))
+        one = Example(example.id, (x0, x1, x2), example.answer)
+        object.__setattr__(one, "pixels", example.pixels)
         moved.append(one)
     assert collate(moved, [1.0] * 3).common.tolist() == [0, 0, 0]
     assert_same(step(model, moved, Objective(), sharing=True), step(model, moved, Objective()))

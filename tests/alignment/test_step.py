@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from remind.alignment import Edge, Objective, pra_loss
-from remind.alignment.example import Example
+from remind.alignment.config import Edge, Objective, StepKind
 from remind.alignment.model import trainable
-from remind.alignment.step import AlignmentModel, Pass, StepKind, collate, plan, run
+from remind.alignment.objective import pra_loss
+from remind.alignment.step import AlignmentModel, Pass, collate, plan, run
+from remind.alignment.tokens import Example
 from remind.core.errors import ConfigError
 
 LENGTHS = [(5, 7, 9, 4), (8, 6, 12, 1), (3, 4, 5, 7)]

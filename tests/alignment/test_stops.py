@@ -17,11 +17,10 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor
 
 from remind.alignment import checkpoint
+from remind.alignment.guard import Termination
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.step import AlignmentModel
-from remind.alignment.termination import Termination
 from remind.alignment.trainer import Trainer, train
-from remind.alignment.workers import Workers
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 
@@ -80,15 +79,15 @@ def test_a_measurement_that_was_owed_is_made_up_for(
 ) -> None:
     """SIGTERM between a step and its held-out loss, or in the middle of that."""
     cfg = runs.config(states, tmp_path / "r", batch_size=2, max_steps=6, save_every=100)
-    through = Workers.go_through
+    through = Trainer.run_passes
 
-    def signalled(self: Workers, *args: Any) -> dict[str, Tensor]:
-        if trainer.step == 4 - (kind == "train") and (args[3] is None) == (kind == "eval"):
+    def signalled(self: Trainer, *args: Any) -> dict[str, Tensor]:
+        if trainer.step == 4 - (kind == "train") and (len(args) < 5) == (kind == "eval"):
             os.kill(os.getpid(), signal.SIGTERM)
         return through(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Workers, "go_through", signalled)
+        patch.setattr(Trainer, "run_passes", signalled)
         trainer = Trainer(cfg)
         trainer.fit()
     assert trainer.stopped
@@ -122,7 +121,7 @@ def test_sigterm_has_its_former_effect_afterwards() -> None:
     former = signal.getsignal(signal.SIGTERM)
     with Termination() as termination:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert termination.wanted
+        assert termination.requested
     assert signal.getsignal(signal.SIGTERM) is former
 
 
@@ -288,7 +287,7 @@ def test_an_unknown_tracker_is_refused(runs: Any, states: Path, tmp_path: Path) 
 
 
 def test_metrics_lines_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from remind.alignment.failures import append_line
+    from remind.alignment.metrics import append_line
 
     path = tmp_path / "log"
     append_line(path, "one")

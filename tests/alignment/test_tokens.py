@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,14 @@ import torch
 from forked import Forked
 
 from remind.alignment import tokens
-from remind.alignment.batch import collate
-from remind.alignment.cache import Cache, Crew
-from remind.alignment.data import DataConfig, build_examples, load_data
-from remind.alignment.decoded import decode
-from remind.alignment.example import Example
-from remind.alignment.losses import position_terms
+from remind.alignment.cache import Cache, Ranks
+from remind.alignment.config import DataConfig, Edge, Objective
+from remind.alignment.data import Examples, fit_of, load_data, select
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
-from remind.alignment.objective import Edge, Objective
-from remind.alignment.order import Order, padding, share
-from remind.alignment.shorten import shortened
-from remind.alignment.step import AlignmentModel, plan, run
+from remind.alignment.objective import position_terms
+from remind.alignment.step import AlignmentModel, collate, plan, run
+from remind.alignment.tokens import Example, decode, example_of, shortened
 from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
@@ -48,6 +43,12 @@ MakeRecord = Callable[..., StateRecord]
 MakeStates = Callable[..., Path]
 
 
+def build_examples(tokenizer: Any, records: list[StateRecord], config: DataConfig, length: int) -> Examples:
+    """Tokenised and selected, for a model that takes `length` tokens."""
+    fit = fit_of(config, length)
+    return select([example_of(tokenizer, record, fit) for record in records], config, length)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return nano_tokenizer()
@@ -66,7 +67,7 @@ def test_tokens_from_disk_are_those_of_the_text(
 ) -> None:
     plain = load_data(states, tokenizer, DataConfig(), 4096)
     first = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
-    monkeypatch.setattr(tokens, "row_of", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokens, "example_of", lambda *_: pytest.fail("tokenised again"))
     again = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
     assert plain.about == first.about == again.about
     for one, other in zip(plain.held_out.items, again.held_out.items, strict=True):
@@ -114,15 +115,15 @@ def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: A
         return len(list(tmp_path.rglob("*.safetensors")))
 
     counts: list[int] = []
-    second = Crew(1, 2, lambda: counts.append(files()))
+    second = Ranks(1, 2, lambda: counts.append(files()))
 
     def wait() -> None:
         counts.append(files())
-        tokens.read_rows(parts, tokenizer, None, cache, second)
+        tokens.read_examples(parts, tokenizer, None, cache, second)
 
-    rows = tokens.read_rows(parts, tokenizer, None, cache, Crew(0, 2, wait))
+    rows = tokens.read_examples(parts, tokenizer, None, cache, Ranks(0, 2, wait))
     assert counts == [(len(parts) + 1) // 2, len(parts)]
-    assert [row.id for row in rows] == [row.id for row in tokens.read_rows(parts, tokenizer)]
+    assert [row.id for row in rows] == [row.id for row in tokens.read_examples(parts, tokenizer)]
 
 
 # questions without an answer
@@ -143,7 +144,7 @@ def greedy(model: Any, ids: list[int], end: int, most: int) -> list[int]:
 def test_answers_are_the_models_greedy_ones(nano: Backbone, tmp_path: Path, make_record: MakeRecord) -> None:
     records = [make_record(n, target=None) for n in range(5)]
     for level in ("x2", "x1"):
-        found = decode(nano, records, level, 6, Cache(tmp_path), Crew(), "base")
+        found = decode(nano, records, level, 6, Cache(tmp_path), "base")
         for record in records:
             ids = prompt_ids(nano.tokenizer, record.level(level).text)
             new = greedy(nano.model, ids, end_token_id(nano.tokenizer), 6)
@@ -154,25 +155,23 @@ def test_answers_are_decoded_once(
     nano: Backbone, tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run killed between two files decodes only what is missing; other weights decode anew."""
-    monkeypatch.setattr("remind.alignment.decoded._BLOCK", 2)
+    monkeypatch.setattr("remind.alignment.tokens._BLOCK", 2)
     records = [make_record(n, target=None) for n in range(5)]
-    whole = decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "base")
+    whole = decode(nano, records, "x2", 3, Cache(tmp_path), "base")
     files = sorted(tmp_path.rglob("*.safetensors"))
     assert len(files) == 3
     files[1].unlink()
     asked: list[int] = []
-    from remind.alignment import decoded
-
-    real = decoded.generate
+    real = tokens.generate
 
     def counted(backbone: Any, prompts: list[str], *args: Any) -> Any:
         asked.append(len(prompts))
         return real(backbone, prompts, *args)
 
-    monkeypatch.setattr(decoded, "generate", counted)
-    assert decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "base") == whole
+    monkeypatch.setattr(tokens, "generate", counted)
+    assert decode(nano, records, "x2", 3, Cache(tmp_path), "base") == whole
     assert len(asked) == 1
-    decode(nano, records, "x2", 3, Cache(tmp_path), Crew(), "other")
+    decode(nano, records, "x2", 3, Cache(tmp_path), "other")
     assert sum(asked[1:]) == 5
 
 
@@ -246,8 +245,8 @@ def test_labels_by_position() -> None:
     logits = {0: torch.randn(3, 5, generator=torch.Generator().manual_seed(0))}
     targets, gold = torch.tensor([1, 2, 3]), torch.tensor([True, False, True])
     objective = Objective(edges=(), lambda_hard=1.0)
-    masked = position_terms(logits, targets, objective, labelled=gold).total
-    assert torch.equal(masked, position_terms(logits, targets, objective).total * gold)
+    masked = position_terms(logits, targets, objective, labelled=gold)[0]
+    assert torch.equal(masked, position_terms(logits, targets, objective)[0] * gold)
 
 
 @pytest.mark.parametrize("target", ["", "  \n", "<answer></answer><explanation>Ana: tea</explanation>"])
@@ -376,40 +375,6 @@ def test_cut_questions_are_counted_and_used(
         load_data(folder, tokenizer, DataConfig(max_length=long - 1), 4096)
 
 
-# batches of similar length
-
-
-def test_groups_show_every_example_once_and_pad_less() -> None:
-    generator = torch.Generator().manual_seed(0)
-    lengths = tuple(torch.randint(100, 3000, (203,), generator=generator).tolist())
-    plain, grouped = Order(203, 8, 3), Order(203, 8, 3, lengths)
-    for epoch in range(2):
-        steps = range(epoch * grouped.steps_per_epoch, (epoch + 1) * grouped.steps_per_epoch)
-        batches = [grouped.batch(step) for step in steps]
-        assert Counter(index for batch in batches for index in batch) == Counter(range(203))
-        assert [len(batch) for batch in batches[:-1]] == [8] * 25
-    assert grouped.batch(0) != grouped.batch(grouped.steps_per_epoch)
-    assert grouped.batch(7) == Order(203, 8, 3, lengths).batch(7)
-    assert padding(grouped, lengths, 1, 8) < 0.1 < padding(plain, lengths, 1, 8)
-    # batches do not go from short to long
-    means = [sum(lengths[index] for index in grouped.batch(step)) for step in range(25)]
-    assert means != sorted(means)
-
-
-def test_padding_is_what_the_batches_have(make_examples: Callable[..., list[Example]]) -> None:
-    examples = make_examples([(5, 5, 5, 4), (8, 8, 8, 1), (3, 3, 3, 2), (20, 20, 20, 3), (1, 1, 1, 1)])
-    order, lengths = Order(5, 4, 0), [example.longest - 1 for example in examples]
-    read = kept = 0
-    for step in range(2):
-        for rank in range(2):
-            for places in share(len(order.batch(step)), rank, 2, 2):
-                if places:
-                    chosen = [examples[order.batch(step)[place]] for place in places]
-                    read += collate(chosen, [1.0] * len(chosen)).input_ids[0].numel()
-                    kept += sum(len(e.prompts[0]) + len(e.answer) - 1 for e in chosen)
-    assert padding(order, lengths, 2, 2) == pytest.approx(1 - kept / read)
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -424,7 +389,7 @@ def save(values, path, about):
     if len(seen) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 cache.save_file = save
-tokens.read_rows(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.argv[2]))
+tokens.read_examples(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.argv[2]))
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,18 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from remind.alignment import checkpoint
-from remind.alignment.config import as_dict, read_config
-from remind.alignment.losses import Edge, Objective
-from remind.alignment.trainer import (
-    DataConfig,
-    LoraConfig,
-    TrainConfig,
-    Trainer,
-    TrainerConfig,
-    read_metrics,
-    train,
-)
-from remind.alignment.workers import Workers
+from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind.alignment.metrics import read_metrics
+from remind.alignment.run_folder import as_dict, read_config
+from remind.alignment.trainer import Trainer, train
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, FormatError, ModelError
 from remind.core.files import read_json
@@ -155,17 +146,17 @@ def test_a_seed_fixes_the_run(run: Path, states: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_with_names_and_state(
     run: Path, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through = Workers.go_through
+    through = Trainer.run_passes
 
-    def poisoned(self: Workers, *args: Any) -> dict[str, Tensor]:
+    def poisoned(self: Trainer, *args: Any) -> dict[str, Tensor]:
         values = through(self, *args)
-        if trainer.step == 4 and args[3] is not None:
+        if trainer.step == 4 and len(args) > 4:
             values["dist01"][2] = float("nan")
         return values
 
     cfg = config(states, tmp_path / "r", save_every=100)
     with monkeypatch.context() as patch:
-        patch.setattr(Workers, "go_through", poisoned)
+        patch.setattr(Trainer, "run_passes", poisoned)
         trainer = Trainer(cfg)
         guilty = trainer.data.train.items[trainer.order.batch(4)[2]].id
         with pytest.raises(ModelError, match=rf"not finite in step 5, questions {guilty};"):
@@ -374,7 +365,8 @@ def test_the_held_out_loss_says_how_far_it_is(
 KILLED = """
 import os, signal, sys
 from remind.alignment import checkpoint
-from remind.alignment.trainer import TrainConfig, train
+from remind.alignment.config import TrainConfig
+from remind.alignment.trainer import train
 from remind.core.cli import main
 
 original = checkpoint.sha256_file
@@ -412,51 +404,6 @@ def test_a_killed_run_resumes_to_identical_weights(
     assert_identical(weights(run), weights(out))
     assert timeless(out) == timeless(run)
     assert not list((out / "checkpoints").glob(".step-*"))
-
-
-TWO = """
-import json, sys
-from remind.alignment.config import read_config
-from remind.alignment.trainer import train
-for folder in sys.argv[1:]:
-    train(read_config(folder))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_are_one(run: Path, states: Path, tmp_path: Path) -> None:
-    """Unequal answer lengths, and batches that leave a process with fewer samples than the other, or with none."""
-    base = read_config(run)
-    odd = replace(base.trainer, batch_size=5, gradient_accumulation=2)
-    variants = {"full": base, "lora": replace(base, lora=LoraConfig(r=2, alpha=4), trainer=odd)}
-    for name, cfg in variants.items():
-        cfg = replace(cfg, out=str(tmp_path / "one" / name))
-        cfg.trainer = replace(cfg.trainer, save_every=1, keep_last=6)
-        train(cfg)
-        (tmp_path / "two" / name).mkdir(parents=True)
-        text = yaml.safe_dump(as_dict(replace(cfg, out=str(tmp_path / "two" / name / "run"))))
-        (tmp_path / "two" / name / "config.yaml").write_text(text)
-    script = tmp_path / "two.py"
-    script.write_text(TWO)
-    folders = [tmp_path / "two" / name for name in variants]
-    process = Forked(script, *folders, environment=environment(), processes=2)
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors[-3000:]
-    for name in variants:
-        one, two = tmp_path / "one" / name, tmp_path / "two" / name / "run"
-        assert json.loads((two / "checkpoints" / "step-00000006" / "state.json").read_text())["processes"] == 2
-        first, same = first_step(one), first_step(two)
-        assert same["total"] == pytest.approx(first["total"], rel=1e-6)
-        assert same["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-6)
-        # after one step the first moment is a tenth of the gradient
-        gradient, other = (load_file(checkpoint.folder_of(r, 1) / "optimizer.safetensors") for r in (one, two))
-        for key in gradient:
-            if key.startswith("exp_avg/"):
-                assert _relative(other[key], gradient[key]) < 2e-6, (name, key)
-        # AdamW divides by the moments, which blows up the last digits of gradients near 0
-        assert_close_metrics(one, two, 1e-3)
-        for key, value in weights(one).items():
-            assert _relative(weights(two)[key], value) < 1e-4, (name, key)
 
 
 def _relative(a: Tensor, b: Tensor) -> float:

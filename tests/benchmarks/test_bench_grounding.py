@@ -11,9 +11,7 @@ import torch
 from in_process import run_script
 
 from benchmarks import bench_grounding as bench
-from benchmarks import grounding_input as bench_input
-from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding
-from benchmarks.grounding_input import bench_backbone, bench_state
+from benchmarks.bench_grounding import BenchGroundingConfig, bench_backbone, bench_grounding, bench_state
 from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
@@ -83,7 +81,7 @@ def test_x0_is_as_long_as_asked(tokens: int) -> None:
 
 
 def test_a_shape_gives_random_weights_of_that_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench_input.SHAPES, "thin", {"hidden_size": 64, "layers": 5, "heads": 4, "kv_heads": 2})
+    monkeypatch.setitem(bench.SHAPES, "thin", {"hidden_size": 64, "layers": 5, "heads": 4, "kv_heads": 2})
     made = bench_backbone("thin", "bfloat16", "cpu")
     assert (made.hidden_size, made.n_layers, made.dtype) == (64, 5, torch.bfloat16)
     figures = bench_grounding(BenchGroundingConfig(**SMALL, backbone="thin", windowed=False))

@@ -9,10 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.pra_step import BenchStepConfig, bench_step
-from benchmarks.pra_step.flops import executed
-from benchmarks.pra_step.memory import cpu_memory
-from benchmarks.pra_step.variants import build, config_of, make_step, microbatch
+from benchmarks.bench_pra_step import (
+    BenchStepConfig,
+    bench_step,
+    build,
+    cpu_memory,
+    make_step,
+    microbatch,
+)
+from experiments.flops import config_of, executed
 from remind.core.errors import ConfigError
 from remind.models.nano import VOCAB_SIZE
 

@@ -11,7 +11,6 @@ from benchmarks.bench_retrieval import (
     Row,
     bench_corpus,
     bench_retrieval,
-    gold_turns,
     tabulate,
 )
 from remind.core.files import read_json
@@ -46,7 +45,6 @@ def test_turn_retrieval_gets_no_fewer_tokens_than_the_hybrid(park: Dialogue, bag
     perception = Perception(PerceptionConfig(), bag, OfflineLLM())  # type: ignore[arg-type]
     rows = bench_corpus(Corpus((park,), questions), perception)
     assert [r.category for r in rows] == ["1", "temporal_dynamics", "cross_modal_latent_inference"]
-    assert [gold_turns(park, q) for q in questions] == [{2, 4}, {9}, set(), {7}]
     for r in rows:
         assert min(r.tokens["turns"], r.tokens["bm25"], r.tokens["dense"]) >= r.tokens["hybrid"]
         assert all(0 <= share <= 1 for share in r.recall.values())

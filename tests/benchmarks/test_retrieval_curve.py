@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.retrieval_curve.borrowed import Borrowed
-from benchmarks.retrieval_curve.curve import RetrievalCurveConfig, retrieval_curve
-from benchmarks.retrieval_curve.history import asked_of, make_history
-from benchmarks.retrieval_curve.measure import measured_apart
+from benchmarks.bench_retrieval_curve import (
+    BorrowingEncoder,
+    RetrievalCurveConfig,
+    make_history,
+    measured_apart,
+    retrieval_curve,
+)
 from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import Dialogue, Question
+from remind.data.dialogue import Dialogue
 from remind.models.encoder import SentenceEncoder
-from remind.perception.segment import turn_text
+from remind.states.pyramid import turn_text
 
 
 def words(texts: list[str]) -> list[int]:
@@ -28,35 +31,27 @@ def other(make_dialogue: Callable[..., Dialogue]) -> Dialogue:
 
 
 def test_a_history_holds_the_base_and_changed_copies(park: Dialogue, other: Dialogue) -> None:
-    history = make_history(park, [other], 3000, words, 0)  # type: ignore[arg-type]
-    turns = history.dialogue.turns
+    history, _ = make_history(park, [other], 3000, words, 0)  # type: ignore[arg-type]
+    turns = history.turns
     assert 3000 <= sum(words([turn_text(turn) for turn in turns])) < 3300
-    assert history.dialogue.speakers == park.speakers or set(history.dialogue.speakers) == set(park.speakers)
-    first = history.dialogue.positions["1:1"]
+    assert history.speakers == park.speakers or set(history.speakers) == set(park.speakers)
+    first = history.positions["1:1"]
     own = turns[first : first + len(park.turns)]
     assert [(turn.id, turn.text, turn.speaker) for turn in own] == [(t.id, t.text, t.speaker) for t in park.turns]
     copies = [turn for turn in turns if turn not in own]
     assert not any("Cleo" in turn.text for turn in copies)
     assert len({turn.text for turn in copies}) > 0.9 * len(copies)
-    plain = {turn_text(turn) for turn in make_history(park, [other], 3000, words, 0).dialogue.turns}  # type: ignore[arg-type]
+    plain = {turn_text(turn) for turn in make_history(park, [other], 3000, words, 0)[0].turns}  # type: ignore[arg-type]
     assert plain == {turn_text(turn) for turn in turns}
-    assert plain != {turn_text(turn) for turn in make_history(park, [other], 3000, words, 1).dialogue.turns}  # type: ignore[arg-type]
-
-
-def test_questions_keep_their_evidence(park: Dialogue, other: Dialogue) -> None:
-    history = make_history(park, [other], 900, words, 0).dialogue  # type: ignore[arg-type]
-    questions = [Question("a", "park", "Shy?", evidence=("1:5",)), Question("b", "park", "Why?")]
-    (asked,) = asked_of(history, park, questions)
-    assert asked.dialogue_id == history.id
-    assert history.turn(asked.evidence[0]).text == park.turn("1:5").text
+    assert plain != {turn_text(turn) for turn in make_history(park, [other], 3000, words, 1)[0].turns}  # type: ignore[arg-type]
 
 
 def test_copies_borrow_vectors_and_the_base_has_its_own(
     park: Dialogue, other: Dialogue, encoder: SentenceEncoder
 ) -> None:
-    history = make_history(park, [other], 900, words, 0)  # type: ignore[arg-type]
-    borrowed = Borrowed(encoder, history, park, 0)
-    copy, source = next(iter(history.sources.items()))
+    history, sources = make_history(park, [other], 900, words, 0)  # type: ignore[arg-type]
+    borrowed = BorrowingEncoder(encoder, history, sources, park, 0)
+    copy, source = next(iter(sources.items()))
     cue = "Ana: Very shy.\nBen: Lovely!"
     own = turn_text(park.turns[2])
     found = borrowed.encode_apart([copy, own, cue])
@@ -64,7 +59,7 @@ def test_copies_borrow_vectors_and_the_base_has_its_own(
     assert float(found[0] @ encoder.encode([source])[0]) == pytest.approx(borrowed.likeness, abs=1e-4)
     assert 0.5 < borrowed.likeness < 1
     torch.testing.assert_close(found[1:], encoder.encode_apart([own, cue]), atol=1e-5, rtol=1e-4)
-    quoted = turn_text(history.dialogue.turns[-1])
+    quoted = turn_text(history.turns[-1])
     assert torch.equal(borrowed.encode_apart([copy]), borrowed.encode_apart([copy]))
     assert borrowed.encode_apart([f"{quoted}\n{quoted}"]).shape == (1, 384)
 

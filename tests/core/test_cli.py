@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remind.core.cli import main
+from remind.core.cli import main, named
 from remind.core.errors import ConfigError
 
 
@@ -237,3 +237,17 @@ def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture
             main(Outer, function, "A test.", ["--input", "a"])
         assert stop.value.code == 2
         assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["A", "B", "--seed", "1"], ["--first", "A", "--second", "B", "--seed", "1"]),
+        (["--first", "A", "--second", "B"], ["--first", "A", "--second", "B"]),
+        (["A", "--second", "B"], ["--first", "A", "--second", "B"]),
+        (["--help"], ["--help"]),
+        ([], []),
+    ],
+)
+def test_plain_arguments(given: list[str], wanted: list[str]) -> None:
+    assert named(given, ("first", "second")) == wanted

@@ -8,14 +8,14 @@ from experiments.cost import InferenceCostConfig
 from experiments.faithfulness import FaithfulnessConfig
 from experiments.proof.config import ProofConfig
 from experiments.stability import StabilityConfig
-from remind.alignment.trainer import TrainConfig
+from remind.alignment.config import TrainConfig
 from remind.core.cli import parse
 from remind.demo import DemoConfig
-from remind.evaluation.harness import EvaluateConfig
+from remind.evaluation.config import EvaluateConfig
 from remind.pipeline import BuildStatesConfig
 from remind.refmem.config import RefMemConfig
-from remind.sae_training import TrainSAEConfig
 from remind.testbed.write import MakeWorldConfig
+from remind.train_sae import TrainSAEConfig
 from remind.viewing.inspector import InspectConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -53,3 +53,15 @@ def test_lines_now_and_then_where_there_is_no_terminal(
         now += progress.LINE_SECONDS
         bar.step()
     assert capsys.readouterr().err == ""
+
+
+def test_a_counter_that_is_not_shown_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMIND_QUIET", "1")
+    with Counter("steps", 10) as bar:
+        bar.skip(4)
+        bar.step()
+    heard: list[float] = []
+    with listening(heard.append), Counter("steps", 10) as bar:
+        bar.skip(4)
+        bar.step()
+    assert heard == [0.5]

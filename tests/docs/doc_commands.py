@@ -1,4 +1,9 @@
-"""What the documents tell a reader to type, read from README.md, the comments of configs/*.yaml, and docstrings."""
+"""The commands of the documents: README.md, docs/, comments of configs, docstrings and notebooks.
+
+A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash
+blocks and in running text it is executed by a test; in a row of a table, where it says how a figure was measured, it
+is only parsed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,26 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from remind.commands import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
 CONFIGS = ROOT / "configs"
-#: What starts a command in running text, with a variable before it where it needs one.
-_START = re.compile(r"(?:[A-Z_]+=\S+ )?(?:python(?: -m)? |accelerate launch |make |pip install |jupyter |pytest )")
-_LAUNCHED = re.compile(r"(?:[A-Z_]+=\S+ )?(?:python (?=scripts/)|accelerate launch (?=-))")
+#: Where a command starts in running text, with a variable before it where it needs one.
+_START = re.compile(
+    r"(?:[A-Z_]+=\S+ )?(?:remind |python (?:-m )?|accelerate launch |make |pip install |jupyter |pytest )"
+)
+#: Where a command that a test can run starts in a comment.
+_LAUNCHED = re.compile(
+    r"(?:[A-Z_]+=\S+ )?(?:remind (?=[a-z-]+ --)|python -m (?=experiments|benchmarks)|accelerate launch (?=-))"
+)
+#: scripts/NAME.py → the command it wraps.
+WRAPPED = {
+    path.name: match[1]
+    for path in sorted((ROOT / "scripts").glob("*.py"))
+    if (match := re.search(r'run\("([\w-]+)"\)', path.read_text(encoding="utf-8")))
+}
 
 
 @dataclass(frozen=True)
@@ -25,12 +44,10 @@ class Command:
 
     Attributes:
         place: file and line.
-        section: heading it stands under, or the file's name.
         text: the line, continuations joined.
     """
 
     place: str
-    section: str
     text: str
 
     @property
@@ -38,15 +55,27 @@ class Command:
         return tuple(shlex.split(self.text, comments=True))
 
     @property
-    def script(self) -> str | None:
-        """File name of the script it runs."""
-        return next((Path(word).name for word in self.words if word.startswith("scripts/")), None)
+    def program(self) -> str | None:
+        """A command of `remind` or the name of a module; None: another program."""
+        return self._split()[0]
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What follows the script."""
-        at = next(n for n, word in enumerate(self.words) if word.startswith("scripts/"))
-        return self.words[at + 1 :]
+        """What follows the program."""
+        return self._split()[1]
+
+    def _split(self) -> tuple[str | None, tuple[str, ...]]:
+        words = self.words
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        if words[:1] == ("remind",) and words[1:2] and words[1] in COMMANDS:
+            return words[1], words[2:]
+        if words[:2] == ("python", "-m") and not words[2].startswith(("pip", "pytest")):
+            return words[2], words[3:]
+        for place, word in enumerate(words):
+            if word.startswith("scripts/"):
+                return WRAPPED[Path(word).name], words[place + 1 :]
+        return None, words[1:]
 
     @property
     def config(self) -> str | None:
@@ -62,38 +91,39 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: language, lines, and where its first line stands."""
+    """A fenced block: page, language, lines, and the number of its first line."""
 
-    section: str
+    page: str
     language: str
     line: int
     lines: tuple[str, ...]
 
 
 @cache
-def _readme() -> tuple[tuple[Block, ...], tuple[tuple[int, str, str], ...]]:
-    """Fenced blocks, and the other lines as (number, section, line)."""
+def _page(path: Path) -> tuple[tuple[Block, ...], tuple[tuple[int, str], ...]]:
+    """The fenced blocks of a page, and its other lines as (number, line)."""
+    name = str(path.relative_to(ROOT))
     blocks: list[Block] = []
-    prose: list[tuple[int, str, str]] = []
-    section, language, start, inside = "", None, 0, []  # type: ignore[var-annotated]
-    for number, line in enumerate(README.read_text(encoding="utf-8").splitlines(), start=1):
+    prose: list[tuple[int, str]] = []
+    language: str | None = None
+    start, inside = 0, []  # type: ignore[var-annotated]
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.startswith("```"):
             if language is None:
                 language, start, inside = line[3:].strip(), number + 1, []
             else:
-                blocks.append(Block(section, language, start, tuple(inside)))
+                blocks.append(Block(name, language, start, tuple(inside)))
                 language = None
         elif language is not None:
             inside.append(line)
         else:
-            section = line[3:].strip() if line.startswith("## ") else section
-            prose.append((number, section, line))
-    assert language is None, f"README.md:{start}: a fence is not closed"
+            prose.append((number, line))
+    assert language is None, f"{name}:{start}: a fence is not closed"
     return tuple(blocks), tuple(prose)
 
 
 def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Lines with those they go on to after a backslash."""
+    """Lines with those they continue on after a backslash."""
     for number, line in lines:
         whole = line.strip()
         while whole.endswith("\\"):
@@ -102,104 +132,94 @@ def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def blocks(language: str) -> list[Block]:
-    return [block for block in _readme()[0] if block.language == language]
+    return [block for path in PAGES for block in _page(path)[0] if block.language == language]
 
 
 def block_commands() -> list[Command]:
-    """Every line of every ```bash block, in the order a reader types them."""
-    found = []
-    for block in blocks("bash"):
-        for number, line in _joined(iter(enumerate(block.lines, start=block.line))):
-            if line and not line.startswith("#"):
-                found.append(Command(f"README.md:{number}", block.section, line))
-    return found
-
-
-def spans() -> list[Command]:
-    """Everything in `backticks` outside the blocks."""
+    """Every line of every bash block, page by page in the order a reader types them."""
     return [
-        Command(f"README.md:{number}", section, span)
-        for number, section, line in _readme()[1]
+        Command(f"{block.page}:{number}", line)
+        for block in blocks("bash")
+        for number, line in _joined(iter(enumerate(block.lines, start=block.line)))
+        if line and not line.startswith("#")
+    ]
+
+
+def spans(in_tables: bool | None = None) -> list[Command]:
+    """Everything in `backticks` outside the blocks; with `in_tables` only inside or outside tables."""
+    return [
+        Command(f"{path.relative_to(ROOT)}:{number}", span)
+        for path in PAGES
+        for number, line in _page(path)[1]
+        if in_tables is None or line.startswith("|") == in_tables
         for span in re.findall(r"`([^`]+)`", line)
     ]
 
 
 def span_commands() -> list[Command]:
-    """Whole commands in running text and tables."""
-    return [span for span in spans() if _START.match(span.text)]
+    """Whole commands in running text; a name without arguments (`remind export`) only mentions one."""
+    return [span for span in spans(in_tables=False) if _START.match(span.text) and len(span.words) > 2]
 
 
 def table_commands() -> list[Command]:
-    """`script.py --with options`, as the table of measurements names what was run."""
-    return [span for span in spans() if re.match(r"\w+\.py(?: |$)", span.text)]
+    """What tables of measurements say was run."""
+    return [span for span in spans(in_tables=True) if _START.match(span.text) and span.program]
+
+
+def page_commands() -> list[Command]:
+    """Commands of blocks and running text that a test can run."""
+    return [command for command in (*block_commands(), *span_commands()) if command.program]
 
 
 def comment_commands() -> list[Command]:
     """Commands in the comments of configs, from where they start to the end of the line."""
-    found = []
+    commands = []
     for path in sorted(CONFIGS.rglob("*.yaml")):
         lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         # a comment goes on in a comment
         bare = ((number, line.strip().removeprefix("#")) for number, line in lines if line.strip().startswith("#"))
-        found += _launches(_joined(bare), str(path.relative_to(ROOT)), path.stem)
-    return found
+        commands += _launches(_joined(bare), str(path.relative_to(ROOT)))
+    return commands
 
 
 def docstring_commands() -> list[Command]:
-    """Commands in docstrings of the packages and scripts."""
-    found = []
-    for folder in ("remind", "sae", "scripts", "experiments", "benchmarks"):
+    """Commands in docstrings of the packages."""
+    commands = []
+    for folder in ("remind", "sae", "experiments", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             source = path.read_text(encoding="utf-8")
-            if "scripts/" not in source:
+            if not _LAUNCHED.search(source):
                 continue
-            tree = ast.parse(source)
             documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            for node in ast.walk(tree):
+            for node in ast.walk(ast.parse(source)):
                 text = ast.get_docstring(node) if isinstance(node, documented) else None
                 lines = _joined(iter(enumerate((text or "").splitlines(), start=getattr(node, "lineno", 1))))
-                found += _launches(lines, str(path.relative_to(ROOT)), path.stem)
-    return found
+                commands += _launches(lines, str(path.relative_to(ROOT)))
+    return commands
 
 
-def _launches(lines: Iterator[tuple[int, str]], file: str, section: str) -> Iterator[Command]:
+def _launches(lines: Iterator[tuple[int, str]], file: str) -> Iterator[Command]:
     for number, line in lines:
-        match = _LAUNCHED.search(line)
-        if match and "scripts/" in line:
-            yield Command(f"{file}:{number}", section, line[match.start() :].strip().strip("`"))
+        if match := _LAUNCHED.search(line):
+            text = line[match.start() :]
+            # in running text a command ends with its backticks
+            yield Command(f"{file}:{number}", text.split("`")[0].strip() if "`" in line else text.strip())
 
 
 def notebook_commands() -> list[Command]:
-    """Commands that stand in the words of notebooks."""
-    found = []
+    """Commands in the text of notebooks."""
+    commands = []
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "markdown":
-                for text in re.findall(r"`(python scripts/[^`]+)`", "".join(cell["source"])):
-                    found.append(Command(path.name, path.stem, text))
-    return found
-
-
-#: Sections whose commands a reader runs first; the others are run on what these leave.
-_FIRST = ("Looking inside", "Your own dialogues, step by step", "Sparse autoencoders")
-
-
-def readme_commands() -> list[Command]:
-    """Commands of blocks and of the text that run a script."""
-    return [command for command in (*block_commands(), *span_commands()) if command.script]
-
-
-def first_part() -> list[Command]:
-    return [command for command in readme_commands() if command.section in _FIRST]
-
-
-def rest() -> list[Command]:
-    return [command for command in readme_commands() if command.section not in _FIRST]
+                texts = re.findall(r"`(remind [a-z-]+ -[^`]+)`", "".join(cell["source"]))
+                commands += [Command(path.name, text) for text in texts]
+    return commands
 
 
 def runnable() -> list[Command]:
     """Every command that is run."""
-    return [*readme_commands(), *comment_commands(), *docstring_commands()]
+    return [*page_commands(), *comment_commands(), *docstring_commands()]
 
 
 def snippets() -> list[Block]:

@@ -1,8 +1,8 @@
-"""A reader's desk: a folder with links to the checkout and small data, in which commands are run as they are told.
+"""A folder with links to the checkout and small data, in which the commands of the documents are run as they stand.
 
-Sizes are cut by overrides that are added to a command (`RECIPES`), never by leaving out anything it says. A command
-whose script has no recipe fails. What a command needs under runs/ and is not there is made first, by the command of
-the README that makes it.
+Sizes are cut by overrides that are added to a command (`RECIPES`), never by leaving out any of its words. A command
+whose program has no recipe fails. What a command needs under runs/ and is not there is made first, by the command of
+the documents that makes it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ import yaml
 from doc_commands import CONFIGS, ROOT, Command, block_commands
 from doc_server import reply
 from fault_proxy import Proxy
-from in_process import run_script
+from in_process import run_module
+
+from remind.commands import COMMANDS
 
 _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
 _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
-#: What makes a script end in seconds, added to whatever a command says.
+#: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
-    "annotate_refmem.py": "",
-    "bench_evidence_ratio.py": "--limit 1",
-    "build_refmem.py": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
+    "annotate-refmem": "",
+    "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     # what several processes do is tested with the pipeline
-    "build_states.py": "--limit 2 --workers 1",
-    "compare.py": "",
-    "demo.py": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --sae.steps 2 --sae.d_sae 64",
-    "evaluate.py": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
-    "export.py": "",
-    "export_official.py": "",
-    "faithfulness.py": "--limit 2 --draws 1 --bootstrap 20",
-    "inference_cost.py": "--lengths '[2048]'",
-    "inspect_grounding.py": "--per_feature 1 --features 2",
-    "judge_agreement.py": "",
-    "make_world.py": _WORLD.format("world"),
-    "merge_annotations.py": "",
-    "plot_inspector.py": "",
-    "plot_run.py": "",
-    "pretrain_nano.py": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
-    "prove_pra.py": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
+    "build-states": "--limit 2 --workers 1",
+    "compare": "",
+    "demo": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --sae.steps 2 --sae.d_sae 64",
+    "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
+    "export": "",
+    "inspect": "--per_feature 1 --features 2",
+    "make-world": _WORLD.format("world"),
+    "merge-annotations": "",
+    "plot-run": "",
+    "train-pra": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
+    "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
+    "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
+    "experiments.cost": "--lengths '[2048]'",
+    "experiments.evidence": "--limit 1",
+    "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
+    "experiments.official.agreement": "",
+    "experiments.official.export": "",
+    "experiments.official.retrieval": "--bootstrap 20",
+    "experiments.official.score": "--bootstrap 20",
+    "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
+    "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
     "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
-    "score_official.py": "--bootstrap 20",
-    "score_retrieval.py": "--bootstrap 20",
-    "stability_map.py": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
-    "train_pra.py": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
-    "train_sae.py": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
-    "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
+    "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
 }
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
@@ -70,9 +71,9 @@ BY_CONFIG: dict[str, str] = {
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
     "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
 }
-#: Scripts that are started as a shell starts them; in one process with others a run takes a tenth of the time.
-PROCESSES = ("compare.py",)
-#: Launchers that are used as they are. The others want GPUs: their scripts are run alone, and the file is only read.
+#: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
+PROCESSES = ("compare",)
+#: Launchers that are used as they are. The others want GPUs: their commands are run alone, and the file is only read.
 LAUNCHERS = ("configs/accelerate/cpu_2.yaml",)
 #: Where a reader is to put something of their own.
 PLACEHOLDERS = {"<id>": "c01-q000", "OPENAI_API_KEY=…": "OPENAI_API_KEY=sk-made-up-0123456789"}
@@ -86,7 +87,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._done: dict[str, str] = {}
-        for name in ("scripts", "configs", "remind"):
+        for name in ("scripts", "configs", "remind", "experiments"):
             (folder / name).symlink_to(ROOT / name)
         doc_data.lay_out(folder)
 
@@ -96,20 +97,18 @@ class Desk:
         if key not in self._done:
             for path in self._needs(command):
                 self._provide(path, command)
-            if command.script == "merge_annotations.py":
+            if command.program == "merge-annotations":
                 self._annotate(command)
             self._done[key] = self._start(command)
         return self._done[key]
 
     def arguments(self, command: Command, url: str = "") -> list[str]:
         """The command's arguments and its recipe's."""
-        script = command.script
-        if script is None or script not in RECIPES:
-            pytest.fail(f"{command}: no recipe for {script}; say in RECIPES how it is made small")
+        program = command.program
+        if program is None or program not in RECIPES:
+            pytest.fail(f"{command}: no recipe for {program}; say in RECIPES how it is made small")
         config = Path(command.config or "").stem
-        added = f"{RECIPES[script]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
-        if script == "plot_inspector.py":
-            added += f" --chromium {shlex.quote(_browser())}"
+        added = f"{RECIPES[program]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
         given = [PLACEHOLDERS.get(word, word) for word in command.arguments]
         taken = {word for word in given if word.startswith("--")}
         return [*given, *_without(shlex.split(added), taken if config == "proof" else set())]
@@ -141,23 +140,24 @@ class Desk:
         makers = (one for one in (*block_commands(), DEMO) if one != wanted_by and _makes(one, path))
         maker = next(makers, None)
         if maker is None:
-            pytest.fail(f"{wanted_by}: nothing in the README makes {path}")
+            pytest.fail(f"{wanted_by}: no command of the documents makes {path}")
         self.run(maker)
         assert (self.folder / path).exists(), f"{wanted_by}: {maker} does not write {path}"
 
     def _start(self, command: Command) -> str:
         with Proxy(answer=reply) as server, self._surroundings(command):
             words = [*self.arguments(command, server.url)]
-            if command.script in PROCESSES or command.option("--config_file") in LAUNCHERS:
+            if command.program in PROCESSES or command.option("--config_file") in LAUNCHERS:
                 return _as_process(command, words)
-            return _in_process(f"scripts/{command.script}", words, str(command))
+            return _in_process(command, words)
 
     @contextlib.contextmanager
     def _surroundings(self, command: Command) -> Iterator[None]:
         """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
         from remind import demo
-        from remind.sae_training import TrainSAEConfig, quick
+        from remind.train_sae import TrainSAEConfig
+        from remind.train_sae import train as quick
 
         told = [PLACEHOLDERS.get(word, word) for word in command.words if re.match(r"[A-Z_]+=", word)]
         own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up", **dict(w.split("=", 1) for w in told)}
@@ -201,13 +201,15 @@ def _browser() -> str:
     return found
 
 
-DEMO = Command("Makefile", "make demo", "python scripts/demo.py --config configs/demo.yaml")
+DEMO = Command("Makefile", "remind demo")
 
 
 def made_by(command: Command) -> str | None:
     """The path a command writes: --out, or its config's."""
-    if command.script is None:
+    if command.program is None:
         return None
+    if command == DEMO:
+        return "runs/demo"
     if out := command.option("--out"):
         return out
     if command.config:
@@ -232,19 +234,25 @@ def _without(words: list[str], taken: set[str]) -> list[str]:
     return [word for name, value in pairs if name not in taken for word in (name, value)]
 
 
-def _in_process(script: str, words: list[str], title: str) -> str:
+def _in_process(command: Command, words: list[str]) -> str:
     """Much faster than a process of its own, which imports torch and transformers anew."""
-    status, said, complaints = run_script(script, *words)
+    program = command.program or ""
+    module, more = ("remind", (program,)) if program in COMMANDS else (program, ())
+    status, output, errors = run_module(module, *more, *words)
     if status:
-        pytest.fail(f"{title}\nended with {status}: {complaints[-2000:]}", pytrace=False)
-    return said
+        pytest.fail(f"{command}\nended with {status}: {errors[-2000:]}", pytrace=False)
+    return output
 
 
 def _as_process(command: Command, words: list[str]) -> str:
     """As a shell would start it, by this Python."""
     front = command.words[: -len(command.arguments) or None]
     front = tuple(word for word in front if "=" not in word)
-    programs = {"python": (sys.executable,), "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli")}
+    programs = {
+        "python": (sys.executable,),
+        "remind": (sys.executable, "-m", "remind"),
+        "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli"),
+    }
     line = [*programs[front[0]], *front[1:], *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)

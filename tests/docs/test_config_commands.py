@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from doc_commands import CONFIGS, ROOT, Command, comment_commands, docstring_commands, readme_commands, runnable
+from doc_commands import CONFIGS, ROOT, Command, comment_commands, docstring_commands, page_commands, runnable
 
 if TYPE_CHECKING:
     from doc_desk import Desk
@@ -17,8 +17,8 @@ BY_MAKE = {"configs/demo.yaml"}
 
 
 def others() -> list[Command]:
-    """Those that are not in the README word for word, where they run too."""
-    there = {command.words for command in readme_commands()}
+    """Those that are not in the pages word for word, where they run too."""
+    there = {command.words for command in page_commands()}
     return [command for command in (*comment_commands(), *docstring_commands()) if command.words not in there]
 
 

@@ -1,4 +1,4 @@
-"""What the README says of the checkout holds: paths, links, options, modules, targets of make, help of every script."""
+"""What the documents say of the checkout holds: paths, links, options, modules, targets of make, help of commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import tomllib
 from argparse import SUPPRESS
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,110 +20,110 @@ from unittest import mock
 import pytest
 from doc_commands import (
     CONFIGS,
+    PAGES,
     README,
     ROOT,
     Command,
     block_commands,
     blocks,
     notebook_commands,
-    readme_commands,
+    page_commands,
     span_commands,
     spans,
     table_commands,
 )
 
-SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
+from remind.commands import COMMANDS
+from remind.core import cli
+
+#: Modules that are run with `python -m`: experiments, benchmarks, and the picture of the inspector page.
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for folder in ("experiments", "benchmarks", "remind/viewing")
+    for path in (ROOT / folder).rglob("*.py")
+    if re.search(r"__main__\":\n(    .*\n+)*    main\(", path.read_text(encoding="utf-8"))
+)
 #: It has a command line of its own, since it measures in a process free of ours.
-PLAIN = "bench_sae.py"
-#: What the README shortens to a word: the rest of the line, or a file of one's own.
+PLAIN = "benchmarks.bench_sae"
+PROGRAMS = [*COMMANDS, *MODULES]
+#: What the pages shorten to a word: the rest of the line, or a file of one's own.
 ELIDED = {"…": "[locomo10.json]"}
-#: What a script cannot do without, where the table of measurements leaves it out.
-REQUIRED = {"--out": "o", "--input": "i", "--states": "s", "--model": "m", "--labels": "l", "--references": "r"}
+#: Required options that tables of measurements leave out.
+REQUIRED = {
+    "--out": "o",
+    "--sae": "s",
+    "--input": "i",
+    "--states": "s",
+    "--model": "m",
+    "--labels": "l",
+    "--references": "r",
+}
 #: Folders of the checkout that the text names paths in.
-FOLDERS = ("configs/", "docs/", "scripts/", "tests/", "notebooks/", "remind/", "sae/")
+FOLDERS = ("configs/", "docs/", "scripts/", "tests/", "notebooks/", "remind/", "sae/", "experiments/", "benchmarks/")
 
 
 @cache
-def parser_of(script: str) -> Any:
-    """The argument parser of a script, without running it."""
-    found: list[Any] = []
+def parser_of(program: str) -> Any:
+    """The argument parser of a command or module, without running it."""
+    if program in COMMANDS:
+        return cli.make_parser(COMMANDS[program].config_type(), "")
+    parsers: list[Any] = []
 
-    def keep(config: type, run: object, description: str, argv: object = None) -> None:
-        from remind.core.cli import _Parser, _plain_defaults
+    def keep(config: type, *_: object, **__: object) -> None:
+        parsers.append(cli.make_parser(config, ""))
 
-        parser = _Parser(description=description, exit_on_error=True)
-        parser.add_argument("--config", action="config", help="YAML file")
-        parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
-        _plain_defaults(parser)
-        found.append(parser)
-
-    with mock.patch("remind.core.cli.main", keep), mock.patch.object(sys, "argv", [script]):
-        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
-    return found[0]
-
-
-def run_plain(words: list[str]) -> tuple[int, str, str]:
-    """Status, output and complaints of the script with a command line of its own."""
-    line = [sys.executable, str(ROOT / "scripts" / PLAIN), *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    return done.returncode, done.stdout, done.stderr
+    with mock.patch.object(cli, "main", keep):
+        runpy.run_module(program, run_name="__main__")
+    return parsers[0]
 
 
 @cache
 def plain_help() -> str:
-    status, page, _ = run_plain(["--help"])
-    assert status == 0
-    return page
+    line = [sys.executable, "-m", PLAIN, "--help"]
+    return subprocess.run(line, capture_output=True, text=True, timeout=240, cwd=ROOT, check=True).stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains_every_field(script: str) -> None:
-    if script == PLAIN:
-        return _plain_help_explains()
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_explains_every_field(program: str) -> None:
+    if program == PLAIN:
+        assert all(option in plain_help() for option in ("--sizes", "--dead", "--aux_stride", "--no_sae_lens"))
+        return
     page = io.StringIO()
     with contextlib.redirect_stdout(page), pytest.raises(SystemExit) as end:
-        parser_of(script).parse_args(["--help"])
+        parser_of(program).parse_args(["--help"])
     assert end.value.code == 0
-    shown = page.getvalue()
-    for action in parser_of(script)._actions:
-        if action.help is SUPPRESS or not action.option_strings:
-            continue
-        assert action.option_strings[-1] in shown
-        assert str(action.help or "").strip(), f"{script}: {action.option_strings[-1]} has no description"
-    return None
+    for action in parser_of(program)._actions:
+        if action.help is not SUPPRESS and action.option_strings:
+            assert action.option_strings[-1] in page.getvalue()
+            assert str(action.help or "").strip(), f"{program}: {action.option_strings[-1]} has no description"
 
 
-def _plain_help_explains() -> None:
-    for option in ("--sizes", "--dead", "--aux_stride", "--no_sae_lens", "--backbone"):
-        assert option in plain_help()
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_is_mentioned(script: str) -> None:
-    pages = [README, ROOT / "Makefile", *CONFIGS.glob("*.yaml")]
-    assert any(script in page.read_text(encoding="utf-8") for page in pages), f"{script} is in no document"
+def test_every_program_is_in_a_document() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, *CONFIGS.glob("*.yaml")))
+    for program in PROGRAMS:
+        line = f"remind {program}" if program in COMMANDS else f"python -m {program}"
+        assert re.search(rf"{re.escape(line)}(?![\w.-])", text), f"{line} is in no document"
 
 
 @pytest.mark.parametrize("command", table_commands(), ids=str)
-def test_a_measured_command_is_one_its_script_takes(command: Command) -> None:
-    """They take hours; what they say is held against the script's options, names and types of values."""
-    script, *words = [ELIDED.get(word, word) for word in command.words]
-    assert script in SCRIPTS
-    if script == PLAIN:
+def test_a_measured_command_is_one_its_program_takes(command: Command) -> None:
+    """They take hours; their options are checked, names and types of values."""
+    program, words = str(command.program), [ELIDED.get(word, word) for word in command.arguments]
+    assert program in PROGRAMS
+    if program == PLAIN:
         assert all(word in plain_help() for word in words if word.startswith("--"))
-        return
-    if "--help" not in words:
-        _taken(script, words)
+    elif "--help" not in words:
+        _parse(program, words)
 
 
 @pytest.mark.parametrize("command", notebook_commands(), ids=str)
-def test_a_command_of_a_notebook_is_one_its_script_takes(command: Command) -> None:
-    assert command.script is not None
-    _taken(command.script, list(command.arguments))
+def test_a_command_of_a_notebook_is_one_its_program_takes(command: Command) -> None:
+    _parse(str(command.program), list(command.arguments))
 
 
-def _taken(script: str, words: list[str]) -> None:
-    parser = parser_of(script)
+def _parse(program: str, words: list[str]) -> None:
+    parser = parser_of(program)
     needed = [
         word
         for name, value in REQUIRED.items()
@@ -137,12 +136,13 @@ def _taken(script: str, words: list[str]) -> None:
 
 def test_every_option_the_text_names_exists() -> None:
     known: set[str] = set(re.findall(r"--\w+", plain_help()))
-    for script in SCRIPTS:
-        if script != PLAIN:
-            known |= {option for action in parser_of(script)._actions for option in action.option_strings}
-    known |= {"--print_config", "--config_file"}
+    for program in PROGRAMS:
+        if program != PLAIN:
+            known |= {option for action in parser_of(program)._actions for option in action.option_strings}
+    # of accelerate launch, git and pip
+    known |= {"--print_config", "--config_file", "--help", "--version"}
     comments = [
-        Command(str(path.relative_to(ROOT)), path.stem, line.lstrip("# "))
+        Command(str(path.relative_to(ROOT)), line.lstrip("# "))
         for path in sorted(CONFIGS.glob("*.yaml"))
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.strip().startswith("#")
@@ -150,7 +150,7 @@ def test_every_option_the_text_names_exists() -> None:
     for span in (*spans(), *block_commands(), *comments):
         for option in re.findall(r"(?<![\w-])--[a-z]\w*(?:\.\w+)*", span.text):
             # a field of a section that has no option of its own: of the parser's nested types
-            assert option in known or _nested(option, known), f"{span.place}: no script has {option}"
+            assert option in known or _nested(option, known), f"{span.place}: no program has {option}"
 
 
 def _nested(option: str, known: set[str]) -> bool:
@@ -159,16 +159,19 @@ def _nested(option: str, known: set[str]) -> bool:
 
 
 def test_paths_links_and_pictures_are_there() -> None:
-    text = README.read_text(encoding="utf-8")
-    named = re.findall(r"\]\(([^)#]+)\)", text)
-    named += [word for span in spans() for word in span.text.split() if word.startswith(FOLDERS)]
-    named += [
-        word for command in readme_commands() for word in command.words if word.startswith(("scripts/", "configs/"))
+    checked = 0
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+                checked += 1
+    names = [word for span in spans() for word in span.text.split() if word.startswith(FOLDERS)]
+    names += [
+        word for command in page_commands() for word in command.words if word.startswith(("scripts/", "configs/"))
     ]
-    assert len(named) > 40
-    for name in named:
-        if not name.startswith("http"):
-            assert all((ROOT / one).exists() for one in _spelled_out(name.rstrip("."))), f"README.md names {name}"
+    for name in names:
+        assert all((ROOT / one).exists() for one in _spelled_out(name.rstrip("."))), f"a page names {name}"
+    assert checked + len(names) > 60
 
 
 def _spelled_out(name: str) -> list[str]:
@@ -180,7 +183,7 @@ def _spelled_out(name: str) -> list[str]:
 
 def test_modules_the_text_names_can_be_imported() -> None:
     for span in spans():
-        if re.fullmatch(r"(?:remind|sae)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
+        if re.fullmatch(r"(?:remind|sae|experiments|benchmarks)(?:\.[a-z_]+)+(?:\([^)]*\))?", span.text):
             name = span.text.split("(")[0]
             module, _, attribute = name.rpartition(".")
             there = _found(name) or hasattr(importlib.import_module(module), attribute)
@@ -196,9 +199,10 @@ def _found(name: str) -> bool:
 
 def test_targets_of_make_and_extras_of_pip_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    told = [*span_commands(), *(command for command in block_commands() if command.script is None)]
-    others = {"make": _made, "pip": _installs(extras), "pytest": _tested, "python": lambda words: None}
-    for command in told:
+    others = {"make": _made, "pip": _installs(extras), "pytest": _tested, "cd": _nothing, "git": _nothing}
+    for command in (*span_commands(), *block_commands()):
+        if command.program:
+            continue
         for part in " ".join(command.words).split(" && "):
             program, *words = part.split()
             if program == "jupyter":
@@ -206,6 +210,10 @@ def test_targets_of_make_and_extras_of_pip_exist() -> None:
             else:
                 assert program in others, f"{command}: no way to check {program}"
                 others[program](words)
+
+
+def _nothing(words: list[str]) -> None:
+    """A program that is none of ours."""
 
 
 def _made(words: list[str]) -> None:
@@ -218,6 +226,7 @@ def _made(words: list[str]) -> None:
 def _installs(extras: dict[str, Any]) -> Callable[[list[str]], None]:
     def check(words: list[str]) -> None:
         assert words[0] == "install"
+        assert all((ROOT / word).is_dir() for word in words[1:] if word == ".")
         for name in re.findall(r"\[([\w,-]+)\]", words[-1]):
             assert set(name.split(",")) <= set(extras)
 
@@ -229,21 +238,21 @@ def _tested(words: list[str]) -> None:
 
 
 def test_no_two_commands_write_the_same_folder() -> None:
-    """What a command wrote another one refuses to replace; a reader who types them all must meet no refusal."""
-    going_on = {"--adjudicated", "--llm.dry_run"}
+    """A command refuses to replace what another one wrote; a reader who types them all must meet no refusal."""
+    continued = {"--adjudicated", "--llm.dry_run"}
     written: dict[str, Command] = {}
     for command in block_commands():
         out = command.option("--out")
-        if out and not going_on & set(command.words):
-            assert out not in written, f"{command} and {written[out]} both write {out}"
-            written[out] = command
+        if out and not continued & set(command.words):
+            other = written.setdefault(out, command)
+            assert other.words == command.words, f"{command} and {other} both write {out}"
 
 
-def test_json_in_the_readme_is_read_as_it_says(tmp_path: Path) -> None:
-    """The format's example, its broken lines joined, is a file that the reader takes."""
+def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
+    """The example of RefMem-Bench JSONL, its broken lines joined, is a file that the reader takes."""
     from remind import read
 
-    (block,) = blocks("json")
+    (block,) = (block for block in blocks("json") if block.page == "docs/data.md")
     text = "".join(block.lines)
     records = [part for part in re.split(r"(?<=\})(?=\{\"type\")", text) if part]
     (tmp_path / "example.jsonl").write_text("\n".join(records), encoding="utf-8")
@@ -255,13 +264,15 @@ def test_json_in_the_readme_is_read_as_it_says(tmp_path: Path) -> None:
 def test_every_format_of_the_table_is_one_that_is_read() -> None:
     from remind.data.readers import FORMATS
 
-    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if re.match(r"\| `\w+` \| ", line)]
+    lines = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if re.match(r"\| `\w+` \| ", line)]
     named = {match[1] for row in rows if (match := re.match(r"\| `(\w+)` \|", row))}
     assert set(FORMATS) <= named
 
 
-def test_headings_are_reached_in_order() -> None:
-    """Blocks of commands stand under headings, so that a failure can be found."""
-    lines = [int(command.place.split(":")[1]) for command in block_commands()]
-    assert all(before < after for before, after in pairwise(lines))
-    assert all(command.section for command in block_commands())
+def test_the_readme_is_short_and_links_every_page() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    for page in PAGES[1:]:
+        name = str(page.relative_to(ROOT))
+        assert name in text or name in ("docs/index.md", "docs/reference.md"), f"README.md does not link {name}"

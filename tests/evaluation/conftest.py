@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.pipeline import record_of
@@ -21,6 +23,23 @@ class SameWords:
 
     def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
         return prediction.casefold() in {reference.casefold() for reference in references}
+
+
+class Lines:
+    """A sentence encoder to which different lines are orthogonal."""
+
+    def __init__(self, *_: Any) -> None:
+        self.places: dict[str, int] = {}
+
+    def encode(self, lines: Sequence[str]) -> torch.Tensor:
+        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
+
+
+@pytest.fixture(autouse=True)
+def lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow tests have the real encoder."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
 
 
 def record(question_id: str = "q", split: str = "test", **changes: object) -> StateRecord:

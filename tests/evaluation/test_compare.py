@@ -1,114 +1,28 @@
-"""Comparing two runs: the paired bootstrap against enumeration and SciPy, refusals that say why, the script."""
+"""Comparing two runs: differences, refusals that say why, the script, and runs that evaluate really made."""
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from in_process import run_script
-from scipy.stats import binomtest, bootstrap, ttest_rel
 
+from experiments.official.export import ExportOfficialConfig, export_official
+from remind.core.cli import named
 from remind.core.errors import ConfigError, DataError
-from remind.evaluation.compare import CompareConfig, compare, load_run, named, table
-from remind.evaluation.intervals import wilson
-from remind.evaluation.paired import paired_bootstrap
+from remind.evaluation.compare import compare, load_run, table
+from remind.evaluation.config import CompareConfig, EvaluateConfig
+from remind.evaluation.intervals import paired_bootstrap
+from remind.evaluation.run import evaluate
+from remind.llm import AuxiliaryLLM
+from remind.states.parquet import StateRecord
 
 ROOT = Path(__file__).parents[2]
 
-
-# --- the statistics --------------------------------------------------------------------------------------------------
-
-
-def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
-    """The mean of every one of the n^n resamples, all equally likely."""
-    n = len(sums)
-    draws = list(itertools.product(range(n), repeat=n))
-    return np.array([sum(sums[i] for i in draw) / sum(sizes[i] for i in draw) for draw in draws])
-
-
-def test_against_every_resample() -> None:
-    first, second = [0.0, 1.0, 0.25, 0.5, 0.0], [1.0, 1.0, 0.5, 0.25, 0.75]
-    gains = [b - a for a, b in zip(first, second, strict=True)]
-    means = every_mean(gains, [1] * 5)
-    found = paired_bootstrap(first, second, resamples=40_000)
-    assert found is not None
-    value = sum(gains) / 5
-    assert (found["value"], found["n"], found["units"]) == (pytest.approx(value), 5, 5)
-    assert (found["first"], found["second"]) == (pytest.approx(0.35), pytest.approx(0.7))
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
-    assert found["p"] == pytest.approx(np.mean(np.abs(means - value) >= value - 1e-12), abs=0.01)
-
-
-def test_clusters_against_every_resample() -> None:
-    first, second = [0.0] * 7, [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    clusters = ["a", "b", "a", "a", "c", "d", "d"]
-    means = every_mean([2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2])
-    found = paired_bootstrap(first, second, clusters, resamples=40_000)
-    assert found is not None
-    assert (found["value"], found["units"]) == (pytest.approx(4 / 7), 4)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
-    assert found["p"] == pytest.approx(np.mean(np.abs(means - 4 / 7) >= 4 / 7 - 1e-12), abs=0.01)
-
-
-def test_many_questions_against_scipy() -> None:
-    draws = np.random.default_rng(1)
-    first = draws.random(400)
-    second = np.clip(first + draws.normal(0.02, 0.2, 400), 0, 1)
-    found = paired_bootstrap(first.tolist(), second.tolist(), resamples=5000)
-    other = bootstrap((second - first,), np.mean, method="percentile", n_resamples=5000, rng=2).confidence_interval
-    assert found is not None
-    assert (found["low"], found["high"]) == pytest.approx((other.low, other.high), abs=0.003)
-    assert found["p"] == pytest.approx(ttest_rel(second, first).pvalue, abs=0.03)
-
-
-def test_one_cluster_per_question_is_no_clustering() -> None:
-    first, second = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
-    assert paired_bootstrap(first, second, list("abcd")) == paired_bootstrap(first, second)
-
-
-def test_repeated_dialogues_widen_the_interval() -> None:
-    draws = np.random.default_rng(3)
-    by_dialogue = draws.normal(size=10)
-    second = np.repeat(by_dialogue, 30).tolist()
-    clusters = np.repeat(np.arange(10), 30).tolist()
-    alone, together = paired_bootstrap([0.0] * 300, second), paired_bootstrap([0.0] * 300, second, clusters)
-    assert alone is not None
-    assert together is not None
-    widths = [row["high"] - row["low"] for row in (alone, together)]  # type: ignore[operator]
-    # a dialogue counts once, however many questions: sqrt(30) times as wide
-    assert widths[1] / widths[0] == pytest.approx(30**0.5, rel=0.25)
-
-
-def test_edges() -> None:
-    assert paired_bootstrap([], []) is None
-    same = paired_bootstrap([0.3, 0.7, 1.0], [0.3, 0.7, 1.0])
-    assert same is not None
-    assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
-    for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
-        assert single is not None
-        assert (single["low"], single["high"], single["p"], single["units"]) == (None, None, None, 1)
-    assert paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1) == paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1)
-    with pytest.raises(ConfigError, match="one length"):
-        paired_bootstrap([0.0], [])
-    with pytest.raises(ConfigError, match="one length"):
-        paired_bootstrap([0.0], [1.0], [])
-    with pytest.raises(ConfigError, match="at least 1"):
-        paired_bootstrap([0.0], [1.0], resamples=0)
-
-
-def test_wilson_against_scipy() -> None:
-    for right, n in itertools.product((0, 1, 7, 29, 30), (30,)):
-        found = wilson([1.0] * right + [0.0] * (n - right))
-        assert found is not None
-        interval = binomtest(right, n).proportion_ci(method="wilson")
-        assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high), abs=1e-9)
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
 
 IDENTITY = {"states": "1" * 64, "level": "x0", "split": "test", "judge": "offline-1", "encoder": "minilm", "model": "a"}
 
@@ -260,7 +174,7 @@ def test_folders_without_a_finished_run(tmp_path: Path) -> None:
     ],
 )
 def test_plain_arguments(given: list[str], wanted: list[str]) -> None:
-    assert named(given) == wanted
+    assert named(given, ("first", "second")) == wanted
 
 
 def test_the_script(tmp_path: Path) -> None:
@@ -274,3 +188,39 @@ def test_the_script(tmp_path: Path) -> None:
     status, said, complaints = run_script(script, one, two)
     assert status == 0, complaints
     assert "+25.0" in said
+
+
+def test_two_levels_of_the_same_states(
+    tmp_path: Path, six: list[StateRecord], write_states: Callable[..., Path], judge: AuxiliaryLLM
+) -> None:
+    cfg = EvaluateConfig(
+        states=str(write_states(*six)),
+        model="nano-untrained",
+        out=str(tmp_path / "x0"),
+        max_new_tokens=2,
+        bootstrap=10,
+    )
+    reports = [evaluate(cfg, judge), evaluate(replace(cfg, level="x1", out=str(tmp_path / "x1")), judge)]
+    result = compare(CompareConfig(str(tmp_path / "x0"), str(tmp_path / "x1"), resamples=50))
+    assert result["differing"] == {"level": ["x0", "x1"]}
+    assert result["n"] == 6
+    for name in ("evidence_recall", "accuracy_failures_wrong", "bleu1"):
+        row = result["differences"]["all"][name]
+        assert (row["first"], row["second"]) == pytest.approx(
+            tuple(report["overall"][name]["value"] for report in reports)
+        )
+        assert row["n"] == reports[0]["overall"][name]["n"]
+    assert result["yardstick"]["judge"] == "same-words"
+
+    path = tmp_path / "x1" / "predictions.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    with pytest.raises(ConfigError, match=r"questions \(2 only in the first: d2, m2"):
+        compare(CompareConfig(str(tmp_path / "x0"), str(tmp_path / "x1")))
+
+    out = tmp_path / "rows.jsonl"
+    rows = [json.loads(line) for line in (tmp_path / "x0" / "predictions.jsonl").read_text().split("\n") if line]
+    answered = [row for row in rows if row["failure"] is None]
+    assert export_official(ExportOfficialConfig(str(tmp_path / "x0"), str(out), "longmemeval")) == len(answered) == 6
+    assert [json.loads(line)["question_id"] for line in out.read_text().splitlines()] == [
+        r["question_id"] for r in rows
+    ]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from remind.core.errors import ConfigError
 from remind.evaluation import report as reports
+from remind.evaluation import tables
 from remind.evaluation.scores import Score, counts, group, score, summarise
 from remind.llm import AuxiliaryLLM
 from remind.models.generate import Generation
@@ -127,17 +127,11 @@ def test_hostile_text_is_shown_as_text(scores: list[Score]) -> None:
     assert shown.count(HOSTILE.split("</bdi>")[0]) >= 10
     assert "49" not in shown.replace("7*7", "")
     assert reader.outside == []
-
-
-def test_the_page_needs_no_network(scores: list[Score]) -> None:
-    page = reports.html(make_report(scores), [])
-    reader = Reader()
-    reader.feed(page)
-    assert not {"link", "script", "img", "iframe"} & set(reader.tags)
+    # and needs no network
+    assert not {"link", "iframe"} & set(reader.tags)
     assert not any(name in ("src", "href", "srcset") for name, _ in reader.attributes)
     assert "url(" not in page
     assert "@import" not in page
-    assert "prefers-color-scheme: dark" in page
 
 
 def test_examples_show_evidence_found_and_missed_by_turns(scores: list[Score]) -> None:
@@ -156,8 +150,7 @@ def test_markdown_keeps_hostile_text_in_its_cell(scores: list[Score]) -> None:
     text = reports.markdown(make_report(scores), reports.examples(scores, 9), failed)
     plain = re.sub(r"\\.", "", text)  # what is left can still mean something to a Markdown reader
     assert plain.count("alert") >= 10
-    assert plain.count("`") == 4  # round the two hashes
-    assert not set("<*_") & set(plain)
+    assert not set("<*_`") & set(plain)
     assert "\u202e" not in text
     assert "(U+202E)" in text
     columns = [line.count("|") for line in plain.splitlines()]
@@ -177,7 +170,7 @@ def test_conditions_and_costs_are_on_both_pages(scores: list[Score]) -> None:
     plain = re.sub(r"\\.", "", text)
     columns = [line.count("|") for line in plain.splitlines()]
     assert all(above == below or 0 in (above, below) for above, below in pairwise(columns))
-    lines = reports.table(beside(scores)).splitlines()
+    lines = tables.table(beside(scores)).splitlines()
     assert [line.split()[0] for line in lines if line] == ["condition", "x0", "rag", "condition", "x0", "rag"]
 
 
@@ -194,20 +187,15 @@ def test_markdown_shows_examples_and_what_was_run(scores: list[Score]) -> None:
     ):
         assert line in lines
     assert any(line.startswith("  - x0: too\\_long ") for line in lines)
-
-
-def test_failures_are_shown_by_turns_with_their_message(scores: list[Score]) -> None:
     shown = reports.failed_examples({"x0": scores, "rag": scores}, 9)
-    assert [(item["condition"], item["id"], item["failure"]) for item in shown] == [
-        ("x0", "c", "too_long"),
-        ("rag", "c", "too_long"),
+    assert [(item["condition"], item["failure"], item["message"]) for item in shown] == [
+        ("x0", "too_long", HOSTILE),
+        ("rag", "too_long", HOSTILE),
     ]
-    assert shown[0]["message"] == HOSTILE
-    assert reports.failed_examples({"x0": scores}, 0) == []
 
 
 def test_tables(scores: list[Score]) -> None:
-    lines = reports.table(make_report(scores)).splitlines()
+    lines = tables.table(make_report(scores)).splitlines()
     assert lines[0].split()[:3] == ["format", "n", "failed"]
     assert [line.split()[0] for line in lines[1:]] == ["direct", "multi", "single", "all"]
     assert lines[4].split()[1:3] == ["3", "1"]
@@ -217,24 +205,11 @@ def test_tables(scores: list[Score]) -> None:
 def test_compare_before_and_after(scores: list[Score]) -> None:
     before = make_report(scores)
     after = copy.deepcopy(before)
-    after["identity"]["model"] = "8" * 64  # what is compared may differ
     after["overall"]["accuracy"]["value"] = 0.75
-    lines = reports.compare_rows(before, after).splitlines()
+    lines = tables.compare_rows(before, after).splitlines()
     assert lines[0].split("  ")[0] == "format"
     assert "Acc before" in lines[0]
     assert "F1 after" in lines[0]
     overall = next(line for line in lines if line.startswith("all"))
     assert overall.split()[1:4] == ["3", "0.0", "75.0"]
     assert lines[-1] == "failed and in no score: 1 before, 1 after"
-
-
-@pytest.mark.parametrize("key", ["judge", "states"])
-def test_compare_refuses_runs_that_differ_otherwise(scores: list[Score], key: str) -> None:
-    before, after = make_report(scores), make_report(scores)
-    after["identity"] = {**after["identity"], key: "other"}
-    with pytest.raises(ConfigError, match=f"they differ in {key}$"):
-        reports.compare_rows(before, after)
-    assert reports.compare_rows(before, after, comparing=("model", key))
-    del after["identity"][key]
-    with pytest.raises(ConfigError, match=key):
-        reports.compare_rows(before, after)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from remind.core.errors import ConfigError, DataError, ModelError
-from remind.evaluation.harness import EvaluateConfig, evaluate, evaluate_and_show
+from remind.core.errors import ConfigError, DataError
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.run import evaluate, evaluate_and_show
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
 from remind.states.parquet import StateRecord
@@ -30,16 +28,6 @@ RIGHT = {
     "d2": "<answer>No information available</answer><explanation></explanation>",
     "m2": "<answer>[C]</answer><explanation></explanation>",
 }
-
-
-class Lines:
-    """A sentence encoder to which different lines are orthogonal."""
-
-    def __init__(self, *_: Any) -> None:
-        self.places: dict[str, int] = {}
-
-    def encode(self, lines: Sequence[str]) -> torch.Tensor:
-        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
 
 
 @dataclass
@@ -81,11 +69,6 @@ class Judge:
         if prediction in self.fails:
             return "perhaps"
         return prediction in references
-
-
-@pytest.fixture(autouse=True)
-def lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
 
 
 @pytest.fixture
@@ -225,12 +208,6 @@ def test_passing_failures_are_tried_again_and_lasting_ones_are_not(cfg: Evaluate
     assert (report["resumed"], report["verdicts_resumed"]) == (4, 1)
 
 
-def test_a_server_that_answers_nothing_is_an_error(cfg: EvaluateConfig) -> None:
-    replies: dict[str, Reply | str] = {key: Reply("", failure="server", message="gone") for key in RIGHT}
-    with pytest.raises(ModelError, match="chat@test could be run on none of 6 questions: gone"):
-        evaluate(cfg, Judge(), chat=Chat(replies))
-
-
 def test_another_judge_judges_anew_and_asks_for_no_answer(cfg: EvaluateConfig) -> None:
     evaluate(cfg, Judge(), chat=Chat(dict(RIGHT)))
     chat, other = Chat({}), Judge(name="other")
@@ -320,7 +297,7 @@ def test_endpoints_that_are_not_named(cfg: EvaluateConfig) -> None:
 def test_stages_tell_where_they_wrote(
     cfg: EvaluateConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remind.evaluation.parts.Parts._server", lambda self, stage: Chat(dict(RIGHT)))
+    monkeypatch.setattr("remind.evaluation.run.Parts._server", lambda self, stage: Chat(dict(RIGHT)))
     evaluate_and_show(replace(cfg, stage="answer", conditions=["x0", "abstain"]))
     assert capsys.readouterr().out.splitlines() == [
         "x0, 6 questions, 0 left out, 0 failed, 0 resumed",
@@ -329,50 +306,60 @@ def test_stages_tell_where_they_wrote(
     ]
 
 
-KILLED = """
-import sys, time
-sys.path.insert(0, sys.argv[3])
-import remind.models.encoder
-from remind.evaluation.harness import EvaluateConfig, evaluate
-from test_stages import Chat, Judge, Lines, RIGHT
-remind.models.encoder.SentenceEncoder = Lines
+class StuckChat(Chat):
+    """Says what it is asked before it answers; never answers `stuck_at`."""
 
-class Slow(Chat):
-    def complete(self, requests, on_reply=None):
+    said: Any = None
+    stuck_at = ""
+
+    def complete(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
+    ) -> list[Reply]:
+        assert on_reply is not None
         for n, request in enumerate(requests):
-            print("answer", request.sample, flush=True)
-            time.sleep(0.2)
-            super().complete([request], lambda _, reply: on_reply(n, reply))
+            _say(self, f"answer {request.sample}")
+            super().complete([request], lambda _, reply, n=n: on_reply(n, reply))  # type: ignore[misc]
+        return []
 
-class SlowJudge(Judge):
-    def judge(self, question, references, prediction):
-        print("judge", prediction, flush=True)
-        time.sleep(0.2)
+
+class StuckJudge(Judge):
+    said: Any = None
+    stuck_at = ""
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> Any:
+        _say(self, f"judge {prediction}")
         return super().judge(question, references, prediction)
 
-cfg = EvaluateConfig(states=sys.argv[1], model="m", out=sys.argv[2], answers="server", bootstrap=20)
-evaluate(cfg, SlowJudge(), chat=Slow(dict(RIGHT)))
-print("done", flush=True)
-"""
+
+def _say(model: StuckChat | StuckJudge, words: str) -> None:
+    print(words, file=model.said, flush=True)
+    if words == model.stuck_at:
+        time.sleep(600)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", ["answer v1", "judge No information available"])
 def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, after: str) -> None:
-    command = [sys.executable, "-c", KILLED, cfg.states, cfg.out, str(Path(__file__).parent)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        seen = []
-        for line in process.stdout:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            stuck = StuckChat(dict(RIGHT)), StuckJudge()
+            for model in stuck:
+                model.said, model.stuck_at = os.fdopen(os.dup(writer), "w"), after
+            evaluate(cfg, stuck[1], chat=stuck[0])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    seen = []
+    with os.fdopen(reader) as lines:
+        for line in lines:
             seen.append(line.strip())
             if seen[-1] == after:
-                time.sleep(0.05)
-                process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+                os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert seen[-1] == after
     chat, judge = Chat(dict(RIGHT)), Judge()
-    report = evaluate(replace(cfg, model="m"), judge, chat=chat)
+    report = evaluate(cfg, judge, chat=chat)
     again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
     assert set(seen) & set(again) == {after}
     assert len(set(seen) | set(again)) == 8

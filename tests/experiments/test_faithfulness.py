@@ -13,29 +13,23 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from experiments.faithfulness import (
-    FaithfulnessConfig,
-    ablated_logprob,
-    answer_logprob,
-    answer_logprobs,
-    answer_tokens,
-    attention_to_turns,
+from experiments.faithfulness.ablation import ablated_logprob, guidance_features
+from experiments.faithfulness.attribution import attention_to_turns, gradient_times_input
+from experiments.faithfulness.config import FaithfulnessConfig
+from experiments.faithfulness.logprob import answer_logprob, answer_logprobs, answer_tokens, target_ids
+from experiments.faithfulness.report import summarise
+from experiments.faithfulness.run import faithfulness, faithfulness_and_show
+from experiments.faithfulness.turns import (
     evidence_turns,
-    faithfulness,
-    faithfulness_and_show,
     fill,
-    gradient_times_input,
-    guidance_features,
     marked_turns,
     only_turns,
     prompt_of,
-    target_ids,
     without_turns,
 )
-from experiments.faithfulness.report import summarise
-from remind.alignment.data import example_of
+from remind.alignment.tokens import example_of
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -102,9 +96,6 @@ def nano() -> Backbone:
     return Backbone("nano", nano_model().double(), nano_tokenizer(), None, "vlm")
 
 
-# --- edits -----------------------------------------------------------------------------------------------------------
-
-
 def test_removal_deletes_the_turns_and_nothing_else() -> None:
     item = record()
     head, tail = item.x0.text.split("[Session 1, 1 May]\n")[0], item.x0.text[item.x0.dialogue[1] :]
@@ -152,9 +143,6 @@ def test_fill_takes_what_fits_and_then_what_comes_nearer(sizes: list[int], budge
     assert fitting is None or fitting in chosen
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("template", ["own", "none", "trims"])
 @pytest.mark.parametrize("said", ["tea would be nice", "<|im_end|> is written här", "  two  spaces 🙂"])
 def test_every_token_is_found_in_its_turn(template: str, said: str) -> None:
@@ -190,9 +178,6 @@ def test_target_tokens_are_those_of_training() -> None:
     assert len(text) <= len(">the place<")
 
 
-# --- log-probability -------------------------------------------------------------------------------------------------
-
-
 def by_hand(model: Any, prompt: list[int], target: list[int]) -> torch.Tensor:
     """Log-probabilities from one plain forward over everything."""
     with torch.no_grad():
@@ -220,9 +205,6 @@ def test_log_probability_is_that_of_a_plain_forward(nano: Backbone) -> None:
 def test_a_prompt_that_is_too_long_is_refused(nano: Backbone) -> None:
     with pytest.raises(DataError, match=r"40000 \+ 1 tokens, but nano takes 32768"):
         answer_logprobs(nano, [[5] * 40000], [6])
-
-
-# --- attention and gradient ------------------------------------------------------------------------------------------
 
 
 def eager_by_hand(model: Any, prompt: Any, target: list[int], layers: int | None) -> list[float]:
@@ -269,40 +251,6 @@ def test_attention_with_a_sliding_window_counts_what_lies_inside() -> None:
     assert expected[0] == 0 < expected[5]
 
 
-def test_uniform_attention_gives_every_token_its_share() -> None:
-    backbone = small(LlamaForCausalLM, LlamaConfig)
-    for layer in backbone.model.model.layers:
-        layer.self_attn.q_proj.weight.data.zero_()
-    prompt, target = prompt_of(backbone.tokenizer, record().x0), [7, 8, 9, 10]
-    # the n-th answer position sees the prompt and the n answer tokens before it
-    share = sum(1 / (len(prompt.ids) + n) for n in range(4)) / 4
-    found = attention_to_turns(backbone, prompt, target)
-    assert found.tolist() == pytest.approx([share * size for size in prompt.sizes], rel=1e-7)
-
-
-def test_gradient_times_input_against_finite_differences() -> None:
-    # a model whose norms are not computed in float32
-    backbone = small(GPT2LMHeadModel, GPT2Config, n_embd=64, n_layer=2, n_head=2, n_positions=512)
-    item = record()
-    prompt, target = prompt_of(backbone.tokenizer, item.x0), target_ids(backbone.tokenizer, "<answer>tea</answer>")
-    found = gradient_times_input(backbone, item, target)
-    scale = torch.ones(len(prompt.ids) + len(target) - 1, dtype=torch.float64)
-    handle = backbone.model.get_input_embeddings().register_forward_hook(lambda _, __, output: output * scale[:, None])
-    try:
-        for index in (0, 4):
-            total = 0.0
-            for token in (prompt.turn == index).nonzero().flatten().tolist():
-                values = []
-                for step in (1e-4, -1e-4):
-                    scale[token] = 1 + step
-                    values.append(float(answer_logprob(backbone, item.x0.text, target).sum()))
-                    scale[token] = 1
-                total += abs(values[0] - values[1]) / 2e-4
-            assert float(found[index]) == pytest.approx(total, rel=1e-5)
-    finally:
-        handle.remove()
-
-
 @pytest.mark.parametrize("kind", ["nano", "small"])
 def test_attribution_leaves_the_model_as_it_was(nano: Backbone, kind: str) -> None:
     model = (nano if kind == "nano" else small(LlamaForCausalLM, LlamaConfig)).model
@@ -327,9 +275,6 @@ def test_gradient_is_that_of_a_plain_backward_without_recomputation() -> None:
     shares = (embedded.grad * embedded.detach()).sum(-1)[0].abs()[: len(prompt.ids)]
     expected = [float(shares[prompt.turn == index].sum()) for index in range(6)]
     assert gradient_times_input(backbone, prompt, target).tolist() == pytest.approx(expected, rel=1e-9)
-
-
-# --- a model that copies ---------------------------------------------------------------------------------------------
 
 
 def copier() -> Backbone:
@@ -362,26 +307,6 @@ def copier() -> Backbone:
     return backbone
 
 
-@pytest.mark.parametrize("secret", [0, 3, 6])
-def test_every_method_ranks_the_copied_turn_first(secret: int) -> None:
-    backbone, item = copier(), record(secret=secret)
-    target = target_ids(backbone.tokenizer, WORD)
-    where = [turn.turn_id for turn in item.x0.turns].index(f"d0-t{secret}")
-    base = answer_logprob(backbone, item.x0.text, target)[0]
-    drops = torch.stack([base - answer_logprob(backbone, without_turns(item, [n]), target)[0] for n in range(6)])
-    kept = torch.stack([answer_logprob(backbone, only_turns(item, [n]), target)[0] for n in range(6)])
-    for scores in (
-        drops,
-        kept,
-        attention_to_turns(backbone, item, target),
-        gradient_times_input(backbone, item, target),
-    ):
-        assert int(scores.argmax()) == where
-        assert float(scores[where]) > 0 or scores is kept
-    assert float(drops[where]) > 2
-    assert float(drops[torch.arange(6) != where].abs().max()) < 0.1
-
-
 def test_the_measurement_finds_the_copied_turn_and_clears_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -410,9 +335,6 @@ def test_the_measurement_finds_the_copied_turn_and_clears_another(
     assert results["wrong"]["methods"]["removed"]["attention"]["answer"]["value"] < -1
     faithfulness_and_show(replace(cfg, overwrite=True))
     assert "turns removed" in capsys.readouterr().out
-
-
-# --- ablation --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -466,9 +388,6 @@ def test_ablation_takes_the_features_out_on_those_tokens_alone(nano: Backbone, c
         torch.testing.assert_close(
             ablated_logprob(nano, coders, nothing[0], prompt, nothing[1], target), plain, rtol=0, atol=1e-12
         )
-
-
-# --- the whole -------------------------------------------------------------------------------------------------------
 
 
 def test_summary_is_mean_interval_and_paired_difference() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nltk.stem import PorterStemmer
 
 from experiments.official.export import ExportOfficialConfig, export_official, hypotheses
 from experiments.official.files import ResultFile
@@ -70,16 +69,6 @@ def test_figures_by_hand_and_as_the_scorer_writes_them(tmp_path: Path) -> None:
         "1-4": (7, pytest.approx((0.5 + 1 + 2 / 3 + 1 + 0 + 0) / 6)),
         "all": (10, pytest.approx((0.5 + 1 + 2 / 3 + 1 + 0 + 1 + 0 + 1 + 0) / 9)),
     }
-
-
-@pytest.mark.parametrize(
-    ("said", "gold"),
-    [("hikes", "hiking"), ("ponies", "pony"), ("relational", "relate"), ("dying", "die"), ("generously", "generous")],
-)
-def test_words_meet_at_their_porter_stem(tmp_path: Path, said: str, gold: str) -> None:
-    stem = PorterStemmer().stem
-    file = save(tmp_path / "r.json", [item(4, said, gold)])
-    assert score_samples(file)[0][0].f1 == float(stem(said) == stem(gold))
 
 
 def test_a_category_without_a_scorer_and_odd_values_are_told(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ def save(path: Path, raw: bytes) -> Path:
 
 @pytest.mark.parametrize("escape", [True, False])
 @pytest.mark.parametrize("marks", [(", ", ": "), (",", ":")])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(("end", "last"), [("\n", True), ("\r\n", False)])
 def test_lines_stay_and_one_edit_changes_one_line(
     tmp_path: Path, escape: bool, marks: tuple[str, str], end: str, last: bool
 ) -> None:
@@ -62,9 +61,7 @@ def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
     file = ResultFile(save(tmp_path / "r.jsonl", raw))
     assert file.dump() == raw
     assert file.records[0]["a"] == 2
-
-
-def test_true_and_one_are_different(tmp_path: Path) -> None:
+    # true and 1 are different
     file = ResultFile(save(tmp_path / "r.jsonl", b'{"label": 1}\n'))
     file.records[0]["label"] = True
     assert file.dump() == b'{"label": true}\n'

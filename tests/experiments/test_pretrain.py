@@ -1,4 +1,4 @@
-"""Pre-training: lessons are the prompts a model gets, hints are true of the dialogues, runs repeat to the bit."""
+"""Pre-training: lessons are the prompts a model gets, auxiliary targets are true of them, runs repeat to the bit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.pretrain import PretrainConfig, pretrain
 from experiments.pretrain import run as pretraining
-from experiments.pretrain.course import Lesson, lessons_of, step_at
-from experiments.pretrain.hints import Hints
+from experiments.pretrain.heads import AuxiliaryHeads
+from experiments.pretrain.lessons import KINDS, Lesson, lessons_of, mixture
+from experiments.pretrain.run import PretrainConfig, pretrain
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_model, nano_tokenizer
-from remind.testbed.world import lexicon
+from remind.testbed.lexicon import lexicon
 
 TOKENIZER = nano_tokenizer()
-KINDS = ("drill", "short", "apart", "marked", "full")
 
 
 def drawn(kind: str, name: str, count: int = 20) -> list[Lesson]:
@@ -106,12 +105,12 @@ def test_focus_is_what_the_answer_rests_on() -> None:
             assert all(any(line in block for block in blocks) for line in lines)
 
 
-def test_hints_about_remarks_are_true_of_the_text() -> None:
-    hints = Hints(TOKENIZER, nano_model().model.language_model, 128)
+def test_auxiliary_targets_are_true_of_the_text() -> None:
+    heads = AuxiliaryHeads(TOKENIZER, nano_model().model.language_model, 128)
     leads = ["", *(f"{lead}, " for lead in (*lexicon()["leads"], lexicon()["flag"]))]
     names = lexicon()["names"]
     for lesson in (*drawn("marked", "single", 40), *drawn("full", "direct", 40)):
-        speakers, begins, marked = hints.remarks(lesson).tolist()
+        speakers, begins, marked = heads.remark_targets(lesson).tolist()
         pieces = [TOKENIZER.decode([token]) for token in lesson.prompt.tolist()]
         dialogue = "".join(pieces).split("\n\nGuide to the question")[0]
         where, inside, speaker, lead = 0, False, "", ""
@@ -138,7 +137,7 @@ def test_the_focus_term_is_the_attention_of_the_first_head() -> None:
     model = nano_model(seed=3).double()
     model.set_attn_implementation("eager")
     decoder = model.model.language_model
-    hints = Hints(TOKENIZER, decoder, 128).double()
+    heads = AuxiliaryHeads(TOKENIZER, decoder, 128).double()
     width = max(len(x.prompt) + len(x.answer) - 1 for x in lessons)
     ids = torch.full((len(lessons), width), TOKENIZER.pad_token_id)
     for row, x in enumerate(lessons):
@@ -148,7 +147,7 @@ def test_the_focus_term_is_the_attention_of_the_first_head() -> None:
     attention.register_forward_hook(lambda _, __, output: weights.append(output[1]))
     with torch.no_grad():
         decoder(input_ids=ids, position_ids=torch.arange(width).expand(3, *ids.shape), use_cache=False)
-        _, focus, _, _ = hints(lessons)
+        _, focus, _, _ = heads(lessons)
     expected = []
     for row, x in enumerate(lessons):
         if len(x.focus):
@@ -157,13 +156,11 @@ def test_the_focus_term_is_the_attention_of_the_first_head() -> None:
     assert float(focus) == pytest.approx(sum(expected) / len(expected), abs=1e-6)
 
 
-def test_the_course_grows_harder() -> None:
-    early, middle, late = (step_at(p, 0.15, 0.4, (0.12, 0.35)) for p in (0.0, 0.2, 0.95))
-    assert set(early.formats) == {"direct"}
-    assert set(middle.formats) == {"direct", "single"}
-    assert set(late.formats) == set(FORMATS)
-    assert "full" not in early.kinds["direct"]
-    assert all("full" in kinds for kinds in late.kinds.values())
+def test_lessons_grow_harder() -> None:
+    early, middle, late = (mixture(p, 0.15, 0.4, (0.12, 0.35)) for p in (0.0, 0.2, 0.95))
+    assert [set(parts) for parts in (early, middle, late)] == [{"direct"}, {"direct", "single"}, set(FORMATS)]
+    assert "full" not in early["direct"][1]
+    assert all("full" in kinds for _, kinds in late.values())
 
 
 @pytest.mark.slow

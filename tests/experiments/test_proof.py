@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,19 @@ import pytest
 import torch
 from forked import Forked
 
-from experiments.proof.arms import Knobs, knobs_of, recommended
-from experiments.proof.bench import Shelf, Spec
-from experiments.proof.conditions import named
-from experiments.proof.config import BenchConfig, ChooseConfig, ProofConfig, TraceConfig
-from experiments.proof.plan import cells, choices, final_runs
+from experiments.proof.arms import RECOMMENDED, Knobs, knobs_of
+from experiments.proof.conditions import Condition, named
+from experiments.proof.config import ChooseConfig, ProofConfig, TraceConfig
+from experiments.proof.plan import cells, final_runs, grid_runs
 from experiments.proof.prove import prove
-from experiments.proof.queue import _shared_out
+from experiments.proof.queue import groups
+from experiments.proof.store import BenchConfig, RunStore, Spec, open_store
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.models.nano import save_nano
-from remind.testbed.ladder import LadderConfig
 from remind.testbed.world import WorldConfig
 
 WORLD = WorldConfig(train=2, dev=1, test=1)
-LADDER = LadderConfig()
 
 
 # plan
@@ -45,10 +44,10 @@ def test_final_and_choosing_seeds_must_not_meet() -> None:
 
 def test_choices_are_made_on_dev_and_final_runs_on_test() -> None:
     cfg = _config()
-    made = [spec for points in choices(cfg).values() for _, specs in points for spec in specs]
+    made = [spec for points in grid_runs(cfg).values() for _, specs in points for spec in specs]
     assert {spec.on for spec in made} == {"dev"}
     assert not {spec.seed for spec in made} & {*cfg.seeds}
-    chosen = {arm: points[0][0] for arm, points in choices(cfg).items()}
+    chosen = {arm: points[0][0] for arm, points in grid_runs(cfg).items()}
     final = [spec for *_, spec in final_runs(cfg, chosen)]
     assert {spec.on for spec in final} == {"test"}
     assert {spec.seed for spec in final} == {*cfg.seeds}
@@ -69,7 +68,7 @@ def test_an_arm_can_be_kept_to_some_conditions() -> None:
     wrong = [(arm, condition.title) for arm, condition in found if condition.wrong]
     assert wrong == [("pra_recommended", f"noisy-0.4/wrong-{share}") for share in (0.2, 0.4)]
     assert {condition.title for arm, condition in found if arm == "distil_20"} == {"clean", "none", "noisy-0.4"}
-    with pytest.raises(ConfigError, match="scarce-30 is asked for"):
+    with pytest.raises(ConfigError, match="scarce-30 is in arm_conditions"):
         _config(conditions=("clean",), wrong_conditions=["scarce-30"])
     with pytest.raises(ConfigError, match="no arm 'sfd'"):
         _config(arm_conditions={"sfd": ["clean"]})
@@ -88,38 +87,56 @@ def test_which_arms_take_part_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "workers", "found"),
-    [((6,), 2, [3, 3]), ((7, 2), 3, [3, 4, 2]), ((1,), 4, [1]), ((2,), 4, [1, 1]), ((3, 3, 3), 2, [3, 3, 3])],
+    ("sizes", "workers", "expected"),
+    [((6,), 2, [3, 3]), ((7, 2), 3, [3, 3, 1, 2]), ((1,), 4, [1]), ((2,), 4, [1, 1]), ((3, 3, 3), 2, [3, 3, 3])],
 )
-def test_no_worker_is_idle_while_another_has_two_runs_to_do(
-    sizes: tuple[int, ...], workers: int, found: list[int]
+def test_runs_on_the_same_states_go_together_unless_a_worker_would_be_idle(
+    tmp_path: Path, sizes: tuple[int, ...], workers: int, expected: list[int]
 ) -> None:
-    specs = [Spec("sft", named("clean"), seed, Knobs(), 5, "test") for seed in range(sum(sizes))]
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    groups = [specs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    shared = _shared_out(groups, workers)
-    assert [len(group) for group in shared] == found
+    store = _store(tmp_path)
+    specs = [
+        Spec("sft", named("clean"), seed, Knobs(lr=(n + 1) * 1e-4), 5, "test")
+        for seed, size in enumerate(sizes)
+        for n in range(size)
+    ]
+    shared = groups(store, specs, workers)
+    assert [len(group) for group in shared] == expected
     assert [spec for group in shared for spec in group] == specs
+    assert all(len({store.states_key(spec) for spec in group}) == 1 for group in shared)
 
 
-def test_test_settings_do_not_touch_runs_on_dev(tmp_path: Path) -> None:
-    bench = _bench(tmp_path)
-    spec = Spec("sft", named("clean"), 1, knobs_of("sft", recommended()), 3, "dev")
-    key = Shelf(bench, tmp_path).key(spec)
-    other = replace(bench, test_seed=77, world=replace(bench.world, test=9, seed=4), model="elsewhere")
-    assert Shelf(other, tmp_path).key(spec) == key
-    assert Shelf(other, tmp_path).key(replace(spec, on="test")) != Shelf(bench, tmp_path).key(replace(spec, on="test"))
-    for changed in (replace(bench, weights="x"), replace(bench, dev_seed=6), replace(bench, batch=5)):
-        assert Shelf(changed, tmp_path).key(spec) != key
-    assert Shelf(bench, tmp_path).key(replace(spec, knobs=replace(spec.knobs, lr=1.0))) != key
+def test_the_name_of_a_run_depends_on_what_it_reads_and_on_nothing_else(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    config, world = store.config, store.config.world
+    spec = Spec("sft", named("clean"), 1, knobs_of("sft", RECOMMENDED), 3, "dev")
+    key = store.key(spec)
+    other = replace(
+        store, model="elsewhere", config=replace(config, test_seed=77, world=replace(world, test=9, seed=4))
+    )
+    assert other.key(spec) == key
+    assert other.key(replace(spec, on="test")) != store.key(replace(spec, on="test"))
+    for changed in (
+        replace(store, weights="x"),
+        replace(store, config=replace(config, dev_seed=6)),
+        replace(store, config=replace(config, batch=5)),
+    ):
+        assert changed.key(spec) != key
+    assert store.key(replace(spec, knobs=replace(spec.knobs, lr=1.0))) != key
 
 
-def _bench(folder: Path) -> Any:
+def test_published_runs_can_be_read_back() -> None:
+    row = json.loads((Path(__file__).parents[2] / "docs" / "proof" / "runs.jsonl").read_text().splitlines()[0])
+    values = row["spec"]
+    spec = Spec(**{**values, "condition": Condition(**values["condition"]), "knobs": Knobs(**values["knobs"])})
+    assert json.loads(json.dumps(asdict(spec))) == values
+
+
+def _store(folder: Path) -> RunStore:
     model = folder / "any"
     model.mkdir(exist_ok=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (model / name).write_text(name)
-    return BenchConfig(world=WORLD).bench(str(model))
+    return open_store(BenchConfig(world=WORLD), str(model), folder)
 
 
 # runs

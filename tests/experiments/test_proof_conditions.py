@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.proof.arms import knobs_of, recommended
-from experiments.proof.bench import Shelf, Spec
+from experiments.proof.arms import RECOMMENDED, knobs_of
 from experiments.proof.conditions import Condition, named, split_records, training_records
-from experiments.proof.config import BenchConfig
-from experiments.proof.training import train_config
+from experiments.proof.runs import train_config
+from experiments.proof.store import BenchConfig, RunStore, Spec
 from remind.alignment.config import TrainConfig
 from remind.alignment.objective import Edge, Objective
 from remind.core.errors import ConfigError
@@ -21,9 +20,9 @@ from remind.evaluation.scores import score
 from remind.llm.offline import OfflineLLM
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
+from remind.testbed.accuracy import is_correct
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, target
-from remind.testbed.score import is_right
 from remind.testbed.world import WorldConfig, make_world
 
 WORLD = WorldConfig(train=2, dev=1, test=1)
@@ -34,12 +33,12 @@ LADDER = LadderConfig()
 
 
 def test_pra_as_printed_is_what_the_trainer_does_untold() -> None:
-    assert knobs_of("pra_printed", recommended()).objective == TrainConfig("s", "o").objective
+    assert knobs_of("pra_printed", RECOMMENDED).objective == TrainConfig("s", "o").objective
 
 
 def test_arms_minimise_what_they_are_said_to() -> None:
     def of(arm: str) -> Objective:
-        return knobs_of(arm, recommended()).objective
+        return knobs_of(arm, RECOMMENDED).objective
 
     assert of("sft") == of("sft_flops") == of("sft_pseudo") == Objective(lambda_hard=1.0, edges=())
     assert of("sft_mixed") == Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
@@ -50,18 +49,18 @@ def test_arms_minimise_what_they_are_said_to() -> None:
 
 def test_a_setting_that_cannot_work_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="edges into level 0"):
-        knobs_of("pra_printed", recommended(), {"teacher_weights": "base"})
+        knobs_of("pra_printed", RECOMMENDED, {"teacher_weights": "base"})
     with pytest.raises(ConfigError, match="no setting 'rate'"):
-        knobs_of("sft", recommended(), {"rate": 1.0})
+        knobs_of("sft", RECOMMENDED, {"rate": 1.0})
     with pytest.raises(ConfigError, match="no arm"):
-        knobs_of("magic", recommended())
+        knobs_of("magic", RECOMMENDED)
 
 
 def test_labels_only_arms_never_get_a_decoded_answer(tmp_path: Path) -> None:
-    shelf = Shelf(_bench(tmp_path), tmp_path)
+    store = RunStore(BenchConfig(world=WORLD), "any", "hash", tmp_path)
     for arm, expected in (("sft", "skip"), ("sft_mixed", "skip"), ("sft_pseudo", "skip"), ("pra_printed", "x2")):
-        spec = Spec(arm, named("none"), 1, knobs_of(arm, recommended()), 3)
-        cfg = train_config(shelf, spec, tmp_path / "s", tmp_path / "o")
+        spec = Spec(arm, named("none"), 1, knobs_of(arm, RECOMMENDED), 3)
+        cfg = train_config(store, spec, tmp_path / "s", tmp_path / "o")
         assert cfg.data.unlabelled == expected
         assert (cfg.seed, cfg.trainer.max_steps) == (1, 3)
 
@@ -86,9 +85,9 @@ def test_blind_arms_see_one_condition_for_all_shares_of_wrong_summaries() -> Non
     assert condition.seen_by("pra_printed") == condition
 
 
-def test_training_states_are_those_of_the_world_and_what_is_watched_is_clean() -> None:
+def test_training_states_are_those_of_the_world_and_dev_questions_are_clean() -> None:
     condition = replace(named("noisy-0.4"), wrong=1.0)
-    made = training_records(WORLD, LADDER, condition, 3, watched=1, watch_seed=8)
+    made = training_records(WORLD, LADDER, condition, 3, dev=1, dev_seed=8)
     world = make_world(replace(WORLD, dev=0, test=0, seed=3))
     expected = records(world, replace(LADDER, seed=3, wrong_summaries=1.0), LabelConfig(noise=0.4, seed=3))
     assert [one for one in made if one.split == "train"] == expected
@@ -177,22 +176,14 @@ def test_scores_are_those_of_the_evaluation() -> None:
     # one place further, so that some are wrong and of another form
     for shift in (0, 1):
         outputs = [Generation(texts[(n + shift) % len(texts)], 9) for n in range(len(texts))]
-        found = [is_right(record, output) for record, output in zip(asked, outputs, strict=True)]
+        found = [is_correct(record, output) for record, output in zip(asked, outputs, strict=True)]
         expected = score(asked, outputs, OfflineLLM(), lambda lines: torch.zeros(len(lines), 1))
         assert found == [one.accuracy == 1.0 for one in expected]
         assert all(found) == (shift == 0)
-    assert not is_right(asked[0], Generation("", 9, failure="error"))
-    assert not is_right(asked[0], None)
+    assert not is_correct(asked[0], Generation("", 9, failure="error"))
+    assert not is_correct(asked[0], None)
 
 
 def _question(record: StateRecord) -> Any:
     world = make_world(replace(WORLD, train=0, test=0, seed=8))
-    return next(item.question for item in world.asked if item.question.id == record.question_id)
-
-
-def _bench(folder: Path) -> Any:
-    model = folder / "any"
-    model.mkdir(exist_ok=True)
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (model / name).write_text(name)
-    return BenchConfig(world=WORLD).bench(str(model))
+    return next(item.question for item in world.questions if item.question.id == record.question_id)

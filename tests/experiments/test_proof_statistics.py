@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.proof.arms import recommended
+from experiments.proof.arms import RECOMMENDED
 from experiments.proof.flops import Size, fixed_cost, step_cost
 from experiments.proof.plan import equal_steps
-from experiments.proof.statistics import Resamples, stretch
-from experiments.proof.table import Judge, collapsed
-from remind.alignment.example import Example
-from remind.alignment.objective import Objective
+from experiments.proof.statistics import draws, estimate, resampled_means, share_of, stretch
+from experiments.proof.store import collapsed
+from experiments.proof.table import Comparison
+from remind.alignment.config import Objective
 from remind.alignment.step import plan
-from remind.testbed.ladder import LadderConfig
-from remind.testbed.world import WorldConfig
-
-WORLD = WorldConfig(train=2, dev=1, test=1)
-LADDER = LadderConfig()
-
+from remind.alignment.tokens import Example
 
 # FLOPs
 
@@ -48,7 +43,7 @@ def test_flops_against_a_count_by_hand() -> None:
     assert step_cost([one], printed, plan(printed, prefix_sharing=True), size) == naive - 2 * 22 * 10
     flow = Objective(target_grad="flow")
     assert step_cost([one], flow, plan(flow, "joint"), size) == 6 * ((23 + 28 + 33) * 10 + 3 * 4 * 3)
-    base = recommended().objective
+    base = RECOMMENDED.objective
     assert step_cost([one], base, plan(base), size) == 6 * (23 * 10 + 4 * 3)
     assert fixed_cost([one, one], base, size) == 2 * 2 * ((28 + 33) * 10 + 2 * 4 * 3)
     bare = replace(one, labelled=False)
@@ -66,7 +61,7 @@ def test_equal_flops() -> None:
 # statistics
 
 
-def _loop(values: Any, dialogues: list[str], resamples: Resamples) -> list[float]:
+def _loop(values: Any, dialogues: list[str], resamples: int) -> list[float]:
     """The definition, number by number."""
     names = list(dict.fromkeys(dialogues))
     seeds, n = values.shape
@@ -79,7 +74,7 @@ def _loop(values: Any, dialogues: list[str], resamples: Resamples) -> list[float
         for q in range(n):
             wide[s, q] += (stretch(seeds) - 1) * of_seed[s] + (stretch(len(names)) - 1) * of_dialogue[dialogues[q]]
     found = []
-    for drawn_seeds, drawn_dialogues in zip(resamples.of_seeds, resamples.of_dialogues, strict=True):
+    for drawn_seeds, drawn_dialogues in zip(*draws(seeds, len(names), resamples), strict=True):
         pool = [
             wide[s, q]
             for s in range(seeds)
@@ -96,27 +91,24 @@ def test_bootstrap_against_a_loop() -> None:
     rng = np.random.default_rng(4)
     dialogues = ["a"] * 3 + ["b"] * 5 + ["c"] * 2 + ["d"]
     values = rng.integers(-1, 2, (4, len(dialogues))).astype(float)
-    resamples = Resamples(4, dialogues, 200, seed=1)
-    expected = _loop(values, dialogues, resamples)
-    np.testing.assert_allclose(resamples.means(values), expected, atol=1e-12)
-    estimate = resamples.estimate(values)
-    assert (estimate["low"], estimate["high"]) == pytest.approx(tuple(np.percentile(expected, [2.5, 97.5])))
-    assert estimate["value"] == pytest.approx(values.mean())
-    one = Resamples(1, dialogues, 50, seed=1)
-    np.testing.assert_allclose(one.means(values[:1]), _loop(values[:1], dialogues, one), atol=1e-12)
+    expected = _loop(values, dialogues, 200)
+    np.testing.assert_allclose(resampled_means(values, dialogues, 200), expected, atol=1e-12)
+    interval = estimate(values, dialogues, 200)
+    assert (interval["low"], interval["high"]) == pytest.approx(tuple(np.percentile(expected, [2.5, 97.5])))
+    assert interval["value"] == pytest.approx(values.mean())
+    np.testing.assert_allclose(resampled_means(values[:1], dialogues, 50), _loop(values[:1], dialogues, 50), atol=1e-12)
 
 
 @pytest.mark.parametrize(("of_seeds", "of_dialogues"), [(0.1, 0.0), (0.0, 0.1), (0.06, 0.06), (0.0, 0.0)])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(of_seeds: float, of_dialogues: float) -> None:
     rng = np.random.default_rng(8)
     dialogues = [f"d{place}" for place in range(12) for _ in range(10)]
-    resamples = Resamples(5, dialogues, 500)
     held, rounds = 0, 250
     for _ in range(rounds):
         shares = 0.5 + of_seeds * rng.standard_normal((5, 1)) + of_dialogues * np.repeat(rng.standard_normal(12), 10)
         values = (rng.random((5, 120)) < shares).astype(float)
-        estimate = resamples.estimate(values)
-        held += estimate["low"] <= 0.5 <= estimate["high"]
+        interval = estimate(values, dialogues, 500)
+        held += interval["low"] <= 0.5 <= interval["high"]
     # 250 rounds: a true .95 falls below .91 once in two hundred times
     assert held / rounds >= 0.91
 
@@ -124,11 +116,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(of_seeds: float, of
 def test_share_of_the_gap() -> None:
     dialogues = ["a", "a", "b", "b"]
     ours, low, high = np.array([[1.0, 1, 1, 0]]), np.array([[0.0, 1, 0, 0]]), np.ones((1, 4))
-    share = Resamples(1, dialogues, 300).share(ours - low, high - low)
+    share = share_of(ours - low, high - low, dialogues, 300)
     assert share is not None
     assert share["value"] == pytest.approx(2 / 3)
     assert share["low"] < 2 / 3 < share["high"]
-    assert Resamples(1, dialogues, 300).share(ours, low - low) is None
+    assert share_of(ours, low - low, dialogues, 300) is None
 
 
 def _run(x0: str, x1: str = "1111", x2: str = "1111", **values: Any) -> dict[str, Any]:
@@ -152,8 +144,8 @@ def test_without_labels_the_rival_is_the_best_of_scarce_labels() -> None:
         ("sft", "scarce-60-pool"): {1: _run("1111"), 2: _run("1111")},
         ("pra_recommended", "none"): {1: _run("1110"), 2: _run("1110")},
     }
-    judge = Judge(_run("0000"), ["a", "a", "b", "b"], 200)
-    against = judge.row(found, "pra_recommended", "none", "none", labelled=False)["against"]
+    comparison = Comparison(_run("0000"), ["a", "a", "b", "b"], 200)
+    against = comparison.row(found, "pra_recommended", "none", "none", labelled=False)["against"]
     assert set(against) == {"base", "sft_flops"}
     assert against["sft_flops"]["learned_under"] == "scarce-60"
     assert against["sft_flops"]["value"] == pytest.approx(0.75 - 3 / 8)

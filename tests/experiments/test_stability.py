@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.proof.config import BenchConfig
+from experiments.proof.store import BenchConfig
 from experiments.stability import StabilityConfig, best, points, render, stability
 from remind.core.errors import ConfigError
 from remind.core.files import read_json

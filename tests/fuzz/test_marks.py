@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.alignment.pictures import Pictures
-from remind.alignment.shorten import shortened
-from remind.alignment.tokens import answer_ids, row_of
+from remind.alignment.tokens import answer_ids, example_of, shortened
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
@@ -105,7 +104,7 @@ def specials(tokenizer: Any, ids: list[int]) -> list[int]:
 def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> None:
     template = specials(NANO, prompt_ids(NANO, "hello"))
     assert template
-    row = row_of(NANO, record)
+    row = example_of(NANO, record)
     for prompt in row.prompts:
         assert specials(NANO, prompt.tolist()) == template
     assert record.target is not None

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remind.core.errors import ModelError
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.places import Part
 from remind.grounding.windowed import WindowedCodes
@@ -30,6 +30,7 @@ from remind.states.pyramid import (
     strip_markers,
 )
 from sae import TopKSAE
+from tests.grounding.conftest import random_states
 
 D_SAE, K = 96, 6
 BACKBONES = ("minilm", "nano")
@@ -125,16 +126,6 @@ def test_strategies_with_parts_missing(name: str) -> None:
         check_markers(trace.state)
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_reasoning_alone_weighs_by_idf_alone(name: str) -> None:
-    trace = grounder(name).trace(state(strategy=Strategy(STRATEGY.reasoning)))
-    for layer, v in trace.guidance.items():
-        found = trace.codes.layers[layer]
-        assert found.anchors.values.shape == (0, K)
-        counts = (found.reasoning.dense(D_SAE) > 0).sum(0)
-        torch.testing.assert_close(v, found.idf * counts)
-
-
 def test_a_dialogue_shorter_than_its_window() -> None:
     short = state((("Ann", "Hi."), ("Anna", "Hello!")))
     wide, narrow = (grounder("minilm", window_tokens=n).trace(short) for n in (256, 9))
@@ -144,41 +135,12 @@ def test_a_dialogue_shorter_than_its_window() -> None:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_budget_smaller_than_any_turn_marks_nothing(name: str) -> None:
-    for settings_ in ({"budget_tokens": 3}, {"budget_tokens": 0}, {"budget_share": 1e-6}):
-        trace = grounder(name, **settings_).trace(state())
-        assert trace.budget is not None
-        assert trace.budget < int(trace.codes.turn_tokens.min())
-        assert trace.state.blocks == ()
-        assert render(trace.state).markers == ()
-        check_markers(trace.state)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
 def test_gold_evidence_and_answers_are_not_read(name: str) -> None:
     without = state()
     question = replace(without.question, evidence=("3",), answers=("the bicycle",), images=(0,))
     assert (
         grounder(name).ground(without).salience == grounder(name).ground(replace(without, question=question)).salience
     )
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_an_sae_of_another_layer_or_width_is_refused(name: str) -> None:
-    target = backbone(name)
-    right = coders(name)[1]
-    wide = TopKSAE(target.hidden_size + 1, D_SAE, K)
-    for wrong, words in (
-        ({1: right, target.n_layers + 1: right}, f"layer {target.n_layers + 1}"),
-        ({-1: right}, "layer -1"),
-        ({1: right, 2: wide}, f"width {target.hidden_size + 1}"),
-        ({}, "at least one SAE"),
-    ):
-        with pytest.raises(ModelError, match=words) as caught:
-            Grounder(target, wrong, None, GroundingConfig())
-        assert "\n" not in str(caught.value)
-    for edge in (0, target.n_layers):
-        assert Grounder(target, {edge: right}, None, GroundingConfig(budget_share=1.0)).ground(state()).blocks
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -277,43 +239,9 @@ def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode,
     assert len(list(tmp_path.iterdir())) == (2 if mode == "windowed" else 0)
 
 
-TEXT = st.text(max_size=12) | st.sampled_from(
-    [
-        "My bicycle was stolen.",
-        MARKER,
-        f"{MARKER}\n{MARKER}",
-        f"a\u2028{MARKER}",
-        "[…]",
-        "[Session 1]",
-        "😀",
-        "",
-        "Ann:",
-    ]
-)
-
-
-@st.composite
-def questions(draw: st.DrawFn) -> FactualState:
-    sessions, image = [], 0
-    for s in range(draw(st.integers(1, 3))):
-        turns = []
-        for t in range(draw(st.integers(1, 4))):
-            captions = draw(st.lists(st.none() | TEXT, max_size=2)) if draw(st.booleans()) else []
-            images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-            image += len(images)
-            turns.append(Turn(f"{s}:{t}", draw(st.sampled_from(["Ann", "Anna", MARKER])), draw(TEXT), images=images))
-        sessions.append(Session(f"s{s}", None, tuple(turns)))
-    target = Dialogue("d", tuple(sessions))
-    cuts = sorted(draw(st.sets(st.integers(0, len(target.turns)), max_size=6)))
-    segments = tuple(Segment(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
-    return FactualState(
-        target, Question("q", "d", draw(TEXT)), segments, Strategy((draw(TEXT),), entities=(draw(TEXT),))
-    )
-
-
 @settings(max_examples=40)
 @given(
-    questions(),
+    random_states(),
     st.sampled_from([("nano", "joint"), ("nano", "windowed"), ("minilm", "windowed")]),
     st.integers(0, 2),
     st.sampled_from([{"budget_share": 0.4}, {"budget_share": 1.0}, {"threshold": 0.0}]),

@@ -13,25 +13,23 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.asked import content_tokens, question_codes
-from remind.grounding.dates import AskedDate, asked_dates, closeness, turn_dates
+from remind.grounding.config import SCORES, WEIGHTS, FusionConfig
 from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import (
-    SCORES,
-    WEIGHTS,
-    FusionConfig,
-    around,
-    design,
-    fuse,
-    gaussian_shares,
-    standardise_turns,
-)
-from remind.grounding.matching import best_partners, match_each
+from remind.grounding.fusion import around, design, fuse, gaussian_shares, standardise_turns
+from remind.grounding.matching import best_partners, content_tokens, match_each, question_codes
 from remind.grounding.places import Part
-from remind.grounding.signals import TurnIndex, TurnSignals, name_words, without_names
+from remind.grounding.signals import (
+    NamedDate,
+    TurnIndex,
+    closeness,
+    name_words,
+    named_dates,
+    turn_dates,
+    without_names,
+)
+from remind.grounding.store import RecentDialogues
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
 from sae import SparseCodes, TopKSAE
 
@@ -58,16 +56,6 @@ def state_of(*segments: tuple[int, int]) -> FactualState:
     strategy = Strategy(("Look for things that were lost.",), speakers=("Ben",), entities=("bicycle",))
     parts = tuple(Segment(*ends) for ends in (segments or ((0, 4), (5, 7))))
     return FactualState(dialogue(), Question("q", "d", "When was Ben's bicycle stolen?"), parts, strategy)
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Backbone:
-    return load_backbone("minilm")
-
-
-@pytest.fixture(scope="module")
-def sentences() -> SentenceEncoder:
-    return SentenceEncoder()
 
 
 @pytest.fixture(scope="module")
@@ -209,29 +197,29 @@ def test_names_are_left_out_of_a_question() -> None:
 @pytest.mark.parametrize(
     ("text", "dates"),
     [
-        ("What happened on 31.12.2023?", [AskedDate(12, 2023, 31)]),
-        ("What happened on 7/1/24?", [AskedDate(1, 2024, 7)]),
-        ("Who called on 2023-05-08?", [AskedDate(5, 2023, 8)]),
-        ("the 3rd of June, 2023", [AskedDate(6, 2023, 3)]),
-        ("on July 14, 2022", [AskedDate(7, 2022, 14)]),
-        ("on 3 June or on August 9th", [AskedDate(6, None, 3), AskedDate(8, None, 9)]),
-        ("in May 2023", [AskedDate(5, 2023)]),
-        ("during October", [AskedDate(10)]),
+        ("What happened on 31.12.2023?", [NamedDate(12, 2023, 31)]),
+        ("What happened on 7/1/24?", [NamedDate(1, 2024, 7)]),
+        ("Who called on 2023-05-08?", [NamedDate(5, 2023, 8)]),
+        ("the 3rd of June, 2023", [NamedDate(6, 2023, 3)]),
+        ("on July 14, 2022", [NamedDate(7, 2022, 14)]),
+        ("on 3 June or on August 9th", [NamedDate(6, None, 3), NamedDate(8, None, 9)]),
+        ("in May 2023", [NamedDate(5, 2023)]),
+        ("during October", [NamedDate(10)]),
         ("may they march 40 miles?", []),
         ("on 45.13.2020", []),
     ],
 )
-def test_dates_that_questions_name(text: str, dates: list[AskedDate]) -> None:
-    assert list(asked_dates(text)) == dates
+def test_dates_that_questions_name(text: str, dates: list[NamedDate]) -> None:
+    assert list(named_dates(text)) == dates
 
 
 def test_how_close_days_are() -> None:
     days = [date(2023, 12, 31), date(2024, 1, 2), date(2024, 1, 3), None]
-    assert closeness(days, [AskedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
+    assert closeness(days, [NamedDate(12, 2023, 31)]).tolist() == [1, 0.5, 0, 0]
     # without a year the nearest one counts, also over New Year
-    assert closeness(days, [AskedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
-    assert closeness(days, [AskedDate(1, 2023)]).tolist() == [0, 0, 0, 0]
-    assert closeness(days, [AskedDate(1)]).tolist() == [0, 1, 1, 0]
+    assert closeness(days, [NamedDate(1, None, 1)]).tolist() == [0.5, 0.5, 0.5, 0]
+    assert closeness(days, [NamedDate(1, 2023)]).tolist() == [0, 0, 0, 0]
+    assert closeness(days, [NamedDate(1)]).tolist() == [0, 1, 1, 0]
     assert closeness(days, []).tolist() == [0, 0, 0, 0]
     assert turn_dates(dialogue())[4:] == (date(2024, 3, 1), *[date(2024, 3, 5)] * 2, date(2024, 3, 9))
 
@@ -362,14 +350,15 @@ def test_resonance_in_its_surroundings_needs_no_sentences(minilm: Backbone, saes
         Grounder(minilm, saes, None, GroundingConfig(fuse=replace(weights, bm25=0.1)))
 
 
-def test_a_dialogue_is_read_once(sentences: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    signals = TurnSignals(sentences, cached_dialogues=2)
+def test_recent_dialogues_are_built_once() -> None:
+    built: list[str] = []
+
+    def build(one: Dialogue) -> str:
+        built.append(one.id)
+        return one.id
+
+    recent = RecentDialogues(build, limit=2)
     one, other = dialogue(), replace(dialogue(), id="e")
-    first = signals.index(one)
-    assert signals.index(dialogue()) is first
-    signals.index(other)
-    assert signals.index(one) is first
-    signals.index(replace(one, id="f"))
-    monkeypatch.setattr("remind.grounding.signals.TurnIndex", lambda dialogue, _: dialogue.id)
-    assert signals.index(one) is first
-    assert signals.index(other) == "e"
+    for asked in (one, dialogue(), other, one, replace(one, id="f"), one, other):
+        assert recent.get(asked) == asked.id
+    assert built == ["d", "e", "f", "e"]

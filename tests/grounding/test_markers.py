@@ -7,40 +7,20 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import select_blocks
-from remind.states.pyramid import MARKER, AttentionalState, FactualState, Segment, Strategy, render, strip_markers
-
-TEXT = st.text(max_size=20) | st.sampled_from(
-    [MARKER, f"{MARKER}\n{MARKER}", f"x\r\n{MARKER}\r\ny", f"\u2028{MARKER}\u2028", "[…]", "[Session 2]", "😀", ""]
-)
-SPEAKER = st.sampled_from(["Ana", "Ben", MARKER, f"{MARKER}\nAna"])
+from remind.states import prompts
+from remind.states.pyramid import MARKER, AttentionalState, FactualState, ReflectiveState, render, strip_markers
+from tests.grounding.conftest import random_states
 
 
 @st.composite
 def grounded(draw: st.DrawFn) -> AttentionalState:
-    """A random dialogue, retrieved segments, and blocks selected by random salience."""
-    sessions, image = [], 0
-    for s in range(draw(st.integers(1, 4))):
-        turns = []
-        for t in range(draw(st.integers(1, 6))):
-            captions = draw(st.lists(st.none() | TEXT, max_size=2)) if draw(st.booleans()) else []
-            images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-            image += len(images)
-            turns.append(Turn(f"{s}:{t}", draw(SPEAKER), draw(TEXT), images=images))
-        sessions.append(Session(f"s{s}", draw(st.none() | st.just("2024-05-06")), tuple(turns)))
-    dialogue = Dialogue("d", tuple(sessions))
-    cuts = sorted(draw(st.sets(st.integers(0, len(dialogue.turns)), max_size=8)))
-    segments = tuple(Segment(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
-    question = Question("q", "d", draw(TEXT), format="single", options=("x", MARKER))
-    state = FactualState(dialogue, question, segments, Strategy((draw(TEXT),), entities=(MARKER,)))
+    """A random state with blocks selected by random salience."""
+    state = draw(random_states())
     n = len(state.turns)
     salience = [draw(st.floats(-2, 2) | st.just(-math.inf)) for _ in range(n)]
-    window = draw(st.integers(0, 2))
-    if draw(st.booleans()):
-        blocks = select_blocks(salience, [1] * n, budget=draw(st.integers(0, n)), window=window, run=state.runs)
-    else:
-        blocks = select_blocks(salience, [1] * n, threshold=draw(st.floats(-2, 2)), window=window, run=state.runs)
+    limit = {"budget": draw(st.integers(0, n))} if draw(st.booleans()) else {"threshold": draw(st.floats(-2, 2))}
+    blocks = select_blocks(salience, [1] * n, **limit, window=draw(st.integers(0, 2)), run=state.runs)
     return AttentionalState(state, tuple(blocks))
 
 
@@ -72,3 +52,11 @@ def test_markers_alternate_and_never_cross_a_gap(state: AttentionalState) -> Non
         assert len({id(factual.dialogue.session_of[factual.turns[n].id]) for n in inside}) == 1
         inside_any.update(inside)
     assert inside_any == {n for start, end in state.blocks for n in range(start, end + 1)}
+
+
+@given(random_states())
+def test_without_blocks_x1_is_x0(state: FactualState) -> None:
+    x0, x1 = render(state), render(AttentionalState(state, ()))
+    assert x1 == x0
+    reflected = render(ReflectiveState(AttentionalState(state, ()), "In short."))
+    assert prompts.render("reminder", marker=MARKER).strip() not in reflected.text

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding.places import Part, first_character, token_places
 from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Rendered, Segment, Strategy, render
+from tests.grounding.conftest import random_states
 
 
-@pytest.fixture(scope="module", params=["minilm", "nano"])
+@pytest.fixture(params=["minilm", "nano"], scope="module")
 def backbone(request: pytest.FixtureRequest) -> Backbone:
-    return load_backbone(request.param)
-
-
-TEXT = st.text(max_size=15) | st.sampled_from(
-    [
-        "👩‍👩‍👧 family 😀😀",
-        "naïve café",
-        "東京タワー",
-        "  two  spaces ",
-        "Ana: I said",
-        "[ATTENTION]",
-        "<|im_end|>",
-        "\u200b",
-        "",
-    ]
-)
-
-
-@st.composite
-def states(draw: st.DrawFn) -> FactualState:
-    image, sessions = 0, []
-    for s in range(draw(st.integers(1, 2))):
-        turns = []
-        for t in range(draw(st.integers(1, 4))):
-            captions = draw(st.lists(st.none() | TEXT, max_size=2))
-            images = tuple(Image(image + n, caption=caption) for n, caption in enumerate(captions))
-            image += len(images)
-            turns.append(
-                Turn(f"{s}:{t}", draw(st.sampled_from(["Ana", "Zoë 🌊", "Li Wei"])), draw(TEXT), images=images)
-            )
-        sessions.append(Session(f"s{s}", None, tuple(turns)))
-    dialogue = Dialogue("d", tuple(sessions))
-    cuts = sorted(draw(st.sets(st.integers(0, len(dialogue.turns)), max_size=4)))
-    segments = tuple(Segment(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=False))
-    strategy = Strategy(tuple(draw(st.lists(TEXT, max_size=2))), entities=tuple(draw(st.lists(TEXT, max_size=2))))
-    return FactualState(dialogue, Question("q", "d", "why?"), segments, strategy)
+    return request.getfixturevalue(request.param)
 
 
 def where(rendered: Rendered, state: FactualState, position: int) -> tuple[int, Part]:
@@ -72,7 +36,7 @@ def where(rendered: Rendered, state: FactualState, position: int) -> tuple[int, 
 
 
 @settings(max_examples=60)
-@given(state=states())
+@given(state=random_states())
 def test_a_token_stands_where_its_first_visible_character_does(backbone: Backbone, state: FactualState) -> None:
     rendered = render(state)
     tokens = backbone.tokenize(rendered.text)

@@ -67,13 +67,9 @@ def test_ties_go_to_the_earlier_turn_and_the_first_overrun_ends_it() -> None:
     assert select_blocks([1.0, 1.0, 1.0], [5, 5, 5], budget=10, window=0) == [(0, 1)]
     # the second best does not fit; the third would, but the selection has ended
     assert select_blocks([3.0, 0.0, 2.0, 0.0, 1.0], [4, 1, 9, 1, 1], budget=8, window=0) == [(0, 0)]
+    assert select_blocks([1.0, 2.0], [10, 10], budget=9, window=0) == select_blocks([], [], budget=9) == []
     # exactly the budget is within it; turns already taken cost nothing again
     assert select_blocks([3.0, 2.0, 0.0], [1, 1, 1], budget=3, window=1) == [(0, 2)]
-
-
-def test_budget_below_one_turn_marks_nothing() -> None:
-    assert select_blocks([1.0, 2.0], [10, 10], budget=9, window=0) == []
-    assert select_blocks([], [], budget=9) == []
 
 
 def test_windows_and_blocks_stop_at_gaps() -> None:
@@ -88,24 +84,19 @@ def test_a_threshold_of_minus_infinity_takes_all_but_turns_without_tokens() -> N
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        {},
-        {"budget": 1, "threshold": 0.0},
-        {"budget": -1},
-        {"budget": 1, "window": -1},
-        {"budget": 1, "run": [0]},
-        {"budget": math.nan},
-        {"threshold": math.nan},
+        ({}, "exactly one"),
+        ({"budget": 1, "threshold": 0.0}, "exactly one"),
+        ({"budget": -1}, "0 or more"),
+        ({"budget": 1, "window": -1}, "0 or more"),
+        ({"budget": 1, "run": [0]}, "1 run numbers"),
+        ({"budget": math.nan}, "NaN"),
+        ({"threshold": math.nan}, "NaN"),
+        ({"budget": 1, "turn_tokens": [1]}, "2 saliences, 1 turn lengths"),
+        ({"budget": 1, "salience": [1.0, math.nan]}, "NaN"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict) -> None:
-    with pytest.raises(ConfigError):
-        select_blocks([1.0, 2.0], [1, 1], **arguments)
-
-
-def test_lengths_must_agree_and_salience_be_a_number() -> None:
-    with pytest.raises(ConfigError, match="2 saliences, 1 turn lengths"):
-        select_blocks([1.0, 2.0], [1], budget=1)
-    with pytest.raises(ConfigError, match="NaN"):
-        select_blocks([1.0, math.nan], [1, 1], budget=1)
+def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        select_blocks(**{"salience": [1.0, 2.0], "turn_tokens": [1, 1], **arguments})

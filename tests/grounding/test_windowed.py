@@ -28,11 +28,6 @@ from sae import SparseCodes, TopKSAE
 D_SAE, K = 80, 5
 
 
-@pytest.fixture(scope="module")
-def nano() -> Backbone:
-    return load_backbone("nano")
-
-
 def dialogue(name: str = "d", word: str = "station") -> Dialogue:
     lines = (
         ("Ana", "My bicycle was stolen on Tuesday."),
@@ -102,13 +97,6 @@ def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano:
     assert len(list(tmp_path.iterdir())) == 1
     # and from memory
     assert_same(without, again.state_codes(state(dialogue("the same under another name"))))
-
-
-def test_codes_of_another_batch_size_agree_to_rounding(nano: Backbone, tmp_path: Path) -> None:
-    alone = WindowedCodes(encoder(nano, batch_size=1), 24, 1).state_codes(state())
-    WindowedCodes(encoder(nano, batch_size=8), 24, 1, tmp_path).state_codes(state())
-    assert_same(WindowedCodes(encoder(nano, batch_size=3), 24, 1, tmp_path).state_codes(state()), alone, atol=1e-4)
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def _nudge(backbone: Backbone) -> Backbone:

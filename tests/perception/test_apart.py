@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +15,8 @@ from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.bm25 import BM25
 from remind.perception.index import DialogueIndex
-from remind.text.words import BM25
 
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
 #: Builds the index of the same dialogue elsewhere, after other work, and is killed where that is asked for.
@@ -72,51 +69,37 @@ def asked(dialogue: Dialogue, encoder: SentenceEncoder, folder: Path | None) -> 
     return digest.hexdigest()
 
 
-def elsewhere(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", OTHER, str(Path(__file__)), str(folder), how]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "processes")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_to_the_bit_the_same_in_two_processes_and_read_back(
+def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(
     park: Dialogue, encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
+    """Neither process starts to write before both have computed what they will write."""
     encoder.encode(["Ben: Hi Ana, how are you?", "Ana: Looks great.", "quite another text"])
-    encoder.forget()
-    built = asked(park, encoder, tmp_path / "here")
-    other = elsewhere(tmp_path / "there", "build")
-    assert other.stdout.strip() == built, other.stderr
-    files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
-    assert len(files) == 8
-    for name in files:
-        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
-    for folder in (tmp_path / "here", None):  # read back, and in memory
-        encoder.encode(["Ben: Hi Ana, how are you?", "and more"])
-        encoder.forget()
-        assert asked(park, encoder, folder) == built
-
-
-def test_two_processes_that_build_one_index_at_once(park: Dialogue, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Neither starts to write before both have computed what they will write."""
     encoder.forget()
     built = asked(park, encoder, tmp_path / "here")
     script, shared = tmp_path / "other.py", tmp_path / "shared"
     script.write_text(OTHER)
     processes = [Forked(script, Path(__file__), shared, "together") for _ in range(2)]
     for process in processes:
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=300)
         assert said.strip() == built, errors
     names = sorted(path.relative_to(shared) for path in shared.rglob("*") if path.is_file())
     assert len(names) == 8
     for name in names:
         assert (tmp_path / "here" / name).read_bytes() == (shared / name).read_bytes(), name
+    for folder in (tmp_path / "here", None):  # read back, and in memory
+        encoder.encode(["Ben: Hi Ana, how are you?", "and more"])
+        encoder.forget()
+        assert asked(park, encoder, folder) == built
 
 
 def test_a_killed_build_leaves_nothing_that_counts(park: Dialogue, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    assert elsewhere(tmp_path / "killed", "kill").returncode == 9
-    left = list((tmp_path / "killed").rglob("*.safetensors"))
-    assert len(left) == 1
-    left[0].write_bytes(left[0].read_bytes()[::-1])
+    script = tmp_path / "other.py"
+    script.write_text(OTHER)
+    process = Forked(script, Path(__file__), tmp_path / "killed", "kill")
+    process.communicate(timeout=300)
+    assert process.returncode == 9
+    (left,) = (tmp_path / "killed").rglob("*.safetensors")
+    left.write_bytes(left.read_bytes()[::-1])
     encoder.forget()
     expected = asked(park, encoder, None)
     encoder.forget()
@@ -168,7 +151,7 @@ def test_vectors_are_views_of_the_file(park: Dialogue, bag: SentenceEncoder, tmp
 def test_words_on_disk_score_as_those_in_memory(park: Dialogue) -> None:
     documents = [turn.text.lower().split() for turn in park.turns]
     made = BM25(documents)
-    read = BM25.of_tensors(len(documents), made.tensors())
+    read = BM25.from_tensors(len(documents), made.terms, made.tensors())
     for query in (["pixel", "is", "pixel"], ["zebra"], [], [""], ["ä"], ["blue", "zebra"]):
         assert np.array_equal(made.scores(query), read.scores(query))
     assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.data.readers import read
 from remind.llm.offline import OfflineLLM
-from remind.perception import Perception, PerceptionConfig, scan
+from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig, scan
 from remind.perception.index import DialogueIndex
-from remind.perception.retrieve import RetrieveConfig, retrieve, take_turns
-from remind.perception.segment import SegmentConfig, turn_text
-from remind.states.pyramid import FactualState, Segment, render
+from remind.perception.retrieve import retrieve
+from remind.states.pyramid import FactualState, Segment, render, turn_text
 from remind.text.words import stems
+from tests.perception.conftest import Bag
 
 WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river", "stone", "lamp", "coat"]
 
@@ -103,7 +103,7 @@ def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: 
     return greedy(index, lexical + dense, section(index, kept))
 
 
-class Loose:
+class Loose(Bag):
     """An encoder of random unit vectors, the same for the same text."""
 
     name = "loose"
@@ -116,15 +116,6 @@ class Loose:
         return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
 
     encode_apart = encode
-
-    def hold(self, texts: Sequence[str], vectors: torch.Tensor) -> None:
-        pass
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.split())
-
-    def count_many(self, texts: Sequence[str]) -> list[int]:
-        return [self.count_tokens(text) for text in texts]
 
 
 def hash_of(text: str) -> int:
@@ -168,14 +159,6 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             assert within(retrieve(index, question, vector, None, config)) == wanted
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), budget=st.integers(1, 400), levels=st.integers(1, 50))
-def test_turns_taken_by_scores_with_ties(seed: int, budget: int, levels: int) -> None:
-    index = DialogueIndex(random_dialogue(seed, 120), Loose(4), OfflineLLM(), SegmentConfig(), None)  # type: ignore[arg-type]
-    scores = np.random.default_rng(seed).integers(0, levels, len(index.dialogue.turns)).astype(float)
-    assert take_turns(index, scores, budget) == greedy(index, scores, budget)
-
-
 @pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk/Chat_5_Nicolas_Nebraas.json"])
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
 def test_real_dialogues_to_the_prompt(
@@ -188,7 +171,7 @@ def test_real_dialogues_to_the_prompt(
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
     perception = Perception(config, Loose(64), OfflineLLM(), tmp_path)  # type: ignore[arg-type]
     index = perception.index(dialogue)
-    assert index.scan.coded
+    assert index.cues(None).scan.coded
     for question in questions:
         found = perception.perceive(dialogue, question)
         vector = index.encoder.encode([question.text])[0]

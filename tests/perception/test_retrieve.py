@@ -13,20 +13,12 @@ from hypothesis import strategies as st
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
+from remind.perception.config import RetrieveConfig, SegmentConfig
+from remind.perception.hybrid import runs, take_turns
 from remind.perception.index import DialogueIndex
-from remind.perception.retrieve import (
-    RetrieveConfig,
-    relevance,
-    retrieve,
-    retrieve_segments,
-    runs,
-    take_turns,
-    top_count,
-    turn_scores,
-)
-from remind.perception.segment import SegmentConfig, turn_text
+from remind.perception.ranking import falling
+from remind.perception.retrieve import relevance, retrieve, retrieve_segments, top_count
 from remind.states.pyramid import FactualState, Segment, Strategy, render
-from remind.text.words import stems
 
 
 def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueIndex:
@@ -35,6 +27,12 @@ def index_of(dialogue: Dialogue, encoder: object, **segment: int) -> DialogueInd
 
 def positions(segments: tuple[Segment, ...]) -> list[int]:
     return [p for part in segments for p in range(part.start, part.end + 1)]
+
+
+def by_scores(
+    index: DialogueIndex, scores: np.ndarray, vector: torch.Tensor, config: RetrieveConfig
+) -> tuple[Segment, ...]:
+    return retrieve_segments(index, lambda first: falling(scores, first), vector, config)
 
 
 def rendered_cost(index: DialogueIndex, segments: tuple[Segment, ...]) -> int:
@@ -77,7 +75,7 @@ def test_segments_are_the_top_share_less_the_lowest(park_index: DialogueIndex, d
     share = data.draw(st.sampled_from([0.05, 0.2, 0.5, 1.0]))
     cap = data.draw(st.integers(1, 260))
     config = RetrieveConfig(top_share=share, max_context_tokens=cap)
-    kept = retrieve_segments(index, scores, torch.ones(32), config)
+    kept = by_scores(index, scores, torch.ones(32), config)
 
     ranked = sorted(range(n), key=lambda i: (-scores[i], i))[: math.ceil(share * n - 1e-9)]
     while len(ranked) > 1 and rendered_cost(index, tuple(index.segments[i] for i in sorted(ranked))) > cap:
@@ -149,32 +147,6 @@ def test_hybrid_spends_no_more_than_eq_1(encoder: object, park: Dialogue) -> Non
         assert rendered_cost(index, cue) <= cap
 
 
-def test_turn_scores_equal_their_definition(encoder: object, park: Dialogue) -> None:
-    import bm25s
-
-    index = index_of(park, encoder)
-    config = RetrieveConfig(sigma=1.5, lexical_context=0.8, dense_context=0.3)
-    question = "Is Pixel the dog shy?"
-    vector = index.encoder.encode([question])[0]
-
-    reference = bm25s.BM25()
-    reference.index([stems(turn_text(turn)) for turn in park.turns], show_progress=False)
-    lexical = reference.get_scores([s for s in stems(question) if s in reference.vocab_dict]).astype(float)
-    dense = np.array([float(v.double() @ vector.double()) for v in index.vectors])
-    session = [0] * 9 + [1] * 5 + [2] * 2
-    expected = np.zeros(16)
-    for values, share in ((lexical, 0.8), (dense, 0.3)):
-        z = (values - values.mean()) / values.std()
-        weight = {o: math.exp(-0.5 * (o / 1.5) ** 2) for o in range(-5, 6)}
-        total = sum(weight.values())
-        for i in range(16):
-            around = sum(
-                w / total * z[i + o] for o, w in weight.items() if 0 <= i + o < 16 and session[i + o] == session[i]
-            )
-            expected[i] += (1 - share) * z[i] + share * around
-    np.testing.assert_allclose(turn_scores(index, question, vector, config), expected, atol=1e-5)
-
-
 def test_a_question_without_a_known_word_still_ranks(encoder: object, park: Dialogue) -> None:
     index = index_of(park, encoder)
     question = "¿Qué?"
@@ -195,7 +167,7 @@ def test_a_turn_longer_than_the_cap_is_kept_and_logged(
     index = index_of(make_dialogue(["Ana: hi", f"Ben: {'words ' * 50}", "Ana: bye"]), bag, max_tokens=20)
     scores = np.array([float(part.start <= 1 <= part.end) for part in index.segments])
     with caplog.at_level(logging.WARNING):
-        kept = retrieve_segments(index, scores, torch.ones(32), RetrieveConfig(max_context_tokens=10))
+        kept = by_scores(index, scores, torch.ones(32), RetrieveConfig(max_context_tokens=10))
     assert kept == (Segment(1, 1),)
     assert "turn 1:2 takes" in caplog.text
 
@@ -206,7 +178,7 @@ def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialog
     assert index.segments == (Segment(0, 4),)
     vector = index.encoder.encode(["grey grey grey"])[0]
     heading = index.costs.headings[0]
-    (kept,) = retrieve_segments(index, np.ones(1), vector, RetrieveConfig(max_context_tokens=heading + 8))
+    (kept,) = by_scores(index, np.ones(1), vector, RetrieveConfig(max_context_tokens=heading + 8))
     assert kept.start <= 3 <= kept.end
     assert kept.end - kept.start == 1
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Dialogue, Session, Turn
-from remind.perception.segment import SegmentConfig, segment
+from remind.perception.config import SegmentConfig
+from remind.perception.segment import segment
 
 
 def dialogue_of(lengths: list[int]) -> Dialogue:

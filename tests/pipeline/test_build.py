@@ -14,7 +14,8 @@ from small_corpus import building, rows
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.config import TrainerConfig, read_config
+from remind.alignment.config import TrainerConfig
+from remind.alignment.run_folder import read_config
 from remind.core.errors import DataError, ModelError
 from remind.core.files import read_json
 from remind.data.sample import sample_path

@@ -1,4 +1,4 @@
-"""Scripts run in this process, which spares their imports. What they say is kept apart from what pytest says."""
+"""Programs run in this process, which saves their imports; their output is kept apart from that of pytest."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import contextlib
 import io
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 
 def run_script(script: str | Path, *words: object) -> tuple[int, str, str]:
-    """Status, standard output and standard error, as of a process of its own."""
+    """Run a file. Status, standard output and standard error, as of a process of its own."""
+    return _run(lambda: runpy.run_path(str(script), run_name="__main__"), script, words)
+
+
+def run_module(module: str, *words: object) -> tuple[int, str, str]:
+    """The same for `python -m module`."""
+    return _run(lambda: runpy.run_module(module, run_name="__main__"), module, words)
+
+
+def _run(start: Callable[[], object], name: object, words: tuple[object, ...]) -> tuple[int, str, str]:
     said, complaints = io.StringIO(), io.StringIO()
     with (
-        mock.patch.object(sys, "argv", [str(script), *map(str, words)]),
+        mock.patch.object(sys, "argv", [str(name), *map(str, words)]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(complaints),
     ):
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            start()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             return status, said.getvalue(), complaints.getvalue()

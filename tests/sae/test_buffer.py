@@ -106,7 +106,7 @@ def test_short_batches_can_be_left_out() -> None:
         len(batch.visual) for batch in ShuffleBuffer(lambda start: token_batches([11], start), 4, 20, drop_last=True)
     ]
     assert sizes == [4, 4]
-    with pytest.raises(ActivationError, match="3 tokens are left after masking"):
+    with pytest.raises(ActivationError, match="3 tokens are left, too few"):
         list(ShuffleBuffer(lambda start: token_batches([3], start), 4, 20, epochs=None, drop_last=True))
 
 

@@ -409,7 +409,7 @@ def test_a_write_that_the_system_refuses(tmp_path: Path) -> None:
     result = json.loads(output)
     path = tmp_path / "cut" / "shard_000002.safetensors"
     assert result["type"] == "StorageError"
-    assert result["message"].startswith(f"{path}: cannot be written (File too large); raise the limit")
+    assert result["message"].startswith(f"{path}: cannot be written (File too large); choose another folder")
     assert "\n" not in result["message"]
     assert result["errno"] == errno.EFBIG
     assert result["given"] == [0, 1, 2, 3]

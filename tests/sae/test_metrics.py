@@ -190,7 +190,7 @@ def test_batches_that_do_not_fit() -> None:
     coder, h, visual = mixed_tokens()
     with pytest.raises(LayerError, match=r"batch 0 holds layers \[3\]; the coder of 2"):
         evaluate({2: coder}, [{3: h}])
-    with pytest.raises(ShapeError, match="batch 1: visual"):
+    with pytest.raises(ShapeError, match="batch 1, layer 2: visual"):
         evaluate({2: coder}, [token_batch(h, visual), token_batch(h, visual[1:])])
     broken = h.clone()
     broken[3, 2] = float("nan")

@@ -263,7 +263,7 @@ def random_encoded(seed: int, length: int = 12, k: int = 5, d_sae: int = 9) -> E
 @given(
     st.integers(0, 10_000),
     st.sampled_from(["max", "mean", "sum"]),
-    st.sampled_from(["all", "span", "tokens"]),
+    st.sampled_from(["all", "span"]),
     st.booleans(),
     st.integers(0, 10),
 )
@@ -275,7 +275,6 @@ def test_top_features_equal_brute_force(seed: int, by: Any, part: str, weighted:
     chosen = {
         "all": list(range(12)),
         "span": [i for i in range(12) if any(start <= at < end for at in (3 * i, 3 * i + 1))],
-        "tokens": list(range(12))[2:9:2],
     }[part]
     chosen = [i for i in chosen if not encoded.special[i] and not encoded.sink[i]]
     expected = []
@@ -286,23 +285,13 @@ def test_top_features_equal_brute_force(seed: int, by: Any, part: str, weighted:
             score = value * (float(idf[feature]) if idf is not None else 1)
             peak = next(i for i in chosen if float(dense[i, feature]) == max(column))
             expected.append((-score, feature, value, sum(x > 0 for x in column), peak))
-    got = top_features(
-        encoded,
-        4,
-        span=(start, end) if part == "span" else None,
-        tokens=slice(2, 9, 2) if part == "tokens" else None,
-        n=n,
-        by=by,
-        idf=idf,
-    )
+    got = top_features(encoded, 4, span=(start, end) if part == "span" else None, n=n, by=by, idf=idf)
     wanted = [(f, pytest.approx(-s), pytest.approx(v), c, at, f"t{at}") for s, f, v, c, at in sorted(expected)[:n]]
     assert [tuple(found) for found in got] == wanted
 
 
 def test_top_features_refuses() -> None:
     encoded = random_encoded(0)
-    with pytest.raises(ConfigError, match="not both"):
-        top_features(encoded, 4, span=(0, 3), tokens=slice(2))
     for span in [(3, 3), (-1, 4), (0, 37)]:
         with pytest.raises(ConfigError, match="not a span of a text of 36 characters"):
             top_features(encoded, 4, span=span)

@@ -210,7 +210,7 @@ def _spoil(folder: Path, **changes: object) -> None:
     [
         ({"architecture": "standard"}, "architecture is 'standard'"),
         ({"normalize_activations": "layer_norm"}, "'layer_norm' is applied to each token"),
-        ({"normalize_activations": "expected_average_only_in"}, r"no activation_scaler\.json beside it"),
+        ({"normalize_activations": "expected_average_only_in"}, r"needs activation_scaler\.json, which is missing"),
         ({"reshape_activations": "hook_z"}, "hook_z"),
         ({"k": 0}, "k must be a positive integer"),
         ({"k": 25}, "k = 25 exceeds d_sae = 24"),

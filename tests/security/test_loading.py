@@ -263,7 +263,7 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
 
 def test_yaml_makes_no_objects(tmp_path: Path, canary: Path, script: Script) -> None:
     """In a config file, and in the settings of a run."""
-    from remind.alignment.config import read_config
+    from remind.alignment.run_folder import read_config
 
     bad = f"!!python/object/apply:os.system ['touch {canary}']\n"
     (tmp_path / "c.yaml").write_text(f"out: {bad}")

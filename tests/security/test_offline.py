@@ -115,7 +115,7 @@ def _fits(event: tuple[str, str, list[str]], name: str, part: str) -> bool:
 
 def test_no_tracker_is_on() -> None:
     from remind.alignment.config import TrainConfig
-    from remind.sae_training import TrainSAEConfig
+    from remind.train_sae import TrainSAEConfig
 
     assert not TrainConfig(states="s", out="o").trainer.trackers
     assert not TrainSAEConfig(out="o").trackers

@@ -146,8 +146,6 @@ def test_the_scan_passes_what_is_harmless() -> None:
 
 def test_nothing_is_unpickled_run_from_text_or_fetched() -> None:
     found = {file: bad for file, tree in trees() if (bad := offences(tree))}
-    # a page is photographed from bytes that the browser gave
-    found.get("remind/viewing/inspector/picture.py", set()).discard("Image.open without formats")
     # a function each of the C library that is loaded anyway: to give memory back, to swap the names of two folders
     for file in ("remind/core/processes.py", "remind/core/files.py"):
         found.get(file, set()).discard("ctypes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import solver
@@ -12,39 +13,44 @@ from scipy.stats import chi2_contingency, chisquare
 from solver import Problem, bank, from_dialogue, values_of
 
 from remind.data.dialogue import DIMENSIONS
-from remind.testbed.ladder import LadderConfig, climb
-from remind.testbed.world import Asked, World, WorldConfig, make_world
+from remind.testbed.ladder import LadderConfig, make_state
+from remind.testbed.world import World, WorldConfig, WorldQuestion, make_world
 
 
-@pytest.fixture(scope="module")
-def large() -> World:
-    return make_world(WorldConfig(train=0, dev=0, test=300))
-
-
-@pytest.fixture(scope="module")
-def loud() -> World:
-    """So many contrary remarks that their cues repeat."""
+@cache
+def make(kind: str) -> World:
+    """loud: so many contrary remarks that their cues repeat."""
+    if kind == "large":
+        return make_world(WorldConfig(train=0, dev=0, test=300))
     return make_world(
         WorldConfig(train=0, dev=0, test=200, contrary=(3, 6), second_voice=1, formats=("single", "direct"))
     )
 
 
-def blind(world: World) -> list[tuple[Asked, Problem]]:
-    """Every question with what its factual state shows besides the evidence."""
+@pytest.fixture(scope="module")
+def large() -> World:
+    return make("large")
+
+
+@cache
+def blind(kind: str) -> list[tuple[WorldQuestion, Problem]]:
+    """Every question of a world with what its factual state shows besides the evidence."""
+    world = make(kind)
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
     found = []
-    for item in world.asked:
+    for item in world.questions:
         dialogue = dialogues[item.question.dialogue_id]
-        shown = {turn.id for turn in climb(dialogue, item, LadderConfig()).attentional.factual.turns}
+        shown = {turn.id for turn in make_state(dialogue, item, LadderConfig()).attentional.factual.turns}
         found.append((item, from_dialogue(dialogue, item.question, shown - set(item.question.evidence))))
     return found
 
 
-def problems(world: World) -> list[tuple[Asked, Problem]]:
+def problems(world: World) -> list[tuple[WorldQuestion, Problem]]:
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.asked]
+    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.questions]
 
 
+@cache
 def votes(problem: Problem, sessions: int) -> dict[str, int]:
     """For each value that can be answered, how many remarks speak for it."""
     heard = solver.remarks(problem)
@@ -86,23 +92,22 @@ def _heard(counts: dict[str, int]) -> list[str]:
 @pytest.mark.parametrize("temporal", [False, True])
 @pytest.mark.parametrize("kind", ["large", "loud"])
 def test_who_sees_no_evidence_is_at_chance(
-    kind: str, temporal: bool, choose: Callable[[dict[str, int]], list[str]], request: pytest.FixtureRequest
+    kind: str, temporal: bool, choose: Callable[[dict[str, int]], list[str]]
 ) -> None:
-    world = request.getfixturevalue(kind)
     rng = random.Random(0)
     cases = []
-    for item, problem in blind(world):
+    for item, problem in blind(kind):
         if problem.format == "multi" or (problem.dimension == "temporal_dynamics") != temporal:
             continue
-        counts = votes(problem, world.config.sessions)
+        counts = votes(problem, make(kind).config.sessions)
         cases.append((rng.choice(choose(counts)), len(counts), item.trait.value))
     assert len(cases) >= (600 if temporal else 2000)
     assert abs(deviation(cases)) < 3
 
 
-def test_a_cue_heard_twice_tells_nothing(loud: World) -> None:
+def test_a_cue_heard_twice_tells_nothing() -> None:
     cases = []
-    for item, problem in blind(loud):
+    for item, problem in blind("loud"):
         cues = Counter((remark.cue, remark.value) for remark in solver.remarks(problem))
         twice = [value for (_, value), count in cues.items() if count > 1]
         if problem.dimension != "temporal_dynamics" and problem.format == "direct" and twice:
@@ -129,22 +134,22 @@ def test_options_of_multiple_choice_tell_nothing(
 
 
 def test_right_letters_are_spread_evenly(large: World) -> None:
-    letters = Counter(item.question.answers[0] for item in large.asked if item.question.format == "single")
+    letters = Counter(item.question.answers[0] for item in large.questions if item.question.format == "single")
     assert sorted(letters) == list("ABCD")
     assert chisquare(list(letters.values())).pvalue > 0.001
-    multi = Counter(letter for i in large.asked if i.question.format == "multi" for letter in i.question.answers)
+    multi = Counter(letter for i in large.questions if i.question.format == "multi" for letter in i.question.answers)
     assert sorted(multi) == list("ABCD")
     assert chisquare(list(multi.values())).pvalue > 0.001
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_counts_tell_nothing_of_the_value(large: World, dimension: str) -> None:
-    asked = [item for item in large.asked if item.trait.dimension == dimension]
+    asked = [item for item in large.questions if item.trait.dimension == dimension]
     multi = [item for item in asked if item.question.format == "multi"]
     counted = {
         "answers": [(item.trait.value, len(item.question.answers)) for item in multi],
-        "contrary": [(item.trait.value, item.counting.count(False)) for item in asked],
-        "evidence": [(item.trait.value, item.counting.count(True)) for item in asked],
+        "contrary": [(item.trait.value, item.is_evidence.count(False)) for item in asked],
+        "evidence": [(item.trait.value, item.is_evidence.count(True)) for item in asked],
     }
     assert {size for _, size in counted["answers"]} == {1, 2, 3}
     for name, pairs in counted.items():
@@ -156,6 +161,6 @@ def test_counts_tell_nothing_of_the_value(large: World, dimension: str) -> None:
 
 def test_values_are_spread_evenly(large: World) -> None:
     for dimension in DIMENSIONS:
-        values = Counter(item.trait.value for item in large.asked if item.trait.dimension == dimension)
+        values = Counter(item.trait.value for item in large.questions if item.trait.dimension == dimension)
         assert sorted(values) == sorted(values_of(dimension))
         assert chisquare(list(values.values())).pvalue > 0.001 / 8

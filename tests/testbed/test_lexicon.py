@@ -9,7 +9,6 @@ from itertools import combinations
 from solver import bank, values_of
 
 from remind.data.dialogue import DIMENSIONS
-from remind.testbed.vocabulary import wordings
 
 
 def test_no_word_stands_under_two_values_or_in_two_roles() -> None:
@@ -60,12 +59,3 @@ def test_statements_about_a_course_tell_all_values_apart() -> None:
     # any four of them leave every value something right and something wrong
     for chosen in combinations(fits, 4):
         assert all(0 < sum(value in fits[text] for text in chosen) < 4 for value in values)
-
-
-def test_wordings_of_the_vocabulary_are_distinct() -> None:
-    texts = wordings()
-    assert len(texts) == len(set(texts))
-    assert all(texts)
-    for words in bank()["dimensions"].values():
-        for entry in words["values"].values():
-            assert {text for kind in ("label", "gist", "cues", "fits") for text in entry.get(kind, ())} <= set(texts)

@@ -1,4 +1,4 @@
-"""The bundled benchmark: reproducible, well formed, balanced, and answerable from the turns and captions it names."""
+"""The bundled benchmark: well formed, balanced, and answerable from the turns and captions it names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from remind.data import sample
 from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS
-from remind.testbed.author import bank
+from remind.data.readers import read
 
 LETTERS = "ABCD"
 
@@ -50,47 +50,19 @@ def chosen(question: dict) -> list[str]:
 # the files
 
 
-def test_generating_again_gives_the_shipped_bytes(tmp_path):
-    for path in sample.write(tmp_path):
-        shipped = sample.sample_path().parent / path.relative_to(tmp_path)
-        assert path.read_bytes() == shipped.read_bytes(), path.name
-
-
-def test_another_seed_gives_another_benchmark():
-    assert sample.generate(1) != sample.generate(2)
-
-
-def test_size(contexts, questions):
+def test_size_and_order(contexts, questions):
     assert len(contexts) == 12
     assert all(len(c["sessions"]) == 6 for c in contexts.values())
     per_session = [len(s["turns"]) for c in contexts.values() for s in c["sessions"]]
     assert 9 <= sum(per_session) / len(per_session) <= 14
     assert {len({t["speaker"] for t in turns(c).values()}) for c in contexts.values()} == {2, 3}
     assert set(Counter(q["context_id"] for q in questions).values()) == {16}
-    assert all(len(t["text"]) < 120 for c in contexts.values() for t in turns(c).values())
-
-
-def test_records_have_the_keys_of_the_format(contexts, questions):
-    for question in questions:
-        assert set(question) == {
-            "type", "id", "context_id", "question", "format", "options", "answers", "evidence", "images", "dimension",
-            "split", "category", "time",
-        }  # fmt: skip
-    for context in contexts.values():
-        for session in context["sessions"]:
-            assert set(session) == {"id", "time", "turns"}
-            assert all(set(turn) == {"id", "speaker", "text", "time", "images"} for turn in session["turns"])
-
-
-def test_sessions_are_in_time_order(contexts):
     for context in contexts.values():
         times = [session["time"] for session in context["sessions"]]
         assert times == sorted(set(times))
 
 
 def test_the_reader_takes_it_without_a_dangling_reference(questions):
-    from remind.data.readers import read
-
     corpus = read(sample.sample_path())
     assert len(corpus.dialogues) == 12
     assert len(corpus.questions) == len(questions)
@@ -99,8 +71,6 @@ def test_the_reader_takes_it_without_a_dangling_reference(questions):
 
 
 def test_small_talk_shares_neither_line_nor_speaker_with_the_benchmark(contexts):
-    from remind.data.readers import read
-
     corpus = read(sample.corpus_path())
     assert not corpus.questions
     assert len(corpus.dialogues) == 48
@@ -108,7 +78,8 @@ def test_small_talk_shares_neither_line_nor_speaker_with_the_benchmark(contexts)
     ours = [turn for context in contexts.values() for turn in turns(context).values()]
     assert not {turn.text for turn in talk} & {turn["text"] for turn in ours}
     assert not {turn.speaker for turn in talk} & {turn["speaker"] for turn in ours}
-    assert not [turn.text for turn in talk if "<" in turn.text]
+    assert not [turn.text for turn in talk if re.search("[<{]", turn.text)]
+    assert not re.search(r"\{(S|topic|subject)\}", json.dumps(rows()))
 
 
 # the questions
@@ -187,11 +158,6 @@ def test_the_right_option_is_not_given_away_by_its_length(questions):
     assert longest < 0.5 * len(single)
 
 
-def test_slots_are_filled(contexts, questions):
-    text = json.dumps([*contexts.values(), *questions])
-    assert not re.search(r"\{(S|topic|subject)\}", text)
-
-
 def test_evidence_turns_belong_to_the_speaker_asked_about(contexts, questions):
     for question in questions:
         context = contexts[question["context_id"]]
@@ -220,19 +186,10 @@ def pick(questions: list[dict], dimension: str, kind: str) -> list[dict]:
     return found
 
 
-STYLE_WORDS = {
-    "straight above": "straight above",
-    "black and white": "black and white",
-    "rainy window": "rainy window",
-    "two boots": "two boots",
-    "round mirror": "round mirror",
-    "first light of dawn": "first light of dawn",
-    "photographer's shadow": "photographer's shadow",
-    "tilted to the left": "tilted to the left",
-    "close-up": "close-up",
-    "pencil": "pencil",
-    "open door": "open door",
-}
+STYLE_WORDS = (
+    "straight above", "black and white", "rainy window", "two boots", "round mirror", "first light of dawn",
+    "photographer's shadow", "tilted to the left", "close-up", "pencil", "open door",
+)  # fmt: skip
 
 
 def common_style(context: dict, speaker: str) -> str:
@@ -273,6 +230,11 @@ def test_motif_follows_from_the_captions_of_the_topic(contexts, questions):
             assert noun in caption or any(form.split()[-1] in caption for form in question["answers"]), caption
 
 
+TOPICS = (
+    "pottery", "the choir", "sourdough baking", "the chess club", "the swim team", "the Italian class",
+    "the allotment", "early yoga", "the cello", "bouldering", "the book club", "salsa dancing", "birdwatching",
+    "the night school",
+)  # fmt: skip
 STANCE = {
     "keen": r"can't get enough|best decision|came home beaming|happy as can be",
     "doubt": r"drag myself|not sure|didn't miss it|feels like a duty",
@@ -293,7 +255,7 @@ COURSES = {
 def stances(question: dict, context: dict) -> tuple[str, ...]:
     """The speaker's stances to the topic asked about, from every turn in which the speaker names it."""
     speaker = spoken_to(question, context)
-    topic = next(t for t in bank("world")["temporal_dynamics"]["topics"] if t in question["question"])
+    topic = next(t for t in TOPICS if t in question["question"])
     said = [t for t in turns(context).values() if t["speaker"] == speaker and topic.lower() in t["text"].lower()]
     assert [turn["id"] for turn in said] == question["evidence"]
     found = []
@@ -369,30 +331,3 @@ def test_avoided_subject_is_the_one_never_answered(contexts, questions):
                         )
         avoided = [subject for subject, count in asked.items() if count >= 3 and not answered[subject]]
         assert avoided == chosen(question), (asked, answered)
-
-
-def test_world_bank_is_well_formed():
-    world = bank("world")
-    ids = [state["id"] for name in DIMENSIONS for state in world[name].get("states", ())]
-    ids += world["temporal_dynamics"]["topics"]
-    assert len(ids) == len(set(ids))
-    assert {member for pair in world["clashes"] for member in pair} <= set(ids)
-    for name in DIMENSIONS:
-        for state in world[name].get("states", ()):
-            for forms in [state["forms"]] if "forms" in state else [f["forms"] for f in state["features"]]:
-                assert len(forms) >= 2
-                assert all(isinstance(form, str) and len(form.split()) <= 4 for form in forms), forms
-
-
-def test_no_speaker_holds_clashing_states():
-    from remind.testbed.author import Author
-
-    clashes = [set(pair) for pair in bank("world")["clashes"]]
-    for number in range(40):
-        author = Author(7, number)
-        _, threads = author.write()
-        held = defaultdict(set)
-        for thread in threads:
-            held[thread.speaker].add(thread.state)
-        assert not [(s, pair) for s, states in held.items() for pair in clashes if pair <= states]
-        assert len({thread.state for thread in threads}) == len(threads) == 16

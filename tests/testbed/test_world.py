@@ -15,8 +15,9 @@ from solver import Problem, bank, from_dialogue, from_prompt
 from remind.core.errors import ConfigError
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.states.pyramid import render, render_answer
-from remind.testbed.ladder import LadderConfig, climb
-from remind.testbed.world import Asked, World, WorldConfig, make_world
+from remind.testbed.labels import LabelConfig
+from remind.testbed.ladder import LadderConfig, make_state
+from remind.testbed.world import World, WorldConfig, WorldQuestion, make_world
 
 SMALL = WorldConfig(train=4, dev=2, test=3)
 WORLDS = {
@@ -34,9 +35,9 @@ WORLDS = {
 }
 
 
-def problems(world: World) -> list[tuple[Asked, Problem]]:
+def problems(world: World) -> list[tuple[WorldQuestion, Problem]]:
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.asked]
+    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.questions]
 
 
 # answers
@@ -60,8 +61,8 @@ def test_an_independent_solver_finds_every_answer(name: str) -> None:
 def test_the_rendered_factual_state_is_enough_for_the_solver() -> None:
     world = make_world(SMALL)
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    for item in world.asked:
-        state = climb(dialogues[item.question.dialogue_id], item, LadderConfig())
+    for item in world.questions:
+        state = make_state(dialogues[item.question.dialogue_id], item, LadderConfig())
         for level in (state.attentional.factual, state.attentional, state):
             assert solver.solve(from_prompt(render(level).text)) == render_answer(item.question), item.question.id
 
@@ -70,14 +71,14 @@ def test_the_rendered_factual_state_is_enough_for_the_solver() -> None:
 def test_evidence_is_all_that_counts_and_only_that(name: str) -> None:
     world = make_world(WORLDS[name])
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    for item in world.asked:
+    for item in world.questions:
         dialogue, evidence = dialogues[item.question.dialogue_id], set(item.question.evidence)
         rest = {turn.id for turn in dialogue.turns} - evidence
         shown = solver.remarks(from_dialogue(dialogue, item.question, evidence))
-        assert len(shown) == sum(item.counting)
+        assert len(shown) == sum(item.is_evidence)
         assert not [remark for remark in shown if remark.flagged]
         hidden = solver.remarks(from_dialogue(dialogue, item.question, rest))
-        assert len(hidden) == len(item.counting) - sum(item.counting)
+        assert len(hidden) == len(item.is_evidence) - sum(item.is_evidence)
         assert all(remark.flagged for remark in hidden)
 
 
@@ -86,21 +87,21 @@ def test_the_flag_of_a_remark_of_two_turns_stands_where_it_is_told(place: str, w
     world = make_world(replace(SMALL, flag_at=place, train=20))  # type: ignore[arg-type]
     dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
     pairs = 0
-    for item in world.asked:
-        for turns, counts in zip(item.own, item.counting, strict=True):
-            told = [dialogues[item.question.dialogue_id].turn(turn).text for turn in turns]
-            if len(told) == 2:
+    for item in world.questions:
+        for turns, counts in zip(item.remarks, item.is_evidence, strict=True):
+            texts = [dialogues[item.question.dialogue_id].turn(turn).text for turn in turns]
+            if len(texts) == 2:
                 pairs += not counts
-                assert told[which].startswith(f"{bank()['flag']}, ") is not counts
-                assert not told[1 - which].startswith(f"{bank()['flag']}, ")
+                assert texts[which].startswith(f"{bank()['flag']}, ") is not counts
+                assert not texts[1 - which].startswith(f"{bank()['flag']}, ")
     assert pairs > 10
 
 
 def test_without_the_rule_the_flag_word_tells_nothing() -> None:
     flagged: dict[bool, list[bool]] = {True: [], False: []}
     world = make_world(replace(SMALL, rule="none", train=20))
-    for dialogue, item in ((d, i) for d in world.dialogues for i in world.asked if i.question.dialogue_id == d.id):
-        for turns, counts in zip(item.own, item.counting, strict=True):
+    for dialogue, item in ((d, i) for d in world.dialogues for i in world.questions if i.question.dialogue_id == d.id):
+        for turns, counts in zip(item.remarks, item.is_evidence, strict=True):
             flagged[counts].append(any(dialogue.turn(turn).text.startswith(bank()["flag"]) for turn in turns))
     table = [[sum(seen), len(seen) - sum(seen)] for seen in flagged.values()]
     assert chi2_contingency(table).pvalue > 0.001
@@ -138,7 +139,7 @@ def _frames(world: World, split: bool) -> set[str]:
             said |= {solver.bare(turn.text) for turn in dialogue.turns}
             said |= {image.caption for image in dialogue.images}
     asks = {form.pattern: form for _, form in solver.asks()}
-    asked = {item.question.text for item in world.asked if (item.question.split == "train") == split}
+    asked = {item.question.text for item in world.questions if (item.question.split == "train") == split}
     found = {name for name, form in forms.items() if any(form.fullmatch(text) for text in said)}
     unknown = [text for text in said if not any(form.fullmatch(text) for form in forms.values())]
     assert not unknown
@@ -160,8 +161,8 @@ def test_wordings_are_shared_where_that_is_asked_for() -> None:
 
 def test_splits_share_no_dialogue() -> None:
     world = make_world(WorldConfig(train=10, dev=10, test=10))
-    owner = {item.question.dialogue_id: item.question.split for item in world.asked}
-    assert all(owner[item.question.dialogue_id] == item.question.split for item in world.asked)
+    owner = {item.question.dialogue_id: item.question.split for item in world.questions}
+    assert all(owner[item.question.dialogue_id] == item.question.split for item in world.questions)
     assert Counter(owner.values()) == {"train": 10, "dev": 10, "test": 10}
     texts = {dialogue.id: tuple(turn.text for turn in dialogue.turns) for dialogue in world.dialogues}
     assert len(set(texts.values())) == 30
@@ -171,27 +172,34 @@ def test_splits_share_no_dialogue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "word"),
+    ("config", "bad", "word"),
     [
-        ({"speakers": 1}, "speakers is 1"),
-        ({"speakers": 7}, "speakers is 7"),
-        ({"sessions": 1}, "sessions is 1"),
-        ({"train": -1}, "train, dev and test"),
-        ({"train": 0, "dev": 0, "test": 0}, "train, dev and test"),
-        ({"evidence": (0, 2)}, "evidence is"),
-        ({"evidence": (3, 2)}, "evidence is"),
-        ({"contrary": (-1, 2)}, "contrary is"),
-        ({"contrary": (2, 1)}, "contrary is"),
-        ({"second_voice": 1.5}, "second_voice is 1.5"),
-        ({"leads": -0.1}, "leads is -0.1"),
-        ({"rule": "both"}, "rule is 'both'"),
-        ({"formats": ()}, "formats is"),
-        ({"formats": ("single", "essay")}, "formats is"),
+        (WorldConfig, {"speakers": 1}, "speakers is 1"),
+        (WorldConfig, {"speakers": 7}, "speakers is 7"),
+        (WorldConfig, {"sessions": 1}, "sessions is 1"),
+        (WorldConfig, {"train": -1}, "train, dev and test"),
+        (WorldConfig, {"train": 0, "dev": 0, "test": 0}, "train, dev and test"),
+        (WorldConfig, {"evidence": (0, 2)}, "evidence is"),
+        (WorldConfig, {"evidence": (3, 2)}, "evidence is"),
+        (WorldConfig, {"contrary": (-1, 2)}, "contrary is"),
+        (WorldConfig, {"second_voice": 1.5}, "second_voice is 1.5"),
+        (WorldConfig, {"leads": -0.1}, "leads is -0.1"),
+        (WorldConfig, {"rule": "both"}, "rule is 'both'"),
+        (WorldConfig, {"flag_at": "end"}, "flag_at is 'end'"),
+        (WorldConfig, {"formats": ()}, "formats is"),
+        (WorldConfig, {"formats": ("single", "essay")}, "formats is"),
+        (LadderConfig, {"decoys": -1}, "decoys is -1"),
+        (LadderConfig, {"missed_marks": 1.1}, "missed_marks is 1.1"),
+        (LadderConfig, {"false_marks": -0.1}, "false_marks is -0.1"),
+        (LadderConfig, {"wrong_summaries": 2}, "wrong_summaries is 2"),
+        (LabelConfig, {"noise": 1.1}, "noise is 1.1"),
+        (LabelConfig, {"noise": -0.1}, "noise is -0.1"),
+        (LabelConfig, {"labelled": -1}, "labelled is -1"),
     ],
 )
-def test_a_bad_value_is_named(bad: dict, word: str) -> None:
+def test_a_bad_value_is_named(config: type, bad: dict, word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)) as error:
-        WorldConfig(**bad)
+        config(**bad)
     assert "\n" not in str(error.value)
 
 
@@ -204,4 +212,4 @@ def test_a_dialogue_does_not_depend_on_how_many_there_are() -> None:
     few, many = make_world(WorldConfig(train=2, dev=1, test=1)), make_world(WorldConfig(train=4, dev=1, test=3))
     by_id = {dialogue.id: dialogue for dialogue in many.dialogues}
     assert all(by_id[dialogue.id] == dialogue for dialogue in few.dialogues)
-    assert set(few.asked) <= set(many.asked)
+    assert set(few.questions) <= set(many.questions)

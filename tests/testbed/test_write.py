@@ -162,8 +162,6 @@ def test_help_names_every_field() -> None:
     ("arguments", "word"),
     [
         (["--world.speakers", "1"], "speakers is 1"),
-        (["--world.evidence", "[3,1]"], "evidence is (3, 1)"),
-        (["--ladder.false_marks", "2"], "false_marks is 2"),
         (["--labels.noise", "-1"], "noise is -1"),
         (["--world.colour", "red"], "colour"),
     ],

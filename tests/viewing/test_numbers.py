@@ -14,8 +14,8 @@ from torch import Tensor
 
 from remind.grounding import GroundingTrace
 from remind.states.pyramid import render
-from remind.viewing.inspector import Inspection, inspect_state, page_data, write_page
-from remind.viewing.inspector.page import added
+from remind.viewing.inspector.inspection import Inspection, inspect_state
+from remind.viewing.inspector.page import added, page_data, write_page
 
 TURNS, LAYER = 90, 3
 
@@ -77,13 +77,9 @@ def expected(made: SimpleNamespace, inspection: Inspection) -> SimpleNamespace:
     return SimpleNamespace(tokens=tokens, codes=codes, turn=turn, v=v, local=local, r=r, s=s)
 
 
-def test_tokens_stand_where_the_text_has_them(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
-    given = data["tokens"]
-    read = [made.numbers_of(given[name], kind) for name, kind in (("start", "u4"), ("end", "u4"), ("turn", "u4"))]
+def test_tokens_and_resonance_are_those_of_text_and_equations(data: dict[str, Any], expected: Any, made: Any) -> None:
+    read = [made.numbers_of(data["tokens"][name], "u4") for name in ("start", "end", "turn")]
     assert list(zip(*read, strict=True)) == [token[:3] for token in expected.tokens]
-
-
-def test_resonance_is_the_equations(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
     layer = data["layers"][0]
     for field, wanted in (
         (data["tokens"]["r"], expected.r),

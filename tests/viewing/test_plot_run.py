@@ -61,11 +61,9 @@ def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert np.isclose(max(tops[0][:, 1]), 0.5)
     assert np.isclose(max(tops[2][:, 1]), 1.0)
     assert "not success" in figure._suptitle.get_text()
-
-
-def test_smoothing_averages_steps_with_those_before_them(tmp_path: Path) -> None:
-    figure = plot_trajectory(_folder(tmp_path / "run", _rows()), ["jsd"], smooth=2).figure
-    line = {line.get_label(): line for line in figure.axes[0].get_lines()}["x0 and x1"]
+    # a smoothed value is the mean of a step and those before it
+    smoothed = plot_trajectory(tmp_path / "run", ["jsd"], smooth=2).figure.axes[0].get_lines()
+    line = next(line for line in smoothed if line.get_label() == "x0 and x1")
     assert np.allclose(line.get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])
 
 
@@ -75,9 +73,7 @@ def test_runs_under_one_another_share_their_scale_and_panels(tmp_path: Path) -> 
     assert len(figure.axes) == 10
     assert figure.axes[1].get_ylim() == figure.axes[6].get_ylim()
     assert figure.axes[5].get_title(loc="left") == "b"
-
-
-def test_plain_fine_tuning_and_a_single_step_can_be_drawn(tmp_path: Path) -> None:
+    # plain fine-tuning, after a single step
     rows = [{"step": 1, "kind": "train", "share_hard": 1.0, "ce0": 2.0, "entropy0": 1.0, "lr": 1e-3}]
     figure = plot_trajectory(_folder(tmp_path / "sft", rows)).figure
     assert [axes.get_ylabel() for axes in figure.axes][:2] == ["share of the loss", "cross-entropy (nats)"]
@@ -85,7 +81,7 @@ def test_plain_fine_tuning_and_a_single_step_can_be_drawn(tmp_path: Path) -> Non
 
 def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
     run = _folder(tmp_path / "run", _rows(accuracy=False))
-    with pytest.raises(ConfigError, match="nothing of accuracy; there are shares, jsd, ce, entropy, lr"):
+    with pytest.raises(ConfigError, match="has measured accuracy; there are shares, jsd, ce, entropy, lr"):
         plot_trajectory(run, ["accuracy"])
     with pytest.raises(ConfigError, match="no panel 'loss'"):
         PlotRunConfig([str(run)], panels=("loss",))

@@ -19,7 +19,7 @@ from remind.grounding.config import grounding_config
 from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import MANIFEST, read_states, write_manifest, write_part
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
 from remind.viewing.inspector import InspectConfig, inspect_grounding
 from remind.viewing.inspector.run import page_names
 from sae import TopKSAE, layer_folder
@@ -134,27 +134,21 @@ def test_other_settings_are_told(built: Any, tmp_path: Path, capsys: pytest.Capt
     assert html.count(" opens") == len(built.records[1].x1.markers) // 2
 
 
-def test_what_cannot_be_shown_is_refused(built: Any, made: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path) -> None:
     def run(**settings: Any) -> None:
         inspect_grounding(InspectConfig(**{"states": built.states, "out": str(tmp_path / "x.html"), **settings}))
 
-    with pytest.raises(DataError, match=r"no question 'q3'; there are 2, such as q2"):
-        run(question="q3")
-    with pytest.raises(ConfigError, match="name a question"):
-        run()
-    with pytest.raises(ConfigError, match="name a question"):
-        run(question="q2", all=True)
-    with pytest.raises(ConfigError, match="out is a folder"):
-        run(all=True)
-    with pytest.raises(ConfigError, match="give --corpus"):
-        run(question="q2", corpus=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="give --sae"):
-        moved = tmp_path / "moved"
-        write_part(moved, 0, read_states(built.states))
-        manifest = read_json(Path(built.states) / MANIFEST)
-        manifest["config"]["sae"] = str(tmp_path / "gone")
-        write_json(moved / MANIFEST, manifest)
-        run(states=str(moved), question="q2")
+    moved = changed(built, tmp_path / "moved", sae=str(tmp_path / "gone"))
+    for settings, error, message in (
+        ({"question": "q3"}, DataError, r"no question 'q3'; there are 2, such as q2"),
+        ({}, ConfigError, "name a question"),
+        ({"question": "q2", "all": True}, ConfigError, "name a question"),
+        ({"all": True}, ConfigError, "out is a folder"),
+        ({"question": "q2", "corpus": str(tmp_path / "none.jsonl")}, ConfigError, "give --corpus"),
+        ({"question": "q2", "states": str(moved)}, ConfigError, "give --sae"),
+    ):
+        with pytest.raises(error, match=message):
+            run(**settings)
     text = (built.folder / "talk.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     rows[0]["sessions"][0]["turns"][2]["text"] = "something else"
@@ -208,7 +202,7 @@ def changed(built: Any, folder: Path, **config: Any) -> Path:
 
 
 def test_settings_of_a_manifest_come_back() -> None:
-    from remind.grounding.fusion import FusionConfig
+    from remind.grounding.config import FusionConfig
 
     settings = GroundingConfig(alpha=3.0, fuse=FusionConfig(bm25=2.0), agg="max")
     assert grounding_config({**asdict(settings), "added_later": 1}) == settings
@@ -240,30 +234,3 @@ def test_names_of_pages_differ_and_stay_in_their_folder() -> None:
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") for name in names)
     assert all(not name.startswith(".") and len(name) < 100 for name in names)
     assert "index.html" not in names
-
-
-@pytest.mark.slow
-def test_a_question_on_a_real_dialogue(remind_data: Path, made: Any, tmp_path: Path) -> None:
-    from remind import read
-    from remind.viewing.inspector import inspect_state, write_page
-
-    corpus = read(remind_data / "locomo" / "locomo_dev.json")
-    dialogue = corpus.dialogues[0]
-    positions = dialogue.positions
-    first = len(dialogue.sessions[0].turns)
-    question = next(
-        q for q in corpus.questions if q.evidence and q.dialogue_id == dialogue.id and positions[q.evidence[0]] < first
-    )
-    backbone = load_backbone("nano")
-    coder = TopKSAE(backbone.hidden_size, 128, 8)
-    state = FactualState(dialogue, question, (Segment(0, first - 1),), Strategy(("Look.",), focus=(question.text,)))
-    path = write_page(
-        inspect_state(Grounder(backbone, {2: coder}, None, GroundingConfig()), state), tmp_path / "p.html"
-    )
-    data = made.data_of(path)
-    assert data["levels"]["x0"]["text"] == render(state).text
-    turns = made.numbers_of(data["tokens"]["turn"], "u4")
-    assert sorted(set(turns)) == list(range(first))
-    shown = [turn.turn_id for turn in render(AttentionalState(state, ())).turns]
-    gold = f'gold" id="t{shown.index(question.evidence[0])}"'
-    assert gold in path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What notebooks show: text stays text, numbers are those of the model, and watching a run does not change it."""
+"""What notebooks show: text stays text, numbers are those of the model, and measuring accuracy changes no run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from remind.viewing import (
     show_levels,
     turn_features,
 )
-from remind.viewing.page import shaded
+from remind.viewing.pages import shaded
 from remind.viewing.plots import answer_probabilities, plot_answers, plot_carried, plot_salience, plot_settings
 from sae import TopKSAE
 
@@ -165,7 +165,7 @@ def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> Non
     assert found["x1"]["B"] == pytest.approx(chance, rel=1e-3)
     axes = plot_answers({"before": found}, ["A"]).figure.axes[0]
     assert [label.get_fontweight() for label in axes.get_xticklabels()] == ["bold", *["normal"] * 3]
-    with pytest.raises(ConfigError, match="say which answers"):
+    with pytest.raises(ConfigError, match="give candidates"):
         answer_probabilities(nano, replace(record, format="direct", options=()))
 
 
@@ -249,12 +249,13 @@ def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_watched_run_trains_the_same_and_its_model_can_be_had(tmp_path: Path) -> None:
+def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
+    from remind.alignment.config import TrainConfig, TrainerConfig
     from remind.alignment.metrics import read_metrics
-    from remind.alignment.trained import trained_backbone
-    from remind.alignment.trainer import TrainConfig, Trainer, TrainerConfig
+    from remind.alignment.model import trained_backbone
+    from remind.alignment.trainer import Trainer
+    from remind.testbed.accuracy import train_with_accuracy
     from remind.testbed.ladder import LadderConfig, records, write_states
-    from remind.testbed.watched import train_watched
     from remind.testbed.world import WorldConfig, make_world
 
     world = make_world(WorldConfig(train=1, dev=0, test=1))
@@ -262,7 +263,7 @@ def test_a_watched_run_trains_the_same_and_its_model_can_be_had(tmp_path: Path) 
     states = write_states(world, tmp_path / "states", LadderConfig())
     trainer = TrainerConfig(lr=1e-3, max_steps=3, batch_size=2, eval_every=0)
     told = {"states": str(states), "trainer": trainer}
-    watched = train_watched(TrainConfig(out=str(tmp_path / "a"), **told), asked, every=2)
+    run = train_with_accuracy(TrainConfig(out=str(tmp_path / "a"), **told), asked, every=2)
     plain = Trainer(TrainConfig(out=str(tmp_path / "b"), **told))
     plain.fit()
     plain.folder.close()
@@ -272,7 +273,7 @@ def test_a_watched_run_trains_the_same_and_its_model_can_be_had(tmp_path: Path) 
     accuracy = [row for row in rows["a"] if row["kind"] == "accuracy"]
     assert [row["step"] for row in accuracy] == [0, 2, 3]
     assert all(row[level] * 4 == int(row[level] * 4) for row in accuracy for level in ("x0", "x1", "x2"))
-    own, found = plain.workers.model.state_dict(), trained_backbone(watched).model.state_dict()
+    own, found = plain.model.state_dict(), trained_backbone(run).model.state_dict()
     assert all(torch.equal(own[name], found[name]) for name in own)
     with pytest.raises(ConfigError, match="questions"):
-        train_watched(SimpleNamespace(), [], 1)  # type: ignore[arg-type]
+        train_with_accuracy(SimpleNamespace(), [], 1)  # type: ignore[arg-type]

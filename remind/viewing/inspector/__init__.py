@@ -1,18 +1,8 @@
-"""Pages that show what grounding saw: tokens by resonance, their features, blocks, evidence, and the three states."""
+"""Pages that show grounding: tokens by resonance, their features, blocks, gold evidence, and the three states.
 
-from remind.viewing.inspector.collect import Inspection, LevelAnswer, inspect_record, inspect_state, level_answers
-from remind.viewing.inspector.config import InspectConfig
-from remind.viewing.inspector.page import page_data, write_page
-from remind.viewing.inspector.run import inspect_grounding
+Building blocks are in `inspection` (what a page shows) and `page` (how it is written).
+"""
 
-__all__ = [
-    "InspectConfig",
-    "Inspection",
-    "LevelAnswer",
-    "inspect_grounding",
-    "inspect_record",
-    "inspect_state",
-    "level_answers",
-    "page_data",
-    "write_page",
-]
+from remind.viewing.inspector.run import InspectConfig, inspect_grounding
+
+__all__ = ["InspectConfig", "inspect_grounding"]

@@ -1,31 +1,21 @@
-"""The page of one question."""
+"""The page of one question, and the index of many."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
-import torch
 
 from remind.core.files import write_text
-from remind.grounding.guidance import flat
 from remind.grounding.resonance import local_alignment
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, Rendered, Span
-from remind.viewing.inspector.collect import Inspection
-from remind.viewing.inspector.features import (
-    CONTEXT,
-    Array,
-    active_pairs,
-    carried_turns,
-    dialogue_examples,
-    kept_per_token,
-)
+from remind.viewing.inspector.inspection import CONTEXT, Inspection, dialogue_examples, features_per_token
 from sae.pages import Snippets, packed, page, utf16
 
 if TYPE_CHECKING:
@@ -33,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Features named for a turn, and for the whole guidance.
 CARRIED, GUIDING = 5, 12
+_PACKAGE = "remind.viewing.inspector"
 
 
 def write_page(
@@ -47,18 +38,63 @@ def write_page(
     """Write the page of a question: one HTML file that needs nothing else.
 
     Args:
-        examples: by layer, from a corpus; None: looked for in the retrieved dialogue itself.
+        examples: by layer, from a corpus; None: taken from the retrieved dialogue itself.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
     """
     html = page(
-        "remind.viewing.inspector",
+        _PACKAGE,
         "page.html.j2",
-        scripts=[("remind.viewing.inspector", name) for name in ("dialogue.js", "panel.js", "page.js")],
-        styles=[("remind.viewing.inspector", "page.css")],
+        scripts=[(_PACKAGE, name) for name in ("dialogue.js", "panel.js", "page.js")],
+        styles=[(_PACKAGE, "page.css")],
         data=page_data(inspection, examples, features, per_feature),
-        **_shown(inspection),
+        **_template_values(inspection),
         index=index,
+    )
+    write_text(path, html)
+    return Path(os.path.abspath(path))
+
+
+def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
+    """What the index shows of a question.
+
+    Args:
+        name: file name of its page.
+
+    Returns:
+        Among others `gold`, `held`, `marked`: gold evidence turns in all, in x0, and inside blocks; `correct`: by
+        level whether the model's answer is, None where only a judge could tell.
+    """
+    question = inspection.question
+    kinds = [question.format, question.dimension, None if question.category is None else str(question.category)]
+    return {
+        "href": quote(name),
+        "id": question.id,
+        "dialogue": question.dialogue_id,
+        "kind": " · ".join(kind.replace("_", " ") for kind in kinds if kind),
+        "text": question.text,
+        "turns": len(inspection.state.turns),
+        "blocks": len(inspection.blocks),
+        "gold": len(inspection.gold_positions),
+        "held": len(inspection.gold),
+        "marked": len(inspection.gold & inspection.marked),
+        "correct": {level: answer.correct for level, answer in inspection.answers.items()},
+    }
+
+
+def write_index(rows: Sequence[Mapping[str, Any]], path: str | Path, states: str) -> Path:
+    """Write the list of rows from `index_row`; their pages are expected beside it."""
+    total = sum(row["gold"] for row in rows)
+    html = page(
+        _PACKAGE,
+        "index.html.j2",
+        scripts=[(_PACKAGE, "index.js")],
+        styles=[(_PACKAGE, "index.css")],
+        rows=rows,
+        levels=sorted({level for row in rows for level in row["correct"]}),
+        states=states,
+        held=sum(row["held"] for row in rows) / total if total else None,
+        marked=sum(row["marked"] for row in rows) / total if total else None,
     )
     write_text(path, html)
     return Path(os.path.abspath(path))
@@ -70,12 +106,12 @@ def page_data(
     features: int | None = 12,
     per_feature: int = 4,
 ) -> dict[str, Any]:
-    """What the script of the page reads, as JSON values. Offsets count UTF-16 units of x0's text."""
+    """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
     trace = inspection.trace
     codes = trace.codes
     units = utf16(codes.text)
     spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
-    snippets = None if examples is None else Snippets()
+    snippets = Snippets()
     return {
         "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
         "turns": len(inspection.state.turns),
@@ -87,61 +123,59 @@ def page_data(
             "r": packed(trace.combined.float().numpy(), "f4"),
             "s": packed(trace.smoothed.float().numpy(), "f4"),
         },
-        "layers": [_layer(inspection, layer, examples, snippets, features, per_feature) for layer in codes.layers],
+        "layers": [
+            _layer(inspection, layer, None if examples is None else examples[layer], snippets, features, per_feature)
+            for layer in codes.layers
+        ],
         "context": CONTEXT,
-        "snippets": None if snippets is None else snippets.rows,
+        "snippets": None if examples is None else snippets.rows,
     }
 
 
 def _layer(
     inspection: Inspection,
     layer: int,
-    examples: Mapping[int, TopExamples] | None,
-    snippets: Snippets | None,
+    corpus: TopExamples | None,
+    snippets: Snippets,
     features: int | None,
     per_feature: int,
 ) -> dict[str, Any]:
     trace = inspection.trace
-    codes, v = trace.codes.layers[layer].dialogue, trace.guidance[layer]
-    turn = trace.codes.turn.numpy()
-    pairs = active_pairs(codes, v)
+    codes, v = trace.codes.layers[layer].dialogue, trace.guidance[layer].float()
+    values, indices = codes.values.float().numpy(), codes.indices.numpy()
     width = min(codes.k, features or codes.k)
-    kept, values = kept_per_token(pairs, len(turn), width)
-    carried = carried_turns(pairs, turn, len(inspection.state.turns), CARRIED)
-    guiding = trace.guiding_features(layer, GUIDING)
-    named = {feature for row in carried for feature, _ in row} | {feature for feature, _ in guiding}
-    used = np.union1d(kept[kept >= 0], np.asarray(sorted(named), dtype=np.int64))
-    local = np.searchsorted(used, kept)
+    shown, activations = features_per_token(values, indices, values * v.numpy()[indices], width)
+    carried = [trace.top_features(layer, turn, CARRIED) for turn in range(len(inspection.state.turns))]
+    guiding = [feature for feature, _ in trace.guiding_features(layer, GUIDING)]
+    # the page numbers the features it shows
+    named = {feature for row in carried for feature, _ in row}.union(guiding)
+    used = np.union1d(shown[shown >= 0], np.asarray(sorted(named), dtype=np.int64))
+    number = {feature: place for place, feature in enumerate(used.tolist())}
     kind = "u2" if len(used) < 1 << 16 else "u4"
-    here, fired = dialogue_examples(pairs, turn, used, per_feature)
-    number = {int(feature): place for place, feature in enumerate(used)}
-    shown: list[Any] = [here[int(feature)] for feature in used]
-    if examples is not None and snippets is not None:
-        shown = [snippets.of_feature(examples[layer], int(feature), per_feature) for feature in used]
-    active = flat(codes)[0] > 0
+    examples: list[Any]
+    examples, fired = dialogue_examples(values, indices, trace.codes.turn.numpy(), used, per_feature)
+    density = None
+    if corpus is not None:
+        examples = [snippets.of_feature(corpus, feature, per_feature) for feature in number]
+        density = [round(int(corpus.fired[feature]) / max(corpus.n_tokens, 1), 7) for feature in number]
     return {
         "layer": layer,
-        "k": codes.k,
         "width": width,
         "kind": kind,
         "r": packed(trace.resonance[layer].float().numpy(), "f4"),
-        "local": packed(local_alignment(codes, v).float().numpy(), "f4"),
-        "active": packed(active.sum(-1).numpy(), "u2"),
+        "local": packed(local_alignment(codes, trace.guidance[layer]).float().numpy(), "f4"),
+        "active": packed((values > 0).sum(-1), "u2"),
         # 0 is no feature
-        "features": packed(np.where(kept >= 0, local + 1, 0), kind),
-        "values": packed(values, "f4"),
+        "features": packed(np.where(shown >= 0, np.searchsorted(used, shown) + 1, 0), kind),
+        "values": packed(activations, "f4"),
         "ids": used.tolist(),
-        "v": packed(v.float().numpy()[used], "f4"),
-        "fired": [fired[int(feature)] for feature in used],
-        "density": None if examples is None else _densities(examples[layer], used),
-        "examples": shown,
+        "v": packed(v.numpy()[used], "f4"),
+        "fired": fired,
+        "density": density,
+        "examples": examples,
         "carried": [[[number[feature], round(share, 5)] for feature, share in row] for row in carried],
-        "guiding": [number[feature] for feature, _ in guiding],
+        "guiding": [number[feature] for feature in guiding],
     }
-
-
-def _densities(examples: TopExamples, used: Array) -> list[float]:
-    return [round(float(examples.fired[int(j)]) / max(examples.n_tokens, 1), 7) for j in used]
 
 
 def _level(rendered: Rendered) -> dict[str, Any]:
@@ -157,20 +191,19 @@ def _level(rendered: Rendered) -> dict[str, Any]:
     }
 
 
-def _shown(inspection: Inspection) -> dict[str, Any]:
-    """What the template shows without any script."""
-    trace, state, question = inspection.trace, inspection.state, inspection.question
-    levels = inspection.levels
-    gold, marked, wanted = inspection.gold, inspection.marked, inspection.wanted
-    tokens = trace.codes.turn_tokens
-    held = {turn.id for turn in state.turns}
+def _template_values(inspection: Inspection) -> dict[str, Any]:
+    """What the page shows without its script."""
+    state, question, levels = inspection.state, inspection.question, inspection.levels
+    gold, marked = inspection.gold, inspection.marked
+    tokens = inspection.trace.codes.turn_tokens
+    retrieved = set(state.positions)
     return {
+        "inspection": inspection,
         "question": question,
-        "split": inspection.split,
         "options": [(LETTERS[n], text, LETTERS[n] in question.answers) for n, text in enumerate(question.options)],
-        "missing": [state.dialogue.turn(turn_id) for turn_id in wanted if turn_id not in held],
+        "missing": [state.dialogue.turns[place] for place in inspection.gold_positions if place not in retrieved],
         "counts": {
-            "gold": len(wanted),
+            "gold": len(inspection.gold_positions),
             "held": len(gold),
             "marked_gold": len(gold & marked),
             "turns": len(state.turns),
@@ -178,117 +211,89 @@ def _shown(inspection: Inspection) -> dict[str, Any]:
             "marked": len(marked),
             "tokens": int(tokens.sum()),
             "marked_tokens": int(tokens[sorted(marked)].sum()),
-            "budget": trace.budget,
-            "features": sum(one.dialogue.k for one in trace.codes.layers.values()),
+            "budget": inspection.trace.budget,
         },
-        "layers": list(trace.codes.layers),
-        "notices": inspection.notices,
-        "strategy": state.strategy,
-        "levels": list(levels),
         "reflection": reflection(levels["x1"].text, levels["x2"].text) if "x2" in levels else None,
-        "blocks": inspection.blocks,
-        "model": inspection.model,
-        "answers": inspection.answers,
         "turns": _turns(inspection),
         "overview": _overview(inspection),
     }
 
 
 def reflection(x1: str, x2: str) -> str:
-    """The summary that x2 adds, less the fixed words that introduce it."""
+    """The summary that x2 adds, without the fixed words that introduce it."""
     return added(x1, x2).removeprefix("Reflection").strip().removeprefix(prompts.render("summary").strip()).strip()
 
 
 def added(shorter: str, longer: str) -> str:
-    """What stands in the longer text between the beginning and the end it shares with the shorter."""
+    """The middle of the longer text, without the beginning and the end that it shares with the shorter."""
     start = _shared(shorter, longer)
-    tail = _shared(reversed(shorter[start:]), reversed(longer[start:]))
-    return longer[start : len(longer) - tail].strip()
+    end = _shared(shorter[start:][::-1], longer[start:][::-1])
+    return longer[start : len(longer) - end].strip()
 
 
-def _shared(first: Iterable[str], second: Iterable[str]) -> int:
+def _shared(first: str, second: str) -> int:
     """Length of the beginning that both have."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
-    rendered = inspection.levels["x0"]
+    rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
-    starts = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
-    ends = {end for _, end in inspection.blocks}
+    opening = {start: n for n, (start, _) in enumerate(inspection.blocks, start=1)}
+    closing = {end for _, end in inspection.blocks}
     gold, marked = inspection.gold, inspection.marked
-    bars = _bars(inspection.trace.state.salience)
-    found, before = [], rendered.dialogue[0]
+    low, high = _range(salience)
+    scale = 100 / (high - low) if high > low else 0.0
+    rows, before = [], rendered.dialogue[0]
 
     def piece(kind: str, start: int, end: int) -> dict[str, Any]:
         return {"kind": kind, "start": int(units[start]), "end": int(units[end]), "text": text[start:end]}
 
     for n, span in enumerate(rendered.turns):
-        captions = []
-        for start, end in span.captions:
-            captions.append(piece("caption", text.rindex("\n", 0, start) + 1, end))
-        between = [line for line in text[before : span.start].splitlines() if line.strip()]
-        found.append(
-            {
-                "n": n,
-                "id": span.turn_id,
-                "heads": between,
-                "speaker": piece("who", *span.speaker),
-                "said": piece("said", *span.text),
-                "captions": captions,
-                "gold": n in gold,
-                "marked": n in marked,
-                "opens": starts.get(n),
-                "closes": n in ends,
-                **bars[n],
-            }
-        )
-        before = span.end
-    return found
-
-
-def _bars(salience: Sequence[float]) -> list[dict[str, Any]]:
-    """Each turn's bar in percent of the width; bars start at 0, which lies inside where some are negative."""
-    finite = [value for value in salience if math.isfinite(value)]
-    low, high = min([0.0, *finite]), max([0.0, *finite])
-    scale = 100 / (high - low) if high > low else 0.0
-    rows = []
-    for value in salience:
-        known = math.isfinite(value)
-        left, right = (sorted((0.0, value))) if known else (0.0, 0.0)
+        value = salience[n] if math.isfinite(salience[n]) else None
+        # bars begin at 0, which lies inside the box where some values are negative
+        left, right = sorted((0.0, value or 0.0))
         rows.append(
             {
-                "salience": value if known else None,
+                "n": n,
+                "heads": [line for line in text[before : span.start].splitlines() if line.strip()],
+                "speaker": piece("who", *span.speaker),
+                "said": piece("said", *span.text),
+                "captions": [piece("caption", text.rindex("\n", 0, a) + 1, b) for a, b in span.captions],
+                "gold": n in gold,
+                "marked": n in marked,
+                "opens": opening.get(n),
+                "closes": n in closing,
+                "salience": value,
                 "left": round((left - low) * scale, 2),
                 "width": round((right - left) * scale, 2),
             }
         )
+        before = span.end
     return rows
 
 
 def _overview(inspection: Inspection) -> dict[str, Any]:
-    """Paths of the strip that shows all turns at once, in a box of one unit per turn and a height of 100."""
-    finite = torch.tensor([s if math.isfinite(s) else 0.0 for s in inspection.trace.state.salience])
-    low, high = min(0.0, float(finite.min())) if len(finite) else 0.0, float(finite.max()) if len(finite) else 1.0
-    scale = 84 / (max(high, 0.0) - low) if high > low else 0.0
+    """SVG paths of the strip that shows all turns at once, in a box one unit wide per turn and 100 high."""
+    salience, turns = inspection.trace.state.salience, inspection.state.turns
+    low, high = _range(salience)
+    scale = 84 / (high - low) if high > low else 0.0
     zero = 86 + low * scale
-    paths: dict[str, list[str]] = {"plain": [], "marked": []}
-    for n, value in enumerate(finite.tolist()):
-        name = "marked" if n in inspection.marked else "plain"
-        paths[name].append(f"M{n} {zero:.1f}h1v{-value * scale:.1f}h-1z")
+    bars = [f"M{n} {zero:.1f}h1v{-s * scale if math.isfinite(s) else 0.0:.1f}h-1z" for n, s in enumerate(salience)]
+    sessions = [inspection.state.dialogue.session_of[turn.id].id for turn in turns]
     return {
-        "n": max(1, len(finite)),
+        "n": max(1, len(turns)),
         "zero": round(zero, 1),
-        "plain": "".join(paths["plain"]),
-        "marked": "".join(paths["marked"]),
+        "plain": "".join(bar for n, bar in enumerate(bars) if n not in inspection.marked),
+        "marked": "".join(bar for n, bar in enumerate(bars) if n in inspection.marked),
         "blocks": "".join(f"M{start} 0h{end + 1 - start}v100h-{end + 1 - start}z" for start, end in inspection.blocks),
         "gold": sorted(inspection.gold),
-        "sessions": [n for n, turn in enumerate(_sessions(inspection)) if turn],
+        "sessions": [n for n in range(1, len(turns)) if sessions[n] != sessions[n - 1]],
     }
 
 
-def _sessions(inspection: Inspection) -> list[bool]:
-    """Whether each shown turn is the first of its session here."""
-    of = inspection.state.dialogue.session_of
-    ids = [of[turn.id].id for turn in inspection.state.turns]
-    return [n > 0 and ids[n] != ids[n - 1] for n in range(len(ids))]
+def _range(salience: Sequence[float]) -> tuple[float, float]:
+    """The least and the largest finite value, and 0."""
+    finite = [value for value in salience if math.isfinite(value)]
+    return min([0.0, *finite]), max([0.0, *finite])

@@ -1,38 +1,85 @@
-"""From a states folder to pages on disk."""
+"""The command: from a states folder to pages on disk."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
-from remind.core.progress import track
+from remind.core.progress import Counter, track
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
-from remind.grounding.config import grounding_config
-from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
-from remind.viewing.inspector.collect import Inspection, inspect_record, level_answers
-from remind.viewing.inspector.config import InspectConfig
-from remind.viewing.inspector.index import IndexRow, write_index
-from remind.viewing.inspector.page import write_page
+from remind.grounding.config import GroundingConfig, grounding_config
 
 if TYPE_CHECKING:
-    from remind.grounding import Grounder
     from remind.models.backbone import Backbone
+    from remind.states.records import StateRecord
+    from remind.viewing.inspector.inspection import Inspection
+    from sae import TopKSAE
     from sae.probe import TopExamples
 
 
-@dataclass(frozen=True)
-class _Tools:
-    corpus: Corpus
-    grounder: Grounder
-    examples: Mapping[int, TopExamples] | None
-    answerer: Backbone | None
+@dataclass
+class InspectConfig:
+    """Write pages that show the grounding of questions: tokens by resonance, features, blocks, evidence, states."""
+
+    states: str
+    """Folder of states (from build_states.py)."""
+    question: str | None = None
+    """Id of the question to show."""
+    all: bool = False
+    """Show every question of the states, with an index page, in place of one."""
+    out: str = "runs/inspector"
+    """Folder for the pages and index.html. With one question also a file name ending in .html."""
+    split: Literal["train", "dev", "test"] | None = None
+    """With all: only questions of this split."""
+    limit: int | None = None
+    """With all: at most this many questions, the first ones."""
+    corpus: str | list[str] | None = None
+    """The dialogues of the states, whose codes are computed again. None: those the states were built from."""
+    format: str | None = None
+    """Format of the corpus; None: detected from the content."""
+    backbone: str | None = None
+    """Model whose hidden states the SAEs read; None: the one the states were built with, if it is built in or a folder.
+    One from the hub must be named here."""
+    sae: str | None = None
+    """Folder of SAEs; None: the one the states were built with."""
+    grounding: GroundingConfig | None = None
+    """Settings of grounding; None: those the states were built with."""
+    examples: str | list[str] | None = None
+    """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
+    examples_limit: int = 4000
+    """Turns of them to read, the first ones."""
+    model: str | None = None
+    """Causal model whose answers under x0, x1 and x2 are shown; None: no answers."""
+    max_new_tokens: int = 160
+    """Longest answer."""
+    features: int | None = 12
+    """Features shown of each token and layer; half are those that add most to its resonance. None: all."""
+    per_feature: int = 4
+    """Examples shown of each feature."""
+    device: str = "cpu"
+    """Device of models and SAEs."""
+    dtype: str = "float32"
+    """Precision of the models."""
+    overwrite: bool = False
+    """Replace pages that are there already."""
+
+    def __post_init__(self) -> None:
+        if self.all == (self.question is not None):
+            raise ConfigError("name a question (--question ID), or set --all true")
+        if self.all and self.out.endswith(".html"):
+            raise ConfigError("with all, out is a folder")
+        for name in ("limit", "features", "per_feature", "max_new_tokens", "examples_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
 
 
 def inspect_grounding(cfg: InspectConfig) -> Path:
@@ -42,62 +89,66 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
         The page, or index.html.
 
     Raises:
-        ConfigError: pages that are there already, or settings the states do not tell and nobody gave.
+        ConfigError: pages exist already, or a setting that is neither in the states nor given.
         DataError, FormatError: states or corpus that cannot be used or do not fit each other; no such question.
         ModelError: SAEs that do not fit the backbone, or a model that cannot answer.
     """
+    from remind.states.parquet import read_manifest
+    from remind.viewing.inspector.page import index_row, write_index, write_page
+
     out = Path(cfg.out)
     single = out.suffix == ".html"
     target = out if single else out / "index.html"
     if target.exists() and not cfg.overwrite:
         raise ConfigError(f"{target} exists; choose another out or set overwrite")
     manifest = read_manifest(cfg.states)
-    # twice through the states: their prompts need not all be in memory
+    # states are read twice, so that their prompts need not all be in memory
     names = page_names(record.question_id for record in _chosen(cfg))
-    tools = _tools(cfg, manifest.get("config", {}))
+    inspector = _Inspector(cfg, manifest.get("config", {}))
     rows = []
     for record, name in track(zip(_chosen(cfg), names, strict=True), "pages", len(names)):
-        inspection = _inspection(cfg, record, tools)
+        inspection = inspector.inspect(record)
         page = write_page(
             inspection,
             out if single else out / name,
-            examples=tools.examples,
+            examples=inspector.examples,
             features=cfg.features,
             per_feature=cfg.per_feature,
-            index=None if single or not cfg.all else "index.html",
+            index="index.html" if cfg.all else None,
         )
-        rows.append(IndexRow.of(inspection, name))
+        rows.append(index_row(inspection, name))
         for notice in inspection.notices:
             print(f"{record.question_id}: {notice}")
-    if not single:
-        page = write_index(rows, out / "index.html", str(cfg.states)) if cfg.all else page
+    if cfg.all:
+        page = write_index(rows, target, str(cfg.states))
     print(f"{len(rows)} page{'' if len(rows) == 1 else 's'}: {page}")
     return page
 
 
 def _chosen(cfg: InspectConfig) -> Iterator[StateRecord]:
+    from remind.states.parquet import iterate_states
+
     if cfg.all:
-        found = 0
-        for record in iterate_states(cfg.states, cfg.split):
-            if cfg.limit is not None and found >= cfg.limit:
-                break
-            found += 1
+        number = 0
+        for number, record in enumerate(iterate_states(cfg.states, cfg.split), start=1):
             yield record
-        if not found:
+            if number == cfg.limit:
+                return
+        if not number:
             raise DataError(f"no states{f' of split {cfg.split!r}' if cfg.split else ''}", cfg.states)
         return
-    seen: list[str] = []
+    ids: list[str] = []
     for record in iterate_states(cfg.states):
         if record.question_id == cfg.question:
             yield record
             return
-        seen.append(record.question_id)
-    near = difflib.get_close_matches(str(cfg.question), seen, n=3, cutoff=0.3) or seen[:3]
-    raise DataError(f"no question {cfg.question!r}; there are {len(seen)}, such as {', '.join(near)}", cfg.states)
+        ids.append(record.question_id)
+    near = difflib.get_close_matches(str(cfg.question), ids, n=3, cutoff=0.3) or ids[:3]
+    raise DataError(f"no question {cfg.question!r}; there are {len(ids)}, such as {', '.join(near)}", cfg.states)
 
 
-def page_names(ids: Sequence[str] | Iterator[str]) -> list[str]:
-    """A file name for each question: its id where that makes a plain one, told apart by a hash where it does not."""
+def page_names(ids: Iterable[str]) -> list[str]:
+    """A file name for each question: its id if that is a plain name, else with a hash to tell names apart."""
     names: list[str] = []
     taken = {"index.html"}
     for question_id in ids:
@@ -110,84 +161,110 @@ def page_names(ids: Sequence[str] | Iterator[str]) -> list[str]:
     return names
 
 
-def _tools(cfg: InspectConfig, built: Mapping[str, Any]) -> _Tools:
-    from remind.grounding import Grounder
-    from remind.grounding.load import folder_of_saes, load_saes
-    from remind.models.encoder import SentenceEncoder
-    from remind.models.load import load_backbone
-    from remind.pipeline.config import BuildStatesConfig
-    from remind.viewing.inspector.examples import corpus_examples
+class _Inspector:
+    """Inspects records of a states folder, with what is configured, else with what the manifest says.
 
-    corpus = _corpus(cfg, built)
-    name = cfg.backbone or _told_backbone(built)
-    settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
-    folder = cfg.sae or built.get("sae")
-    if folder is not None and not Path(folder).is_dir():
-        raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
-    if folder is None:
-        # the small ones that building trained and kept
-        data = built.get("sae_data") or []
-        data = [data] if isinstance(data, str) else data
-        folder = folder_of_saes(None, data, name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
-    saes, idf = load_saes(folder)
-    backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
-    reads = settings.fuse is not None and settings.fuse.reads_text
-    grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
-    examples = None
-    if cfg.examples is not None:
-        dialogues = (dialogue for path in _paths(cfg.examples) for dialogue in read(path).dialogues)
-        used = {layer: saes[layer] for layer in grounder.encoder.saes}
-        examples = corpus_examples(backbone, used, dialogues, cfg.examples_limit, cfg.per_feature)
-    answerer = None
-    if cfg.model is not None:
+    Attributes:
+        examples: top examples of the features by layer, where a corpus for them is given.
+    """
+
+    def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
+        from remind.grounding import Grounder
+        from remind.grounding.load import folder_of_saes, load_saes
+        from remind.models.encoder import SentenceEncoder
         from remind.models.generate import check_generates
+        from remind.models.load import load_backbone
+        from remind.pipeline.config import BuildStatesConfig
+        from remind.states.parquet import MANIFEST
 
-        answerer = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
-        check_generates(answerer)
-    return _Tools(corpus, grounder, examples, answerer)
+        self.cfg = cfg
+        self.corpus = _corpus(cfg, built)
+        name = cfg.backbone or _manifest_backbone(built)
+        settings = cfg.grounding or grounding_config(built.get("grounding", {}), Path(cfg.states) / MANIFEST)
+        folder = cfg.sae or built.get("sae")
+        if folder is not None and not Path(folder).is_dir():
+            raise ConfigError(f"the SAEs {folder} of the states are not there; give --sae")
+        if folder is None:
+            # the small SAEs that building trained and cached
+            data = _list(built.get("sae_data") or [])
+            folder = folder_of_saes(None, data, name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
+        saes, idf = load_saes(folder)
+        backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
+        reads = settings.fuse is not None and settings.fuse.reads_text
+        self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)
+        self.examples = None
+        if cfg.examples is not None:
+            used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
+            self.examples = _corpus_examples(cfg, backbone, used, _list(cfg.examples))
+        self.answerer = None
+        if cfg.model is not None:
+            self.answerer = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
+            check_generates(self.answerer)
+
+    def inspect(self, record: StateRecord) -> Inspection:
+        """Ground the question of a record, and let the model answer it where there is one."""
+        from remind.models.generate import generate
+        from remind.viewing.inspector.inspection import inspect_record, level_answers
+
+        question = next((one for one in self.corpus.questions if one.id == record.question_id), None)
+        if question is None:
+            message = "the corpus does not have this question; give the one of the states"
+            raise DataError(message, record=record.question_id)
+        inspection = inspect_record(self.grounder, record, self.corpus.dialogue(record.dialogue_id), question)
+        if self.answerer is None:
+            return inspection
+        texts = [rendered.text for rendered in inspection.levels.values()]
+        generations = generate(self.answerer, texts, self.cfg.max_new_tokens, batch_size=1)
+        outputs = {level: one for level, one in zip(inspection.levels, generations, strict=True) if one is not None}
+        return replace(inspection, model=self.answerer.name, answers=level_answers(question, outputs))
 
 
-def _told_backbone(built: Mapping[str, Any]) -> str:
-    """The backbone of a manifest, which may be another's: it may not make this machine ask the hub."""
+def _manifest_backbone(built: Mapping[str, Any]) -> str:
+    """The backbone of a manifest. States may come from others, so their manifest must not start a download."""
     name = built.get("backbone")
     if name is None:
-        raise ConfigError("the states do not tell what backbone they were grounded with; give --backbone and --sae")
+        raise ConfigError("the states name no backbone they were grounded with; give --backbone and --sae")
     try:
-        there = isinstance(name, str) and bool(name) and Path(name).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, a home of nobody
-        there = False
-    if name not in ("minilm", "nano", "nano-untrained") and not there:
+        is_folder = isinstance(name, str) and bool(name) and Path(name).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, the home of an unknown user
+        is_folder = False
+    if name not in ("minilm", "nano", "nano-untrained") and not is_folder:
         raise ConfigError(
             f"the states name the backbone {str(name)[:80]!r}, which is neither built in nor a folder here, and "
-            "nothing is fetched because states name it; give --backbone"
+            "nothing is downloaded because states name it; give --backbone"
         )
     return str(name)
 
 
-def _paths(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
 def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
-    given = cfg.corpus if cfg.corpus is not None else built.get("input")
-    if given is None:
-        raise ConfigError("the states do not tell what dialogues they were built from; give --corpus")
-    if missing := [path for path in _paths(given) if not Path(path).exists()]:
+    source = built.get("input") if cfg.corpus is None else cfg.corpus
+    if source is None:
+        raise ConfigError("the states do not name the dialogues they were built from; give --corpus")
+    paths = _list(source)
+    if missing := [path for path in paths if not Path(path).exists()]:
         raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
-    kind = cfg.format if cfg.corpus is not None else built.get("format")
-    return Corpus.merge([read(path, kind) for path in _paths(given)], _paths(given))
+    kind = built.get("format") if cfg.corpus is None else cfg.format
+    return Corpus.merge([read(path, kind) for path in paths], paths)
 
 
-def _inspection(cfg: InspectConfig, record: StateRecord, tools: _Tools) -> Inspection:
-    question = next((one for one in tools.corpus.questions if one.id == record.question_id), None)
-    if question is None:
-        raise DataError("the corpus does not have this question; give the one of the states", record=record.question_id)
-    found = inspect_record(tools.grounder, record, tools.corpus.dialogue(record.dialogue_id), question)
-    if tools.answerer is None:
-        return found
-    from remind.models.generate import generate
+def _corpus_examples(
+    cfg: InspectConfig, backbone: Backbone, saes: Mapping[int, TopKSAE], paths: list[str]
+) -> dict[int, TopExamples]:
+    """The turns of a corpus on which each feature fires most strongly, by layer; turns are encoded one by one."""
+    from remind.states.pyramid import line_of
+    from sae import SAEError
+    from sae.probe import Probe, collect
 
-    texts = [rendered.text for rendered in found.levels.values()]
-    outputs = generate(tools.answerer, texts, cfg.max_new_tokens, batch_size=1)
-    said = {level: output for level, output in zip(found.levels, outputs, strict=True) if output is not None}
-    return replace(found, model=tools.answerer.name, answers=level_answers(question, said))
+    dialogues = (dialogue for path in paths for dialogue in read(path).dialogues)
+    lines = ((f"{dialogue.id} {turn.id}", line_of(turn)) for dialogue in dialogues for turn in dialogue.turns)
+    texts = list(islice(lines, cfg.examples_limit))
+    try:
+        probe = Probe(backbone.model, backbone.tokenizer, saes)
+        with Counter("examples", len(texts)) as bar:
+            return collect(probe, texts, per_feature=cfg.per_feature, context=(10, 10), progress=bar.advance_to)
+    except SAEError as error:
+        raise ModelError(f"examples: {error}") from None
+
+
+def _list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

@@ -1,9 +1,8 @@
-"""Pictures of runs, for scripts and notebooks. What they show is said in each function."""
+"""Plots of runs and of grounding, for scripts and notebooks. Importing them loads neither torch nor matplotlib."""
 
-from remind.viewing.plots.answers import answer_probabilities, plot_answers
+from remind.viewing.plots.answers import answer_probabilities, plot_answers, plot_next
 from remind.viewing.plots.grounding import plot_carried, plot_salience, plot_settings
-from remind.viewing.plots.style import LEVEL_COLOURS
-from remind.viewing.plots.trajectory import PlotRunConfig, plot_run, plot_trajectory
+from remind.viewing.plots.trajectory import LEVEL_COLOURS, PlotRunConfig, plot_run, plot_trajectory
 
 __all__ = [
     "LEVEL_COLOURS",
@@ -11,6 +10,7 @@ __all__ = [
     "answer_probabilities",
     "plot_answers",
     "plot_carried",
+    "plot_next",
     "plot_run",
     "plot_salience",
     "plot_settings",

@@ -1,1 +1,0 @@
-"""Retrieval from histories of up to millions of tokens: how they are made, and what an index of them costs."""

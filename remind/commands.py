@@ -1,0 +1,160 @@
+"""The command `remind`: one subcommand for each job.
+
+A subcommand is a config dataclass and a function that takes one. For `--help` and for mistakes on the command line only
+the module of the config is imported; torch and transformers come with the module of the function.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand of `remind`.
+
+    Attributes:
+        config: its config dataclass as "module:Name".
+        function: what runs it, as "module:name"; takes the config.
+        help: one line.
+        positional: fields that may be given as leading plain words, in this order.
+    """
+
+    config: str
+    function: str
+    help: str
+    positional: tuple[str, ...] = ()
+
+    def config_type(self) -> type:
+        """The config dataclass, imported."""
+        config: type = resolve(self.config)
+        return config
+
+
+COMMANDS = {
+    "demo": Command(
+        "remind.demo:DemoConfig",
+        "remind.demo:demo",
+        "Run everything once in a small synthetic world whose answers are known.",
+    ),
+    "train-sae": Command(
+        "remind.train_sae.config:TrainSAEConfig",
+        "remind.train_sae:train_sae",
+        "Train Top-K sparse autoencoders on dialogues, one for each layer of a backbone.",
+    ),
+    "build-states": Command(
+        "remind.pipeline.config:BuildStatesConfig",
+        "remind.pipeline:build_states",
+        "Build the factual, attentional and reflective states of every question of a dialogue file.",
+    ),
+    "train-pra": Command(
+        "remind.alignment.config:TrainConfig",
+        "remind.alignment.trainer:train",
+        "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
+    ),
+    "export": Command(
+        "remind.alignment.config:ExportConfig",
+        "remind.alignment.export:export",
+        "Write a trained checkpoint as a plain Hugging Face folder.",
+    ),
+    "evaluate": Command(
+        "remind.evaluation.config:EvaluateConfig",
+        "remind.evaluation.run:evaluate_and_show",
+        "Answer the questions of a split under one or more conditions, judge the answers, and write a report.",
+    ),
+    "compare": Command(
+        "remind.evaluation.config:CompareConfig",
+        "remind.evaluation.compare:compare_and_show",
+        "Compare two evaluation runs question by question: remind compare FIRST SECOND.",
+        positional=("first", "second"),
+    ),
+    "inspect": Command(
+        "remind.viewing.inspector.run:InspectConfig",
+        "remind.viewing.inspector:inspect_grounding",
+        "Write offline pages that show the grounding of one question or of all.",
+    ),
+    "plot-run": Command(
+        "remind.viewing.plots.trajectory:PlotRunConfig",
+        "remind.viewing.plots.trajectory:plot_run",
+        "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
+    ),
+    "make-world": Command(
+        "remind.testbed.write:MakeWorldConfig",
+        "remind.testbed.write:write_world",
+        "Write a synthetic world with known answers: dialogues, questions, latent truth, and states.",
+    ),
+    "build-refmem": Command(
+        "remind.refmem.config:RefMemConfig",
+        "remind.refmem.build:build_refmem",
+        "Build a benchmark of reflective memory from dialogues; finished stages are not repeated.",
+    ),
+    "annotate-refmem": Command(
+        "remind.refmem.annotate:AnnotateConfig",
+        "remind.refmem.annotate:write_pages",
+        "Write the pages on which people check draft items: one offline HTML file for each annotator.",
+    ),
+    "merge-annotations": Command(
+        "remind.refmem.merge:MergeConfig",
+        "remind.refmem.merge:merge_and_show",
+        "Merge annotators' files: agreement, conflicts, removal rates and the adjudicated items.",
+    ),
+}
+
+
+def resolve(name: str) -> Any:
+    """The object that "module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command `remind`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return
+    if words[0] == "--version":
+        import remind
+
+        print(remind.__version__)
+        return
+    if words[0] not in COMMANDS:
+        print(f"error: no command {words[0]!r}; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+        raise SystemExit(2)
+    run(words[0], words[1:])
+
+
+def run(name: str, argv: Sequence[str] | None = None) -> None:
+    """Run a subcommand.
+
+    Args:
+        name: key of `COMMANDS`.
+        argv: its arguments; None: those of this process.
+    """
+    from remind.core import cli
+
+    command = COMMANDS[name]
+    cli.main(
+        command.config_type(),
+        lambda config: resolve(command.function)(config),
+        command.help,
+        argv,
+        prog=f"remind {name}",
+        positional=command.positional,
+    )
+
+
+def usage() -> str:
+    """The page of `remind --help`."""
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items())
+    return (
+        "usage: remind COMMAND [--config FILE] [--FIELD VALUE ...]\n\n"
+        "Reflective memory for vision-language models.\n\n"
+        f"commands:\n{rows}\n\n"
+        "remind COMMAND --help explains every field; --print_config prints the settings as YAML."
+    )

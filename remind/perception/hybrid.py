@@ -1,0 +1,119 @@
+"""Hybrid retrieval (not in the paper): single turns by BM25 and cosine together, within a budget of prompt tokens.
+
+Scores are z-scores over the dialogue's turns, mixed with a Gaussian average over the neighbours in the session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from remind.perception.config import RetrieveConfig
+from remind.perception.costs import Section
+from remind.perception.ranking import falling, first_count
+from remind.perception.retrieve import relevance
+from remind.states.pyramid import Segment
+from remind.text.words import stems
+
+if TYPE_CHECKING:
+    from remind.perception.index import DialogueIndex
+
+#: A spread of scores that is rounding alone.
+_NO_SPREAD = 1e-9
+
+
+def retrieve_turns(
+    index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig, budget: int
+) -> tuple[Segment, ...]:
+    """The best turns that fit a budget of prompt tokens, joined into segments."""
+    return runs(index, take_turns(index, turn_scores(index, question, vector, config), budget))
+
+
+def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
+    """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
+    neighbours = Neighbours([len(session.turns) for session in index.dialogue.sessions], config.sigma)
+    lexical = _standardise(index.bm25.scores(stems(question)))
+    dense = _standardise(relevance(vector, index.vectors, index.norms).double().numpy())
+    return neighbours.mix(lexical, config.lexical_context) + neighbours.mix(dense, config.dense_context)
+
+
+def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
+    """Positions, ascending, of the best turns (ties: earlier first) that fit a budget of prompt tokens together.
+
+    At least the best one. A turn that does not fit is passed over for lower ones that do.
+    """
+    section = Section(index)
+    position = 0
+    for position in next(falling(scores, first_count(budget, index.prices))):
+        if section.price(position, position) <= section.room(budget):
+            section.add(position, position)
+    pool, widest = np.zeros(0, dtype=np.int64), -1.0
+    while True:
+        room = section.room(budget)
+        # a turn that closes a gap can make room
+        pool = np.arange(len(scores)) if room > widest else pool
+        behind = (scores[pool] < scores[position]) | ((scores[pool] == scores[position]) & (pool > position))
+        pool, widest = pool[behind & (index.prices[pool] - index.costs.gap <= room)], room
+        fitting = pool[section.prices(pool) <= room]
+        if not len(fitting):
+            return section.positions()
+        position = int(fitting[scores[fitting].argmax()])
+        section.add(position, position)
+
+
+def runs(index: DialogueIndex, positions: Sequence[int]) -> tuple[Segment, ...]:
+    """Ascending positions joined into segments; none crosses a session."""
+    joined: list[list[int]] = []
+    for position in positions:
+        if joined and joined[-1][1] == position - 1 and index.session_of[position] == index.session_of[position - 1]:
+            joined[-1][1] = position
+        else:
+            joined.append([position, position])
+    return tuple(Segment(start, end) for start, end in joined)
+
+
+def _standardise(values: np.ndarray) -> np.ndarray:
+    deviation = values.std()
+    return (values - values.mean()) / deviation if deviation > _NO_SPREAD else np.zeros_like(values)
+
+
+class Neighbours:
+    """A Gaussian over the turns of each session, which ends with the session.
+
+    Args:
+        lengths: how many turns each session has; n together.
+        sigma: its width in turns; 0: every turn stands alone.
+    """
+
+    def __init__(self, lengths: Sequence[int], sigma: float) -> None:
+        self.reach = math.ceil(3 * sigma)
+        self._kernel = np.ones(1)
+        if sigma > 0:
+            self._kernel = np.exp(-0.5 * (np.arange(-self.reach, self.reach + 1) / sigma) ** 2)
+            self._kernel /= self._kernel.sum()
+        # sessions stand so far apart that no kernel reaches the next one
+        number = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        self._places = np.arange(len(number)) + self.reach * number
+        self._length = int(self._places[-1]) + self.reach + 1
+
+    def mix(self, values: np.ndarray, share: float) -> np.ndarray:
+        """(1 − share) × values + share × their Gaussian average over the session, float64 [n]; zeros beyond."""
+        if self.reach == 0 or share == 0:
+            return values
+        return (1 - share) * values + share * self.smooth(values)
+
+    def smooth(self, values: np.ndarray) -> np.ndarray:
+        """Their Gaussian average over the session [n], in the precision of the values."""
+        spread = np.zeros(self._length, dtype=values.dtype)
+        spread[self._places] = values
+        kernel = self._kernel[self.reach :].astype(values.dtype)
+        smooth = spread * kernel[0]
+        for offset in range(1, self.reach + 1):
+            weighted = spread * kernel[offset]
+            smooth[offset:] += weighted[:-offset]
+            smooth[:-offset] += weighted[offset:]
+        return np.asarray(smooth[self._places])

@@ -1,0 +1,76 @@
+"""Settings of SAE training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from remind.core.errors import ConfigError
+from sae.config import SAETrainConfig
+
+
+@dataclass
+class TrainSAEConfig:
+    """Train one Top-K SAE per layer of a backbone on dialogue text and images."""
+
+    out: str
+    """Folder to write: one subfolder layer_<LL> per layer. Must not exist unless overwrite is set."""
+    data: str | list[str] = field(default_factory=list)
+    """Files or folders of dialogues (DialogCC, MSC, Friends, one's own). Empty: the bundled synthetic small talk."""
+    format: str | None = None
+    """Format of the data; None: recognised from the content of each file."""
+    backbone: str = "minilm"
+    """Model whose hidden states are learned: minilm, nano, or a Hugging Face folder or id."""
+    layers: list[int | str] | None = None
+    """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
+    limit: int | None = None
+    """Use at most this many turns, of dialogues drawn at random."""
+    held_out: float = 0.1
+    """Share of the dialogues kept for evaluation."""
+    evaluate_on: list[str] = field(default_factory=list)
+    """Files or folders of dialogues to evaluate on instead of held-out ones; all of `data` is then trained on."""
+    name_speakers: bool = True
+    """Give numbered speakers ("Speaker 1") random names in training, since the SAE will read dialogues with names."""
+    window: int | None = None
+    """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
+    windows_per_batch: int = 16
+    """Rows per forward."""
+    image_tokens: int = 0
+    """Show a vision-language backbone the images that lie on disk, each as at most so many tokens; 0: captions only."""
+    buffer_tokens: int = 1 << 18
+    """Tokens per layer held for shuffling, by each process; a corpus that fits is run through the model once."""
+    sink_factor: float = 10.0
+    """Tokens whose norm exceeds this many times the median are dropped as attention sinks; 0 keeps all."""
+    cache: str | None = None
+    """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
+    idf_turns: int | None = 10_000
+    """Training turns over which document frequencies are counted (another pass over them); None: all."""
+    loss_windows: int = 32
+    """Evaluation windows on which the loss recovered by splicing is measured (causal backbones); 0: not at all."""
+    trainer: SAETrainConfig = field(default_factory=SAETrainConfig)
+    """Size, optimiser and schedule."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints, kept in <out>.partial until the run is through; 0: none."""
+    resume: bool = False
+    """Go on with an interrupted run of the same settings from its last checkpoint."""
+    trackers: list[str] = field(default_factory=list)
+    """Trackers of Accelerate that are told the figures (tensorboard, wandb, ...), besides metrics.jsonl."""
+    device: str = "cpu"
+    """Device of backbone and SAEs; under accelerate launch, that of each process."""
+    dtype: str = "float32"
+    """Precision of the backbone."""
+    overwrite: bool = False
+    """Replace an existing folder, and forget an interrupted run."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"held_out must be at least 0 and below 1, not {self.held_out}")
+        lowest = dict.fromkeys(("limit", "window", "windows_per_batch", "idf_turns"), 1)
+        for name, least in (lowest | dict.fromkeys(("image_tokens", "checkpoint_every", "loss_windows"), 0)).items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}")
+
+
+def default_layers(n_layers: int) -> list[int]:
+    """Four layers at fifths of the depth, fewer where they coincide."""
+    return sorted({max(1, round(n_layers * part / 5)) for part in (1, 2, 3, 4)})

@@ -1,0 +1,118 @@
+"""The bootstraps against enumeration of every resample and SciPy; Wilson's interval against its equation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from remind.core.errors import ConfigError
+from remind.evaluation.intervals import bootstrap, cluster_bootstrap, interval, paired_bootstrap, wilson
+
+
+def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
+    """The mean of every one of the n^n resamples, all equally likely."""
+    n = len(sums)
+    draws = list(itertools.product(range(n), repeat=n))
+    return np.array([sum(sums[i] for i in draw) / sum(sizes[i] for i in draw) for draw in draws])
+
+
+def test_against_every_resample() -> None:
+    first, second = [0.0, 1.0, 0.25, 0.5, 0.0], [1.0, 1.0, 0.5, 0.25, 0.75]
+    gains = [b - a for a, b in zip(first, second, strict=True)]
+    means = every_mean(gains, [1] * 5)
+    found = paired_bootstrap(first, second, resamples=40_000)
+    assert found is not None
+    value = sum(gains) / 5
+    assert (found["value"], found["n"], found["units"]) == (pytest.approx(value), 5, 5)
+    assert (found["first"], found["second"]) == (pytest.approx(0.35), pytest.approx(0.7))
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+    assert found["p"] == pytest.approx(np.mean(np.abs(means - value) >= value - 1e-12), abs=0.01)
+
+
+def test_clusters_against_every_resample() -> None:
+    first, second = [0.0] * 7, [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    clusters = ["a", "b", "a", "a", "c", "d", "d"]
+    means = every_mean([2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2])
+    found = paired_bootstrap(first, second, clusters, resamples=40_000)
+    assert found is not None
+    assert (found["value"], found["units"]) == (pytest.approx(4 / 7), 4)
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+    assert found["p"] == pytest.approx(np.mean(np.abs(means - 4 / 7) >= 4 / 7 - 1e-12), abs=0.01)
+
+
+def test_many_questions_against_scipy() -> None:
+    draws = np.random.default_rng(1)
+    first = draws.random(400)
+    second = np.clip(first + draws.normal(0.02, 0.2, 400), 0, 1)
+    found = paired_bootstrap(first.tolist(), second.tolist(), resamples=5000)
+    samples = (second - first,)
+    other = stats.bootstrap(samples, np.mean, method="percentile", n_resamples=5000, rng=2).confidence_interval
+    assert found is not None
+    assert (found["low"], found["high"]) == pytest.approx((other.low, other.high), abs=0.003)
+    assert found["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue, abs=0.03)
+
+
+def test_bootstrap_edges() -> None:
+    assert (bootstrap([]), wilson([])) == (None, None)
+    assert bootstrap([0.5]) == {"value": 0.5, "low": 0.5, "high": 0.5, "n": 1}
+    values = np.random.default_rng(0).beta(2, 5, size=400).tolist()
+    estimate = bootstrap(values, 500, seed=3)
+    gain = paired_bootstrap([0.0] * 400, values, resamples=500, seed=3)
+    assert estimate is not None
+    assert gain is not None
+    assert all(estimate[key] == gain[key] for key in ("value", "low", "high", "n"))
+
+
+@pytest.mark.parametrize(("ones", "n"), [(0, 1), (0, 10), (3, 10), (10, 10), (500, 1000), (1, 1)])
+def test_wilson_bounds_solve_its_equation(ones: int, n: int) -> None:
+    estimate = wilson([1.0] * ones + [0.0] * (n - ones))
+    assert estimate is not None
+    assert 0 <= estimate["low"] <= estimate["value"] == ones / n <= estimate["high"] <= 1
+    for bound in (estimate["low"], estimate["high"]):
+        # |share - p| = z sqrt(p (1 - p) / n)
+        assert (ones / n - bound) ** 2 == pytest.approx(1.959964**2 * bound * (1 - bound) / n, abs=1e-6)
+    assert (estimate["low"] == 0.0) == (ones == 0)
+    assert (estimate["high"] == 1.0) == (ones == n)
+
+
+def test_one_cluster_per_question_is_no_clustering() -> None:
+    first, second = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
+    assert paired_bootstrap(first, second, list("abcd")) == paired_bootstrap(first, second)
+
+
+def test_questions_of_a_dialogue_that_always_agree_are_worth_one_question() -> None:
+    values = np.random.default_rng(0).normal(2.0, 3.0, size=900)
+    low, high = interval(cluster_bootstrap(values, None, 2000))
+    half = 1.96 * values.std() / math.sqrt(900)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.04)
+    cluster = np.repeat(np.arange(30), 30)
+    agreed = np.random.default_rng(1).normal(0.0, 1.0, size=30)[cluster]
+    low, high = interval(cluster_bootstrap(agreed, cluster, 2000))
+    assert high - low == pytest.approx(2 * 1.96 * agreed.std() / math.sqrt(30), rel=0.1)
+    paired = paired_bootstrap([0.0] * 900, agreed.tolist(), cluster.tolist())
+    assert paired is not None
+    assert (paired["low"], paired["high"]) == (low, high)
+    # a dialogue counts by its questions
+    means = cluster_bootstrap([1.0, 1.0, 1.0, 0.0], np.array([5, 5, 5, 9]), 200)
+    assert set(np.round(means, 6)) == {0.0, 0.75, 1.0}
+
+
+def test_edges() -> None:
+    assert paired_bootstrap([], []) is None
+    same = paired_bootstrap([0.3, 0.7, 1.0], [0.3, 0.7, 1.0])
+    assert same is not None
+    assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
+    for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
+        assert single is not None
+        assert (single["low"], single["high"], single["p"], single["units"]) == (None, None, None, 1)
+    assert paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1) == paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1)
+    with pytest.raises(ConfigError, match="one length"):
+        paired_bootstrap([0.0], [])
+    with pytest.raises(ConfigError, match="one length"):
+        paired_bootstrap([0.0], [1.0], [])
+    with pytest.raises(ConfigError, match="at least 1"):
+        paired_bootstrap([0.0], [1.0], resamples=0)
