@@ -12,8 +12,8 @@ PAGE = ROOT / "docs" / "security.md"
 #: The words in bold that begin a promise, and its test files below tests/.
 TESTS = {
     "Nothing is unpickled": "security/test_source security/test_loading security/test_offline "
-    "alignment/test_checkpoint models/test_backbone",
-    "No code of a model folder is run": "security/test_loading models/test_backbone",
+    "alignment/test_checkpoint",
+    "No code of a model folder is run": "security/test_loading",
     "Nothing leaves the machine by itself": "security/test_offline security/test_source",
     "Chat servers": "security/test_keys llm/test_client llm/test_auxiliary docs/test_page_commands states/test_prompts",
     "The model hub": "security/test_offline models/test_backbone",
