@@ -49,8 +49,8 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         blank: Any = nano_model()
         blank = blank.to(precision) if isinstance(precision, torch.dtype) else blank
         tokenizer = nano_tokenizer()
-        processor = ImageProcessor(nano_image_processor(), tokenizer)
-        return Backbone(name, _place(blank, device), tokenizer, processor, "vlm")
+        images = ImageProcessor(nano_image_processor(), tokenizer)
+        return Backbone(name, _place(blank, device), tokenizer, images, "vlm")
     folder = str(_built_in(name) or Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)

@@ -99,13 +99,13 @@ def test_other_text_other_tokenizer_or_another_limit_is_another_file(
 
 
 def test_a_damaged_file_is_computed_again_and_said(
-    states: Path, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    states: Path, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
     victim = sorted(tmp_path.rglob("*.safetensors"))[3]
     victim.write_bytes(victim.read_bytes()[:-20])
     assert load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path)).about == whole.about
-    assert f"{victim} is damaged" in capsys.readouterr().err
+    assert f"{victim} is damaged" in caplog.text
 
 
 def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: Any, tmp_path: Path) -> None:
@@ -378,17 +378,18 @@ def test_cut_questions_are_counted_and_used(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from remind.alignment import cache, tokens
+import safetensors.torch
+from remind.alignment import tokens
 from remind.alignment.cache import Cache
 from remind.states.parquet import state_parts
 from remind.models.nano import nano_tokenizer
-real, seen = cache.save_file, []
+real, seen = safetensors.torch.save_file, []
 def save(values, path, about):
     real(values, path, about)
     seen.append(path)
     if len(seen) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-cache.save_file = save
+safetensors.torch.save_file = save
 tokens.read_examples(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.argv[2]))
 """
 
@@ -410,7 +411,7 @@ def test_a_full_disk_under_the_cache(
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("remind.alignment.cache.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ModelError, match="No space left on device; make room"):
         load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

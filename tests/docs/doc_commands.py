@@ -158,7 +158,7 @@ def spans(in_tables: bool | None = None) -> list[Command]:
 
 def span_commands() -> list[Command]:
     """Whole commands in running text; a name without arguments (`remind export`) only mentions one."""
-    return [span for span in spans(in_tables=False) if _START.match(span.text) and len(span.words) > 2]
+    return [span for span in spans(in_tables=False) if _START.match(span.text) and span.program and span.arguments]
 
 
 def table_commands() -> list[Command]:
@@ -203,7 +203,9 @@ def _launches(lines: Iterator[tuple[int, str]], file: str) -> Iterator[Command]:
         if match := _LAUNCHED.search(line):
             text = line[match.start() :]
             # in running text a command ends with its backticks
-            yield Command(f"{file}:{number}", text.split("`")[0].strip() if "`" in line else text.strip())
+            command = Command(f"{file}:{number}", text.split("`")[0].strip() if "`" in line else text.strip())
+            if command.program and command.arguments and not {"NAME", "FILE"} & set(command.arguments):
+                yield command
 
 
 def notebook_commands() -> list[Command]:

@@ -41,7 +41,7 @@ MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for folder in ("experiments", "benchmarks", "remind/viewing")
     for path in (ROOT / folder).rglob("*.py")
-    if re.search(r"__main__\":\n(    .*\n+)*    main\(", path.read_text(encoding="utf-8"))
+    if re.search(r"__main__\":\n(    .*\n+)*? +main\(", path.read_text(encoding="utf-8"))
 )
 #: It has a command line of its own, since it measures in a process free of ours.
 PLAIN = "benchmarks.bench_sae"
@@ -73,7 +73,7 @@ def parser_of(program: str) -> Any:
         parsers.append(cli.make_parser(config, ""))
 
     with mock.patch.object(cli, "main", keep):
-        runpy.run_module(program, run_name="__main__")
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
     return parsers[0]
 
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.grounding import encode, store
+from remind.grounding import encode
 from remind.grounding.codes import StateCodes
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.windowed import WindowedCodes
@@ -143,25 +142,15 @@ def test_the_name_of_a_file_says_all_it_depends_on(
     monkeypatch.setattr(WindowedCodes, "__init__", with_folder)
     WindowedCodes(encoder(nano), 24, 1).dialogue_codes(dialogue())
     WindowedCodes(encoder(nano, batch_size=2), 24, 1).dialogue_codes(dialogue())
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     other(nano)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
 
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-
-
-def _of_fewer_tokens(path: Path) -> None:
-    tensors = {name: tensor[:-1].contiguous() for name, tensor in load_file(path).items()}
-    save_file(tensors, path, metadata={"sha256": store.hash_tensors(tensors)})
-
-
-def _of_one_layer(path: Path) -> None:
-    tensors = {name: tensor for name, tensor in load_file(path).items() if name.startswith("1.")}
-    save_file(tensors, path, metadata={"sha256": store.hash_tensors(tensors)})
 
 
 @pytest.mark.parametrize(
@@ -171,17 +160,15 @@ def _of_one_layer(path: Path) -> None:
         lambda path: path.write_bytes(b""),
         lambda path: path.write_text("not a safetensors file " * 20),
         _flip,
-        _of_fewer_tokens,
-        _of_one_layer,
         lambda path: (path.unlink(), path.mkdir()),
     ],
-    ids=["cut off", "empty", "text", "one bit", "fewer tokens", "one layer", "a folder"],
+    ids=["cut off", "empty", "text", "one bit", "a folder"],
 )
 def test_a_damaged_file_is_encoded_anew_and_replaced(
     nano: Backbone, tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     sound = WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state())
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.rglob("*.safetensors")
     damage(path)
     with caplog.at_level(logging.WARNING):
         assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state()))
@@ -209,9 +196,9 @@ def test_what_cannot_be_written_is_done_without(
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path / "folder").state_codes(state()))
-    assert list((tmp_path / "folder").iterdir()) == []
+    assert not [path for path in (tmp_path / "folder").rglob("*") if path.is_file()]
 
 
 def test_looking_a_dialogue_up_hashes_nothing(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def run_script(script: str | Path, *words: object) -> tuple[int, str, str]:
 
 def run_module(module: str, *words: object) -> tuple[int, str, str]:
     """The same for `python -m module`."""
-    return _run(lambda: runpy.run_module(module, run_name="__main__"), module, words)
+    return _run(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), module, words)
 
 
 def _run(start: Callable[[], object], name: object, words: tuple[object, ...]) -> tuple[int, str, str]:

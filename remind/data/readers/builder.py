@@ -59,7 +59,9 @@ class Draft:
     def images(self, place: Place, turn: Mapping[str, Any], urls: Sequence[Any]) -> list[Image]:
         """Remote images of a turn by their URLs; `blip_caption` describes the first, or an image without a URL."""
         caption = place.optional_text(turn.get("blip_caption"), "blip_caption")
-        sources = [place.text(url, "img_url") for url in urls] or ([None] if caption else [])
+        sources: list[str | None] = [place.text(url, "img_url") for url in urls]
+        if caption and not sources:
+            sources = [None]
         return [
             self.image(place, caption=caption if number == 0 else None, source=source)
             for number, source in enumerate(sources)
