@@ -1,30 +1,14 @@
-import json
-
 import pytest
 
 from remind import read
-from remind.core.errors import DataError, ImagePathError
 
 
 def turn(index, **fields):
-    return {
-        "utterance_idx": index,
-        "utterance": f"utterance {index}",
-        "speaker": "A" if index % 2 == 0 else "B",
-        "rationale": None,
-        "shared_image": [],
-        "description": None,
-        **fields,
-    }
+    words = {"utterance_idx": index, "utterance": f"utterance {index}", "speaker": "AB"[index % 2]}
+    return {**words, "rationale": None, "shared_image": [], "description": None, **fields}
 
 
-def write(folder, *records, name="train.json"):
-    path = folder / name
-    path.write_text(json.dumps(list(records)), encoding="utf-8")
-    return path
-
-
-def test_published_schema(tmp_path):
+def test_published_schema(tmp_path, written):
     (tmp_path / "img").mkdir()
     (tmp_path / "img" / "dog.jpg").write_bytes(b"x")
     shared = [
@@ -32,21 +16,15 @@ def test_published_schema(tmp_path):
         "https://example.org/2.jpg",
         {"image_path": "img/dog.jpg"},
     ]
-    path = write(
-        tmp_path,
-        {
-            "dialogue_id": "d:1",
-            "dialogue": [
-                turn(0),
-                turn(1, utterance="", shared_image=shared, rationale="shows it", description="unused"),
-                turn(2, shared_image=[{"url": "https://example.org/3.jpg"}, {}], description="a red door"),
-                turn(3, shared_image=None, description="nothing shared"),
-                turn(4, shared_image="https://example.org/4.jpg"),
-            ],
-            "split": "train",
-        },
-        {"dialogue": [turn(0, speaker=0)], "split": "train"},
-    )
+    turns = [
+        turn(0),
+        turn(1, utterance="", shared_image=shared, rationale="shows it", description="unused"),
+        turn(2, shared_image=[{"url": "https://example.org/3.jpg"}, {}], description="a red door"),
+        turn(3, shared_image=None, description="nothing shared"),
+        turn(4, shared_image="https://example.org/4.jpg"),
+    ]
+    records = [{"dialogue_id": "d:1", "dialogue": turns}, {"dialogue": [turn(0, speaker=0)], "split": "train"}]
+    path = written("train.json", *records)
     corpus = read(path)
     assert corpus == read(path, format="dialogcc")
     assert [dialogue.id for dialogue in corpus.dialogues] == ["d:1", "train-00002"]
@@ -66,42 +44,29 @@ def test_published_schema(tmp_path):
         (4, None, None, "https://example.org/4.jpg"),
     ]
     assert corpus.dialogues[1].speakers == ("0",)
+    assert read(written("train.jsonl", *records)).dialogues[0].turns == first.turns
 
 
-def test_json_lines_too(tmp_path):
-    path = tmp_path / "train.jsonl"
-    lines = [json.dumps({"dialogue_id": n, "dialogue": [turn(0)]}) for n in range(2)]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    assert [dialogue.id for dialogue in read(path).dialogues] == ["0", "1"]
+ONE = {"dialogue_id": "d", "dialogue": [turn(0)]}
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("records", "message"),
     [
-        ({"shared_image": ["../x.jpg"]}, ImagePathError, "leaves the data folder"),
-        ({"shared_image": ["none.jpg"]}, ImagePathError, "no such file"),
-        ({"shared_image": [3]}, DataError, "a shared image should be an object, not a number"),
-        ({"utterance": ""}, DataError, "text is missing or blank"),
-        ({"speaker": None}, DataError, "speaker is missing or blank"),
+        *[
+            ([{"dialogue_id": "d", "dialogue": [turn(0), turn(1, **changes)]}], f"[item 1, d, S1:T2]: {message}")
+            for changes, message in [
+                ({"shared_image": ["../x.jpg"]}, "image '../x.jpg' leaves the data folder"),
+                ({"shared_image": ["none.jpg"]}, "image 'none.jpg': no such file"),
+                ({"shared_image": [3]}, "a shared image should be an object, not a number"),
+                ({"utterance": ""}, "text is missing or blank"),
+                ({"speaker": None}, "speaker is missing or blank"),
+            ]
+        ],
+        ([ONE, ONE], "[item 2, d]: dialogue id 'd' occurs twice, first in train.json [item 1, d]"),
+        ([ONE, {"dialogue_id": "e", "dialogue": []}], "[item 2, e]: the dialogue has no turns"),
+        ([{"dialogue": []}], "[item 1, train-00001]: the dialogue has no turns"),
     ],
 )
-def test_bad_records_are_named(tmp_path, changes, error, message):
-    path = write(tmp_path, {"dialogue_id": "d", "dialogue": [turn(0), turn(1, **changes)]})
-    with pytest.raises(error, match=message) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path} [item 1, d, S1:T2]: ")
-
-
-def test_a_dialogue_id_twice(tmp_path):
-    record = {"dialogue_id": "d", "dialogue": [turn(0)]}
-    with pytest.raises(
-        DataError, match=r"\[item 2, d\]: dialogue id 'd' occurs twice, first in train.json \[item 1, d\]"
-    ):
-        read(write(tmp_path, record, record))
-
-
-def test_an_empty_dialogue(tmp_path):
-    with pytest.raises(DataError, match=r"\[item 2, d\]: the dialogue has no turns"):
-        read(write(tmp_path, {"dialogue_id": "c", "dialogue": [turn(0)]}, {"dialogue_id": "d", "dialogue": []}))
-    with pytest.raises(DataError, match=r"\[item 1, train-00001\]: the dialogue has no turns"):
-        read(write(tmp_path, {"dialogue": []}))
+def test_bad_records_are_named(written, refused, records, message):
+    assert refused(written("train.json", *records)).startswith(message)

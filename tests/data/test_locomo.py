@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from remind import read
-from remind.core.errors import DataError
-from remind.data.dialogue import NO_INFORMATION
+from remind.data.dialogue import NO_INFORMATION, Dangling
 from remind.data.readers.locomo import iso_time
 
 
@@ -27,14 +26,9 @@ def test_known_counts(dev):
     assert len(dev.questions) == 1253
     assert Counter(question.category for question in dev.questions) == {4: 534, 5: 278, 2: 202, 1: 183, 3: 56}
     assert {question.format for question in dev.questions} == {"direct"}
-
-
-def test_evidence_counts(dev):
-    assert (dev.references, len(dev.dangling)) == (1728, 2)
-    assert [(lost.question_id.split("-q")[0], lost.reference) for lost in dev.dangling] == [
-        ("conv-42", "D10:19"),
-        ("conv-42", "D"),
-    ]
+    assert dev.references == 1728
+    lost = [(lost.question_id.split("-q")[0], lost.reference) for lost in dev.dangling]
+    assert lost == [("conv-42", "D10:19"), ("conv-42", "D")]
 
 
 def test_every_well_formed_reference_resolves_as_a_plain_lookup_does(dev, raw):
@@ -82,14 +76,12 @@ def test_turns_are_verbatim_and_in_order(dev, raw):
 
 
 def test_reads_in_well_under_a_second(remind_data):
-    best = min(_seconds(remind_data) for _ in range(3))
-    assert best < 0.7
-
-
-def _seconds(remind_data):
-    start = time.process_time()
-    read(remind_data / "locomo" / "locomo_dev.json")
-    return time.process_time() - start
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        read(remind_data / "locomo" / "locomo_dev.json")
+        times.append(time.process_time() - start)
+    assert min(times) < 0.7
 
 
 @pytest.mark.parametrize(
@@ -106,24 +98,22 @@ def test_times(words, iso):
     assert iso_time(words) == iso
 
 
+def turn(turn_id, text="hm", speaker="Ana", **fields):
+    return {"speaker": speaker, "dia_id": turn_id, "text": text, **fields}
+
+
 def sample(**changes):
     conversation = {
         "speaker_a": "Ana",
         "speaker_b": "Ben",
         "session_2_date_time": "1:56 pm on 8 May, 2023",
-        "session_2": [{"speaker": "Ben", "dia_id": "D2:1", "text": "second"}],
-        "session_10": [{"speaker": "Ana", "dia_id": "D10:1", "text": "last"}],
+        "session_2": [turn("D2:1")],
+        "session_10": [turn("D10:1")],
         "session_1_date_time": "a while ago",
         "session_1": [
-            {"speaker": "Ana", "dia_id": "D1:1", "text": "look", "blip_caption": "a cat"},
-            {
-                "speaker": "Ben",
-                "dia_id": "D1:2",
-                "text": "",
-                "img_url": ["http://x/1", "http://x/2"],
-                "blip_caption": "c",
-            },
-            {"speaker": "Cem", "dia_id": "D1:3", "text": "three of us"},
+            turn("D1:1", "look", blip_caption="a cat"),
+            turn("D1:2", "", "Ben", img_url=["http://x/1", "http://x/2"], blip_caption="c"),
+            turn("D1:3", "three of us", "Cem"),
         ],
         "session_3_date_time": "never held",
     }
@@ -136,56 +126,48 @@ def sample(**changes):
     return {"sample_id": "conv-1", "conversation": conversation, "qa": qa, **changes}
 
 
-def write(folder, *samples):
-    path = folder / "locomo.json"
-    path.write_text(json.dumps(list(samples)), encoding="utf-8")
-    return path
-
-
-def test_schema_corners(tmp_path):
-    corpus = read(write(tmp_path, sample()))
+def test_schema_corners(written):
+    corpus = read(written("locomo.json", sample()))
     (dialogue,) = corpus.dialogues
-    assert [(s.id, s.time) for s in dialogue.sessions] == [
-        ("S1", "a while ago"),
-        ("S2", "2023-05-08T13:56"),
-        ("S10", None),
-    ]
+    times = [(s.id, s.time) for s in dialogue.sessions]
+    assert times == [("S1", "a while ago"), ("S2", "2023-05-08T13:56"), ("S10", None)]
     assert dialogue.speakers == ("Ana", "Ben", "Cem")
     assert [(i.index, i.path, i.caption, i.source) for i in dialogue.images] == [
         (0, None, "a cat", None),
         (1, None, "c", "http://x/1"),
         (2, None, None, "http://x/2"),
     ]
-    assert [q.id for q in corpus.questions] == ["conv-1-q000", "conv-1-q001", "conv-1-q002", "conv-1-q003"]
-    assert [q.answers for q in corpus.questions] == [("3",), (NO_INFORMATION,), (), ("0.5",)]
+    assert [(q.id, q.answers) for q in corpus.questions] == [
+        ("conv-1-q000", ("3",)),
+        ("conv-1-q001", (NO_INFORMATION,)),
+        ("conv-1-q002", ()),
+        ("conv-1-q003", ("0.5",)),
+    ]
     assert corpus.questions[0].evidence == ("D1:1", "D2:1")
-    assert (corpus.references, corpus.dangling[0].question_id, corpus.dangling[0].reference) == (
-        3,
-        "conv-1-q003",
-        "D1:9",
-    )
+    assert (corpus.references, corpus.dangling) == (3, (Dangling("conv-1-q003", "D1:9"),))
 
 
-def broken(key, value):
+def broken(**fields):
+    """A sample whose third turn has other fields; None: it lacks them."""
     changed = sample()
-    turn = changed["conversation"]["session_1"][2]
-    if value is ...:
-        del turn[key]
-    else:
-        turn[key] = value
+    turns = changed["conversation"]["session_1"]
+    turns[2] = {key: value for key, value in {**turns[2], **fields}.items() if value is not None}
     return changed
+
+
+THIRD = "[conv-1, session_1, D1:3]"
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (broken("speaker", ...), "[conv-1, session_1, D1:3]: speaker is missing or blank"),
-        (broken("speaker", "  "), "[conv-1, session_1, D1:3]: speaker is missing or blank"),
-        (broken("text", ...), "[conv-1, session_1, D1:3]: text is missing or blank, and there are no images"),
-        (broken("text", " "), "[conv-1, session_1, D1:3]: text is missing or blank, and there are no images"),
-        (broken("text", 7), "[conv-1, session_1, D1:3]: text should be text, not a number"),
-        (broken("dia_id", "D1:1"), "[conv-1]: turn id 'D1:1' occurs twice"),
-        (broken("dia_id", None), "[conv-1, session_1]: dia_id is missing or blank"),
+        (broken(speaker=None), f"{THIRD}: speaker is missing or blank"),
+        (broken(speaker="  "), f"{THIRD}: speaker is missing or blank"),
+        (broken(text=None), f"{THIRD}: text is missing or blank, and there are no images"),
+        (broken(text=" "), f"{THIRD}: text is missing or blank, and there are no images"),
+        (broken(text=7), f"{THIRD}: text should be text, not a number"),
+        (broken(dia_id="D1:1"), "[conv-1]: turn id 'D1:1' occurs twice"),
+        (broken(dia_id=None), "[conv-1, session_1]: dia_id is missing or blank"),
         (sample(qa=[{"question": "q", "category": "4"}]), "[conv-1-q000]: category should be a whole number, not '4'"),
         (sample(qa=[{"question": "q", "answer": ["a"], "category": 4}]), "[conv-1-q000]: answer should be text"),
         (sample(qa=[{"category": 4}]), "[conv-1-q000]: question is missing or blank"),
@@ -196,20 +178,15 @@ def broken(key, value):
         (sample(conversation={"session_1": {}}), "[conv-1]: session_1 should be a list, not an object"),
     ],
 )
-def test_bad_records_are_named(tmp_path, record, message):
-    path = write(tmp_path, record)
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path} {message}")
-    assert "\n" not in str(caught.value)
-    assert caught.value.path == path
+def test_bad_records_are_named(written, refused, record, message):
+    assert refused(written("locomo.json", record)).startswith(message)
 
 
 def one(number):
-    return [{"speaker": "Ana", "dia_id": f"D{number}:1", "text": "hm"}]
+    return [turn(f"D{number}:1")]
 
 
-def test_sessions_are_known_by_their_number_however_they_are_written(tmp_path):
+def test_sessions_are_known_by_their_number_however_they_are_written(written):
     conversation = {
         "session_4 ": one(4),
         "SESSION_4_Date_Time": "1:56 pm on 8 May, 2023",
@@ -219,14 +196,14 @@ def test_sessions_are_known_by_their_number_however_they_are_written(tmp_path):
         "Session_3_date_time": "then",
         "session_02": one(2),
         "session_2_date_time ": "before",
-        # what is told about sessions is no session
+        # annotations of sessions are no sessions
         "events_session_3": [{"speaker": "Ana", "dia_id": "D3:1"}],
         "session_3_observation": [{"speaker": "Ana", "dia_id": "D3:1", "text": "said hm"}],
         "session_3_summary": "hm",
         "session_ids": ["a"],
         "speakers": [{"speaker": "Ana", "text": "twenty years old"}],
     }
-    (dialogue,) = read(write(tmp_path, sample(conversation=conversation, qa=[]))).dialogues
+    (dialogue,) = read(written("locomo.json", sample(conversation=conversation, qa=[]))).dialogues
     assert [(s.id, s.time, s.turns[0].id) for s in dialogue.sessions] == [
         ("S2", "before", "D2:1"),
         ("S3", "then", "D3:1"),
@@ -246,28 +223,23 @@ def test_sessions_are_known_by_their_number_however_they_are_written(tmp_path):
             {"session_1_date_time": "a", "session_1_DATE_TIME": "b"},
             "the keys 'session_1_date_time' and 'session_1_DATE_TIME' name the same session",
         ),
-        ({"session 2": one(2)}, "turns stand under the key 'session 2'; sessions are named session_<number>"),
-        ({"Session2": [{"speaker": "Ana"}]}, "turns stand under the key 'Session2'; sessions are named"),
-        ({"session_2b": one(2)}, "turns stand under the key 'session_2b'; sessions are named session_<number>"),
-        ({"session_\u0663": one(2)}, "turns stand under the key 'session_\u0663'; sessions are named"),
-        ({"the_end": one(2)}, "turns stand under the key 'the_end'; sessions are named session_<number>"),
-        ({"session_2" + " " * 300_000 + "x": one(2)}, "turns stand under the key 'session_2 "),
+        ({"session 2": one(2)}, "turns under the key 'session 2'; sessions are named session_<number>"),
+        ({"Session2": [{"speaker": "Ana"}]}, "turns under the key 'Session2'; sessions are named"),
+        ({"session_2b": one(2)}, "turns under the key 'session_2b'; sessions are named session_<number>"),
+        ({"session_\u0663": one(2)}, "turns under the key 'session_\u0663'; sessions are named"),
+        ({"the_end": one(2)}, "turns under the key 'the_end'; sessions are named session_<number>"),
+        ({"session_2" + " " * 300_000 + "x": one(2)}, "turns under the key 'session_2 "),
         ({"session_2 ": {}}, "session_2 should be a list, not an object"),
         ({"\nsession_2": {}}, "\\nsession_2 should be a list, not an object"),
         ({f"session_{'7' * 5000}": {}}, "session_7777777"),
         ({"session_1\n_date_time": 7}, "session_1\\n_date_time should be text, not a number"),
     ],
 )
-def test_no_session_is_passed_over(tmp_path, conversation, message):
-    path = write(tmp_path, sample(conversation={"session_1": one(1), **conversation}))
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path} [conv-1]: {message}")
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 500
+def test_no_session_is_left_out(written, refused, conversation, message):
+    path = written("locomo.json", sample(conversation={"session_1": one(1), **conversation}))
+    assert refused(path).startswith(f"[conv-1]: {message}")
 
 
-def test_a_dialogue_id_twice(tmp_path):
-    path = write(tmp_path, sample(), sample())
-    with pytest.raises(DataError, match=r"\[conv-1\]: dialogue id 'conv-1' occurs twice, first in locomo.json"):
-        read(path)
+def test_a_dialogue_id_twice(written, refused):
+    message = refused(written("locomo.json", sample(), sample()))
+    assert message.startswith("[conv-1]: dialogue id 'conv-1' occurs twice, first in locomo.json")

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from remind import read
-from remind.core.errors import DataError, FormatError
+from remind.core.errors import FormatError
 from remind.data.readers.longmemeval import iso_time
 
 
@@ -40,15 +40,12 @@ def test_gold_session_ids_do_not_leak(single):
     assert times[0] == "2023-05-20T02:21"
 
 
-def test_questions_without_haystacks_are_refused(remind_data):
+def test_questions_without_haystacks_are_refused(remind_data, single):
     path = remind_data / "longmemeval" / "longmemeval_s_queries.json"
     for format in (None, "longmemeval"):
         with pytest.raises(FormatError, match="questions without haystacks") as caught:
             read(path, format=format)
         assert caught.value.path == path
-
-
-def test_the_folder_reads_as_its_native_file(remind_data, single):
     assert read(remind_data / "longmemeval") == single
 
 
@@ -65,6 +62,10 @@ def test_times(words, iso):
     assert iso_time(words) == iso
 
 
+def user(text, **fields):
+    return {"role": "user", "content": text, **fields}
+
+
 def instance(**changes):
     return {
         "question_id": "q1",
@@ -74,61 +75,48 @@ def instance(**changes):
         "question_date": "2023/06/01 (Thu) 10:00",
         "haystack_dates": ["2023/05/03 (Wed) 10:00", "2023/05/01 (Mon) 10:00", "2023/05/02 (Tue) 10:00"],
         "haystack_session_ids": ["answer_b", "filler", "answer_a"],
-        "haystack_sessions": [
-            [{"role": "user", "content": "b1"}, {"role": "assistant", "content": "b2"}],
-            [],
-            [{"role": "user", "content": "a1", "has_answer": False}],
-        ],
+        "haystack_sessions": [[user("b1"), user("b2", role="assistant")], [], [user("a1", has_answer=False)]],
         "answer_session_ids": ["answer_a", "answer_b", "answer_lost"],
         **changes,
     }
 
 
-def write(folder, *instances):
-    path = folder / "lme.json"
-    path.write_text(json.dumps(list(instances)), encoding="utf-8")
-    return path
+TWICE = ["answer_b", "answer_b", "answer_a"]
 
 
-def test_no_flag_means_all_turns_of_the_gold_sessions(tmp_path):
-    corpus = read(write(tmp_path, instance()))
-    (dialogue,), (question,) = corpus.dialogues, corpus.questions
-    # in order of the dates; the empty session keeps its number
+@pytest.mark.parametrize(
+    ("changes", "evidence", "lost"),
+    [
+        # no flags: all turns of the gold sessions
+        ({}, ("S2:T1", "S3:T1", "S3:T2"), ["answer_lost"]),
+        (
+            {"haystack_sessions": [[user("b"), user("c", has_answer=True)], [], []]},
+            ("S3:T2",),
+            ["answer_a", "answer_lost"],
+        ),
+        ({"answer_session_ids": ["filler"]}, (), ["filler"]),
+        # an id of two sessions dangles only if both are empty
+        ({"haystack_session_ids": TWICE, "answer_session_ids": ["answer_b"]}, ("S3:T1", "S3:T2"), []),
+    ],
+)
+def test_evidence(written, changes, evidence, lost):
+    corpus = read(written("lme.json", instance(**changes)))
+    assert corpus.questions[0].evidence == evidence
+    assert [(x.question_id, x.reference) for x in corpus.dangling] == [("q1", reference) for reference in lost]
+    assert corpus.references == len(evidence) + len(lost)
+
+
+def test_sessions_are_in_order_of_their_dates(written):
+    (dialogue,) = read(written("lme.json", instance())).dialogues
+    # the empty session keeps its number
     assert [(s.id, s.time) for s in dialogue.sessions] == [("S2", "2023-05-02T10:00"), ("S3", "2023-05-03T10:00")]
-    assert question.evidence == ("S2:T1", "S3:T1", "S3:T2")
-    assert question.answers == ("3",)
-    assert [lost.reference for lost in corpus.dangling] == ["answer_lost"]
-    assert corpus.references == 4
+    (dialogue,) = read(written("lme.json", instance(haystack_dates=["later", "2023/05/01", "now"]))).dialogues
+    assert [s.time for s in dialogue.sessions] == ["later", "now"]
 
 
-def test_flags_win(tmp_path):
-    sessions = instance()["haystack_sessions"]
-    sessions[0][1]["has_answer"] = True
-    corpus = read(write(tmp_path, instance(haystack_sessions=sessions, answer_session_ids=["answer_b"])))
-    assert corpus.questions[0].evidence == ("S3:T2",)
-
-
-def test_a_gold_session_without_turns_dangles(tmp_path):
-    corpus = read(write(tmp_path, instance(answer_session_ids=["filler"])))
-    assert corpus.questions[0].evidence == ()
-    assert [(lost.question_id, lost.reference) for lost in corpus.dangling] == [("q1", "filler")]
-    assert corpus.references == 1
-    # an id of two sessions dangles only if both are empty
-    twice = instance(haystack_session_ids=["answer_b", "answer_b", "answer_a"], answer_session_ids=["answer_b"])
-    corpus = read(write(tmp_path, twice))
-    assert (corpus.questions[0].evidence, corpus.dangling) == (("S3:T1", "S3:T2"), ())
-
-
-def test_abstention(tmp_path):
-    corpus = read(write(tmp_path, instance(question_id="q1_abs", answer="You did not say."), instance()))
-    assert [q.id for q in corpus.questions] == ["q1_abs", "q1"]
-    assert corpus.questions[0].answers == ("You did not say.",)
-    assert len(corpus.dialogues) == 2
-
-
-def test_words_for_dates_leave_the_order_alone(tmp_path):
-    corpus = read(write(tmp_path, instance(haystack_dates=["later", "2023/05/01", "now"])))
-    assert [s.time for s in corpus.dialogues[0].sessions] == ["later", "now"]
+def test_abstention(written):
+    path = written("lme.json", instance(question_id="q1_abs", answer="You did not say."), instance())
+    assert [(q.id, q.answers) for q in read(path).questions] == [("q1_abs", ("You did not say.",)), ("q1", ("3",))]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +132,5 @@ def test_words_for_dates_leave_the_order_alone(tmp_path):
         ({"question_id": None}, "[item 1]: question_id is missing or blank"),
     ],
 )
-def test_bad_records_are_named(tmp_path, changes, message):
-    path = write(tmp_path, instance(**changes))
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path} {message}")
+def test_bad_records_are_named(written, refused, changes, message):
+    assert refused(written("lme.json", instance(**changes))).startswith(message)

@@ -60,26 +60,28 @@ def test_a_list_is_read_item_by_item(tmp_path_factory, items, chunk, ascii_only,
         assert [record.value for record in Source(path).records] == items
 
 
-@given(st.binary(max_size=60) | st.sampled_from([b'[{"a": 1}, {"a": 2}]', b'{"a": 1}\n{"b": [2]}\n']), st.data())
-def test_chunks_do_not_change_what_is_said(tmp_path_factory, content, data):
+@given(
+    st.binary(max_size=60) | st.sampled_from([b'[{"a": 1}, {"a": 2}]', b'{"a": 1}\n{"b": [2]}\n']),
+    st.sampled_from([b"", b"\xff", b"]", b"1.5e", b'"', b"tru", b"\xc3"]),
+    st.data(),
+)
+def test_chunks_do_not_change_the_result(tmp_path_factory, content, inserted, data):
     at = data.draw(st.integers(0, len(content)))
-    content = (
-        content[:at] + data.draw(st.sampled_from([b"", b"\xff", b"]", b"1.5e", b'"', b"tru", b"\xc3"])) + content[at:]
-    )
+    content = content[:at] + inserted + content[at:]
     path = tmp_path_factory.getbasetemp() / "chunks.json"
     path.write_bytes(content)
-    said = []
+    results = set()
     for chunk in (1, 3, 1 << 20):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(window, "CHUNK", chunk)
             try:
-                said.append(repr([record.value for record in Source(path).records]))
+                results.add(repr([record.value for record in Source(path).records]))
             except DataError as error:
-                said.append(str(error))
-    assert len(set(said)) == 1
+                results.add(str(error))
+    [result] = results
     try:
         expected = json.loads(content.decode("utf-8-sig"))
-        assert said[0] == repr(expected if isinstance(expected, list) and expected else [expected]) or expected == []
+        assert result == repr(expected if isinstance(expected, list) and expected else [expected]) or expected == []
     except ValueError:
         pass
 
@@ -117,20 +119,20 @@ def test_lines_of_any_length(tmp_path, monkeypatch):
 
 
 @given(st.lists(st.integers(0, 5), max_size=12))
-def test_cuts(asked):
-    pieces = list(cuts(6, asked))
-    assert (sum(c for c, _ in pieces), sum(q for _, q in pieces)) == (6, len(asked))
+def test_cuts(context_of):
+    pieces = list(cuts(6, context_of))
+    assert (sum(c for c, _ in pieces), sum(q for _, q in pieces)) == (6, len(context_of))
     context = question = 0
     edges = [(0, 0)]
-    for some, several in pieces:
-        assert set(asked[question : question + several]) <= set(range(context, context + some))
-        context, question = context + some, question + several
+    for n_contexts, n_questions in pieces:
+        assert set(context_of[question : question + n_questions]) <= set(range(context, context + n_contexts))
+        context, question = context + n_contexts, question + n_questions
         edges.append((context, question))
-    # nowhere inside a piece could it have been cut
+    # no piece could have been cut further
     for (first, start), (last, _) in pairwise(edges):
         for middle in range(first + 1, last):
-            count = sum(number < middle for number in asked[start:])
-            assert not all(number < middle for number in asked[start : start + count])
+            count = sum(number < middle for number in context_of[start:])
+            assert not all(number < middle for number in context_of[start : start + count])
 
 
 def test_refmem_keeps_the_order_of_a_mixed_file(tmp_path):
@@ -143,7 +145,7 @@ def test_refmem_keeps_the_order_of_a_mixed_file(tmp_path):
     assert [q.id for q in read(path).questions] == ["q0", "q1", "q2", "q3", "q4"]
 
 
-def test_a_dialogue_twice_is_told_after_the_first_was_given(tmp_path):
+def test_a_dialogue_twice_is_refused_after_the_first_was_given(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(seeds.as_lines([*seeds.DIALOGCC, {**seeds.DIALOGCC[0], "dialogue_id": "d2"}, *seeds.DIALOGCC]))
     pieces = stream(path)
@@ -163,26 +165,34 @@ def peak(path: Path) -> int:
     return most
 
 
+WORDS = "so it goes " * 40
+
+
+def long_file(path: Path, format: str, count: int) -> None:
+    """A file of `count` dialogues of 30 turns."""
+    if format == "longmemeval":
+        session = [{"role": "user", "content": WORDS}] * 30
+        instance = {**seeds.LONGMEMEVAL[0], "haystack_sessions": [session, session]}
+        path.write_bytes(seeds.as_list([{**instance, "question_id": f"q{number}"} for number in range(count)]))
+        return
+    if format == "chat":
+        turns = [{"speaker": "Ana", "text": WORDS, "dialogue": f"d{number // 30}"} for number in range(count * 30)]
+        path.write_bytes(seeds.as_lines(turns))
+        return
+    turns = [{"speaker": "Ana", "dia_id": f"D1:{number}", "text": WORDS} for number in range(30)]
+    sample = {**seeds.LOCOMO[0], "conversation": {"session_1": turns}}
+    path.write_bytes(seeds.as_list([{**sample, "sample_id": f"s{number}"} for number in range(count)]))
+    if format == "refmem":
+        write_refmem(read(path), path)
+
+
 @pytest.mark.parametrize("format", ["locomo", "longmemeval", "refmem", "chat"])
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, format):
     monkeypatch.setattr(window, "CHUNK", 1 << 15)
-    turns = [{"speaker": "Ana", "dia_id": f"D1:{number}", "text": "so it goes " * 40} for number in range(30)]
-    sample = {**seeds.LOCOMO[0], "conversation": {"session_1": turns}}
     sizes = []
     for count in (5, 100):
         path = tmp_path / f"{count}.json"
-        path.write_bytes(seeds.as_list([{**sample, "sample_id": f"s{number}"} for number in range(count)]))
-        if format == "refmem":
-            write_refmem(read(path), path)
-        elif format == "longmemeval":
-            said = [{"role": "user", "content": turn["text"]} for turn in turns]
-            instance = {**seeds.LONGMEMEVAL[0], "haystack_sessions": [said, said]}
-            path.write_bytes(seeds.as_list([{**instance, "question_id": f"q{number}"} for number in range(count)]))
-        elif format == "chat":
-            lines = [
-                {"speaker": "Ana", "text": turn["text"], "dialogue": f"d{n}"} for n in range(count) for turn in turns
-            ]
-            path.write_bytes(seeds.as_lines(lines))
+        long_file(path, format, count)
         sizes.append(peak(path))
     assert sizes[1] < 1.5 * sizes[0], sizes
 
@@ -196,7 +206,7 @@ def test_a_long_line_takes_no_longer_than_its_length(tmp_path):
 
 
 class Counting:
-    """The decoder, and how many characters were held each time it was asked."""
+    """The decoder, and how many characters were held at each call."""
 
     def __init__(self, decoder: json.JSONDecoder) -> None:
         self.decoder = decoder
@@ -217,12 +227,12 @@ def test_a_file_of_one_long_object_is_decoded_few_times(tmp_path, monkeypatch):
     assert len(corpus.dialogues[0].turns) == 2_000
     size = path.stat().st_size
     assert size > 64 << 10
-    # all of it is decoded once, however often it is looked at, and what was tried before is not much more
+    # all of it is decoded once, and little is decoded in vain before
     assert counting.held.count(size) == 1
     assert len(counting.held) <= 5
 
 
-def test_a_source_that_was_looked_at_gives_the_same_records(tmp_path):
+def test_an_examined_source_gives_the_same_records(tmp_path):
     path = tmp_path / "x.json"
     for content in (b'{"a": 1}', b' {"a": 1}\n{"a": 2}\n', b'[{"a": 1}]', b'[{"a": 1}, {"a": 2}]', b'"a"', b"5"):
         path.write_bytes(content)

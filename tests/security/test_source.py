@@ -42,10 +42,7 @@ MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "C
 OWN = {
     ("remind/alignment/export.py", "kind"): "the export just written, opened again to check it",
     ("remind/alignment/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
-    (
-        "experiments/cost/flops.py",
-        "AutoConfig",
-    ): "the folder of the MiniLM package; and a folder, without its code",
+    ("experiments/cost/flops.py", "AutoConfig"): "the folder of the MiniLM package; and a folder, without its code",
     (
         "remind/models/load.py",
         "Qwen2VLImageProcessorPil",
@@ -59,7 +56,7 @@ def trees() -> tuple[tuple[str, ast.Module], ...]:
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` of a name or attribute; what is called on something else begins with a dot."""
+    """`a.b.c` of a name or attribute; an attribute of another expression begins with a dot."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -68,13 +65,13 @@ def dotted(node: ast.expr) -> str:
 
 
 def imported(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def starts_python(call: ast.Call, tree: ast.Module) -> bool:
@@ -108,8 +105,8 @@ def offences(tree: ast.Module) -> set[str]:
         if name.startswith("subprocess.") and not starts_python(node, tree):
             found.add(f"{name} of another program")
         if name in ("np.load", "numpy.load", "np.save", "numpy.save"):
-            told = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
-            if told.get("allow_pickle") is not False:
+            options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            if options.get("allow_pickle") is not False:
                 found.add(f"{name} without allow_pickle=False")
         opens = name.endswith("Image.open") or name == "Pillow.open"
         if opens and "formats" not in {k.arg for k in node.keywords}:
@@ -157,18 +154,18 @@ def test_no_module_opens_a_socket() -> None:
     assert {(file, name) for file, tree in trees() for name in imported(tree) & sockets} == set()
 
 
-def test_every_loader_is_told_to_read_safetensors_and_to_run_no_code() -> None:
+def test_every_loader_reads_safetensors_and_runs_no_code() -> None:
     for file, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and dotted(node.func).endswith(".from_pretrained"):
                 kind = dotted(node.func).split(".")[0]
-                told = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+                options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
                 if (file, kind) in OWN:
                     continue
                 if kind.startswith("Auto") or kind == "loader":
-                    assert told.get("trust_remote_code") is False, f"{file}:{node.lineno}: {kind}"
+                    assert options.get("trust_remote_code") is False, f"{file}:{node.lineno}: {kind}"
                 if kind in MODELS:
-                    assert told.get("use_safetensors") is True, f"{file}:{node.lineno}: {kind}"
+                    assert options.get("use_safetensors") is True, f"{file}:{node.lineno}: {kind}"
 
 
 def test_the_chat_client_alone_speaks_to_a_server() -> None:
