@@ -270,7 +270,7 @@ def _windowed_seconds(
         for name, grounder in (("new", first), ("memory", first), ("disk", second)):
             assert grounder.windowed.store is not None
             # hashing the weights happens once in a process, not once a question
-            grounder.windowed.store.path([])
+            grounder.windowed.store.key([])
             seconds[name] = _timed(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
     return seconds
 

@@ -31,7 +31,7 @@ class Cache(cache.Cache):
 
     def __init__(self, folder: str | Path) -> None:
         # views of the files: targets of a whole run need not fit into memory
-        super().__init__(folder, verify=False)
+        super().__init__(folder, checked=False)
 
     def entries(
         self,

@@ -24,12 +24,12 @@ class Cache:
 
     Args:
         folder: made when the first entry is written.
-        verify: compare the SHA-256 of an entry's tensors when it is read. Without it tensors stay views of the file,
+        checked: compare the SHA-256 of an entry's tensors when it is read. Without it tensors stay views of the file,
             whose pages are read when they are used.
     """
 
-    def __init__(self, folder: str | Path, verify: bool = True) -> None:
-        self.folder, self.verify = Path(folder).expanduser(), verify
+    def __init__(self, folder: str | Path, checked: bool = True) -> None:
+        self.folder, self.checked = Path(folder).expanduser(), checked
 
     def path(self, kind: str, key: Any, suffix: str = ".safetensors") -> Path:
         """The file of an entry. `key` is any JSON value; equal values have equal files."""
@@ -50,7 +50,7 @@ class Cache:
             with safe_open(path, framework="pt", device="cpu") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-            if self.verify and metadata["sha256"] != tensors_hash(tensors):
+            if self.checked and metadata["sha256"] != tensors_hash(tensors):
                 raise DataError("its content has changed since it was written")
             return tensors, json.loads(metadata["about"])
         except (DataError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
@@ -60,7 +60,7 @@ class Cache:
     def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
         """Raises OSError where there is no room or no right to write; the entry is absent then."""
         metadata = {"about": json.dumps(about, ensure_ascii=False)}
-        if self.verify:
+        if self.checked:
             metadata["sha256"] = tensors_hash(tensors)
         write_tensors(self.path(kind, key), tensors, metadata)
 

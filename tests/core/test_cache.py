@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from remind.core.cache import Cache
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path, verify: bool) -> None:
-    cache = Cache(tmp_path, verify)
+@pytest.mark.parametrize("checked", [True, False])
+def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path, checked: bool) -> None:
+    cache = Cache(tmp_path, checked)
     tensors = {"a": torch.randn(3, 4).t(), "b": torch.arange(5), "empty": torch.empty(0, 2)}
     assert cache.read("codes", {"x": 1}) is None
     cache.write("codes", {"x": 1, "y": [2]}, tensors, {"é": [1, None]})

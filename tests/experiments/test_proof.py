@@ -125,7 +125,9 @@ def test_the_name_of_a_run_depends_on_what_it_reads_and_on_nothing_else(tmp_path
 
 
 def test_published_runs_can_be_read_back() -> None:
-    row = json.loads((Path(__file__).parents[2] / "docs" / "proof" / "runs.jsonl").read_text().splitlines()[0])
+    row = json.loads(
+        (Path(__file__).parents[2] / "docs" / "results" / "proof" / "runs.jsonl").read_text().splitlines()[0]
+    )
     values = row["spec"]
     spec = Spec(**{**values, "condition": Condition(**values["condition"]), "knobs": Knobs(**values["knobs"])})
     assert json.loads(json.dumps(asdict(spec))) == values
