@@ -183,10 +183,12 @@ def index() -> Any:
     """Four turns in two segments; the question's vector is closest to turn 3 and to the cue of the second segment."""
     turns = tuple(Turn(f"t{n}", "user", text) for n, text in enumerate(TEXTS))
     cues = SimpleNamespace(vectors=torch.tensor([[0.0, 1.0], [1.0, 0.2]]))
+    vectors = torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.1, 1.0], [1.0, 0.0]])
     return SimpleNamespace(
         dialogue=Dialogue("d", (Session("s", None, turns),)),
         bm25=BM25([stems(text) for text in TEXTS]),
-        vectors=torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.1, 1.0], [1.0, 0.0]]),
+        vectors=vectors,
+        norms=vectors.norm(dim=1),
         segments=(Segment(0, 1), Segment(2, 3)),
         cues=lambda dimension: cues,
     )
