@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from remind import reflect as summarise
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.llm.offline import OfflineLLM
+from remind.reflect import summarise
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
 
 TALK = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "I sold my bicycle."), Turn("2", "Ben", "Why?"))),))

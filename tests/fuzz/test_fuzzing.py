@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_the_command() -> None:
     command = [sys.executable, str(Path(runner.__file__).parent), "--random", "--seconds", "1", "--targets", "chat"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "chat: 200 cases, no finding\n"
+    assert re.fullmatch(r"chat: \d+ cases, no finding\n", done.stdout)
 
 
 def test_coverage_guides_the_fuzzer() -> None:
