@@ -96,6 +96,7 @@ def top_features(
     encoded: Encoded,
     layer: int,
     span: tuple[int, int] | None = None,
+    tokens: slice | None = None,
     n: int = 10,
     by: Literal["max", "mean", "sum"] = "max",
     idf: Tensor | None = None,
@@ -106,6 +107,7 @@ def top_features(
         encoded: from a `Probe`.
         layer: one of its layers.
         span: characters [start, end) of the text; tokens that share a character with it are taken.
+        tokens: or tokens by number, as of an image.
         n: features at most; only active ones.
         by: value of a feature: largest activation, mean over the tokens that count (0 where inactive), or sum.
         idf: [d_sae], weights of the ranking (`sae.load_idf`); None: 1.
@@ -119,6 +121,9 @@ def top_features(
         raise ConfigError(f"by = {by!r}: must be 'max', 'mean' or 'sum'")
     codes = encoded.layer(layer)
     chosen = torch.ones(len(encoded), dtype=torch.bool) if span is None else encoded.tokens_in(*span)
+    if tokens is not None:
+        chosen = torch.zeros_like(chosen)
+        chosen[tokens] = True
     where = (chosen & encoded.counted).nonzero().squeeze(-1)
     active = codes.active()[where]
     if not bool(active.any()):
