@@ -17,7 +17,7 @@ pytest.importorskip("ipykernel", reason="the notebooks need pip install 'remind-
 FOLDER = Path(__file__).parent.parent / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
 #: Processor seconds of a notebook on one core, imports included, where `_yardstick` takes `YARD`.
-MOST, YARD = 150, 0.45
+MOST, YARD = 53, 0.45
 #: What each must show: pictures, and HTML of text.
 SHOWN = {
     "01_probe_sae_features": (4, 5),
