@@ -80,11 +80,11 @@ def test_nothing_heavy_is_imported_at_the_start(code: str) -> None:
 
 
 #: Commands whose config module still imports something heavy while it is parsed.
-HEAVY = ("demo", "inspect", "make-world", "plot-run")
+SLOW_HELP = ("demo", "inspect", "make-world", "plot-run")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in HEAVY])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in SLOW_HELP])
 def test_nothing_heavy_is_imported_for_the_help_of_a_command(name: str) -> None:
     code = f"from remind import commands\ntry:\n    commands.main([{name!r}, '--help'])\nexcept SystemExit:\n    pass"
     assert imported(code) == []
