@@ -21,23 +21,16 @@ def bert() -> Any:
     return _eval(BertModel(config))
 
 
+TEXT = {"vocab_size": 50, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
+
+
 @pytest.fixture(scope="session")
 def qwen3() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=24,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return _eval(Qwen3ForCausalLM(config))
+    return _eval(Qwen3ForCausalLM(Qwen3Config(hidden_size=16, head_dim=8, intermediate_size=24, **TEXT)))
 
 
 @pytest.fixture(scope="session")
@@ -57,37 +50,13 @@ def qwen3_vl() -> Any:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
+    vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
     config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": 50,
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "intermediate_size": 48,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
-        vision_config={
-            "depth": 4,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_heads": 2,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        text_config={**TEXT, "hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope},
+        vision_config={**vision, "deepstack_visual_indexes": [0, 2]},
         image_token_id=IMAGE,
         video_token_id=46,
         vision_start_token_id=47,
@@ -99,26 +68,43 @@ def qwen3_vl() -> Any:
 @pytest.fixture(scope="session")
 def picture() -> dict[str, Any]:
     """Two texts for `qwen3_vl`, the first with an image of 2 x 3 tokens, the second padded on the right."""
-    generator = torch.Generator().manual_seed(3)
-    first = [5, 6, 47, *[IMAGE] * 6, 48, 7, 8]
-    second = [9, 10, 11, 12, 13] + [0] * (len(first) - 5)
-    ids = torch.tensor([first, second])
-    grid = torch.tensor([[1, 4, 6]])
-    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=generator, dtype=torch.float64)
+    ids = torch.tensor([[5, 6, 47, *[IMAGE] * 6, 48, 7, 8], [9, 10, 11, 12, 13, *[0] * 7]])
+    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return {
         "input_ids": ids,
-        "attention_mask": torch.tensor([[1] * len(first), [1] * 5 + [0] * (len(first) - 5)]),
+        "attention_mask": (ids != 0).long(),
         "pixel_values": pixels,
-        "image_grid_thw": grid,
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
         "mm_token_type_ids": (ids == IMAGE).int(),
     }
 
 
-VOCABULARY = (
-    "the a cat dog bird sat ran saw on under mat tree house red green blue old new quickly slowly and or but he she it "
-    "they was were is not very big small"
-)
-WORDS = VOCABULARY.split()
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "bird",
+    "sat",
+    "ran",
+    "saw",
+    "on",
+    "under",
+    "mat",
+    "tree",
+    "house",
+    "red",
+    "green",
+    "blue",
+    "old",
+    "new",
+    "quickly",
+    "slowly",
+    "and",
+    "or",
+    "but",
+]
+WORDS += ["he", "she", "it", "they", "was", "were", "is", "not", "very", "big", "small"]
 
 
 @pytest.fixture(scope="session")

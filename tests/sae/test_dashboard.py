@@ -28,15 +28,16 @@ def texts(make_texts: Any) -> list[str]:
 
 
 def data_of(path: Path) -> Any:
-    found = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    [data] = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    return json.loads(data)
 
 
 def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp_path: Path) -> None:
     coder = probe.coders[2]
-    kept = record(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
-    path = write_dashboard(tmp_path / "page.html", coder, kept, features=range(coder.d_sae), probe=probe, title="<b>2")
+    records = record(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
+    path = write_dashboard(
+        tmp_path / "page.html", coder, records, features=range(coder.d_sae), probe=probe, title="<b>2"
+    )
     data = data_of(path)
     encoded = probe.encode(texts)
     codes = [one.codes[2].dense(coder.d_sae)[one.counted] for one in encoded]
@@ -46,21 +47,19 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp
     for row in data["features"]:
         feature = row["id"]
         column = every[:, feature]
-        assert row["fired"] == int((column > 0).sum())
-        assert sum(row["counts"]) == row["fired"]
+        assert row["fired"] == sum(row["counts"]) == int((column > 0).sum())
         for count, low, high in zip(row["counts"], row["edges"], row["edges"][1:], strict=False):
             # edges are written with four digits
             inside = ((column > low * 1.0005) & (column < high * 0.9995)).sum()
             around = ((column > low * 0.9995) & (column < high * 1.0005)).sum()
             assert inside <= count <= around
         best = sorted((float(part[:, feature].max()) for part in codes if len(part)), reverse=True)
-        assert [value for _, _, _, value in row["examples"]] == pytest.approx([v for v in best if v > 0][:3], abs=1e-4)
+        assert [value for *_, value in row["examples"]] == pytest.approx([v for v in best if v > 0][:3], abs=1e-4)
         cosine = rows @ rows[feature]
         cosine[feature] = -2
-        assert row["near"][0][0] == int(cosine.argmax())
-        assert [value for _, value in row["near"]] == pytest.approx(
-            cosine.sort(descending=True).values[:6].tolist(), abs=1e-3
-        )
+        near, indices = cosine.sort(descending=True)
+        assert row["near"][0][0] == int(indices[0])
+        assert [value for _, value in row["near"]] == pytest.approx(near[:6].tolist(), abs=1e-3)
     for text, ends, label in data["snippets"]:
         assert ends[-1] == len(text)
         words = text.replace("[BOS]", "").replace("[EOS]", "").strip()
@@ -69,21 +68,17 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp
     html = path.read_text(encoding="utf-8")
     assert "&lt;b&gt;2" in html
     assert "<b>2" not in html
-
-
-def test_the_strongest_features_come_first(probe: Probe, texts: list[str], tmp_path: Path) -> None:
-    kept = record(probe, texts)[2]
-    data = data_of(write_dashboard(tmp_path / "page.html", probe.coders[2], kept, most=5))
-    peaks = torch.cat([one.codes[2].dense(48)[one.counted] for one in probe.encode(texts)]).amax(0)
-    assert [row["id"] for row in data["features"]] == peaks.sort(descending=True).indices[:5].tolist()
+    data = data_of(write_dashboard(path, coder, records, most=5))
+    # the strongest first
+    assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
     assert data["features"][0]["tokens"] is None
 
 
 def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert: Any) -> None:
     coder = probe.coders[2]
-    found = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
-    assert found is not None
-    for feature, tokens in zip((0, 7), found, strict=True):
+    promoted = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
+    assert promoted is not None
+    for feature, tokens in zip((0, 7), promoted, strict=True):
         scores = [float(coder.W_dec[feature] @ row) for row in gpt2.get_output_embeddings().weight]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[:3]
         assert tokens == [probe.tokenizer.decode([i]) for i in order]
@@ -104,17 +99,14 @@ def test_activations_are_counted_by_half_octaves() -> None:
     assert FeatureRecord(2).histogram(1) == ([], [])
 
 
-def test_a_lone_feature_has_no_neighbours(make_coder: Any) -> None:
-    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
-
-
-def test_what_is_not_there_is_refused(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
-    kept = record(probe, texts)[2]
+def test_refusals_and_a_lone_feature(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
+    records = record(probe, texts)[2]
     with pytest.raises(ConfigError, match="feature 48"):
-        write_dashboard(tmp_path / "page.html", probe.coders[2], kept, features=[48])
+        write_dashboard(tmp_path / "page.html", probe.coders[2], records, features=[48])
     with pytest.raises(ShapeError):
-        write_dashboard(tmp_path / "page.html", make_coder(16, d_sae=12), kept)
+        write_dashboard(tmp_path / "page.html", make_coder(16, d_sae=12), records)
     assert not (tmp_path / "page.html").exists()
+    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
 
 
 def test_data_cannot_leave_its_block() -> None:
@@ -137,15 +129,15 @@ def test_offsets_are_those_of_a_browser() -> None:
 
 def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, browser: Any) -> None:
     label = "</script><img src=x onerror=window.hacked=1>"
-    kept = record(probe, [(label, text) for text in texts])[2]
+    records = record(probe, [(label, text) for text in texts])[2]
     path = write_dashboard(
-        tmp_path / "page.html", probe.coders[2], kept, title="</title><script>window.hacked=2</script>"
+        tmp_path / "page.html", probe.coders[2], records, title="</title><script>window.hacked=2</script>"
     )
-    said: list[str] = []
+    messages: list[str] = []
     page = browser.new_page()
     page.set_default_timeout(60_000)
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_function("document.documentElement.dataset.ready === 'true'")
     data = data_of(path)
@@ -168,4 +160,4 @@ def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, b
     assert [fired[feature] for feature in ids] == sorted(fired.values())
     assert page.evaluate("window.hacked") is None
     page.close()
-    assert said == []
+    assert messages == []

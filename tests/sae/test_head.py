@@ -31,32 +31,26 @@ def test_logits_are_made_in_chunks_and_at_least_float32(
     qwen3: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(qwen3).to(dtype)
-    made: list[int] = []
-    handle = model.lm_head.register_forward_hook(lambda _, __, output: made.append(output.shape[1]))
+    positions: list[int] = []
+    states: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda _, __, output: positions.append(output.shape[1]))
+    model.model.norm.register_forward_hook(lambda _, __, output: states.append(output))
     whole = run(model)
-    handle.remove()
     # the module itself never makes logits of more than one position
-    assert made == [1, 1, 1]
-    sizes: list[tuple[int, ...]] = []
+    assert positions == [1, 1, 1]
+    assert whole.ce_clean == pytest.approx(clean_loss(states[0].double() @ model.lm_head.weight.double().t()), abs=1e-6)
+    rows: list[int] = []
     original = F.log_softmax
 
     def record(logits: Tensor, dim: int) -> Tensor:
-        sizes.append(tuple(logits.shape))
+        rows.append(len(logits))
         assert logits.dtype == torch.promote_types(dtype, torch.float32)
         return original(logits, dim=dim)
 
     monkeypatch.setattr("sae.splice._CHUNK", 150)
     monkeypatch.setattr("sae.splice.F.log_softmax", record)
     torch.testing.assert_close(run(model).sums(), whole.sums(), rtol=1e-6, atol=1e-9)
-    assert max(rows for rows, _ in sizes) == 3
-    assert sum(rows for rows, _ in sizes) == 3 * 2 * 8
-    states: list[Tensor] = []
-    handle = model.model.norm.register_forward_hook(lambda _, __, output: states.append(output))
-    with torch.no_grad():
-        model(IDS)
-    handle.remove()
-    wide = states[0].double() @ model.lm_head.weight.double().t()
-    assert whole.ce_clean == pytest.approx(clean_loss(wide), abs=1e-6)
+    assert (max(rows), sum(rows)) == (3, 3 * 2 * 8)
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, type("Special", (nn.Linear,), {})])
@@ -68,47 +62,32 @@ def test_heads_with_a_bias_and_of_other_kinds(qwen3: Any, kind: Any) -> None:
     model.lm_head.bias.copy_(torch.randn(50))
     for dtype in (torch.float64, torch.bfloat16):
         model = model.to(dtype)
-        result = run(model)
         tolerance = 1e-9 if dtype == torch.float64 else 0.02
-        expected = clean_loss(model(IDS).logits)
-        assert result.ce_clean == pytest.approx(expected, abs=tolerance)
+        assert run(model).ce_clean == pytest.approx(clean_loss(model(IDS).logits), abs=tolerance)
 
 
-def small(name: str) -> Any:
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "factor"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 0.7}, 0.5),
+        ("Cohere", {"logit_scale": 0.3}, 0.3),
+        ("Granite", {"logits_scaling": 4}, 0.25),
+    ],
+)
+def test_logits_that_are_capped_or_scaled(name: str, changes: dict[str, float], factor: float) -> None:
     import transformers
 
-    sizes = {
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "initializer_range": 0.5,
-    }
-    extra = {
-        "Gemma2": {"final_logit_softcapping": 0.7},
-        "Cohere": {"logit_scale": 0.3},
-        "Granite": {"logits_scaling": 4},
-    }
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**sizes, **extra[name])
-    return getattr(transformers, f"{name}ForCausalLM")(config).double().eval().requires_grad_(False)
-
-
-@pytest.mark.parametrize("name", ["Gemma2", "Cohere", "Granite"])
-def test_logits_that_are_capped_or_scaled(name: str) -> None:
-    model = small(name)
-    result = run(model)
-    logits = model(IDS).logits
+    config = getattr(transformers, f"{name}Config")(**SIZES, initializer_range=0.5, **changes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval().requires_grad_(False)
+    result, logits = run(model), model(IDS).logits
     assert result.ce_clean == pytest.approx(clean_loss(logits), abs=1e-9)
     # the scale matters: what the head alone gives is something else
-    plain = logits / {"Gemma2": 0.5, "Cohere": 0.3, "Granite": 0.25}[name]
-    assert abs(clean_loss(plain) - result.ce_clean) > 1e-3
+    assert abs(clean_loss(logits / factor) - result.ce_clean) > 1e-3
 
 
 def test_logits_changed_in_an_unknown_way_are_refused(qwen3: Any) -> None:
@@ -129,12 +108,11 @@ def test_logits_changed_in_an_unknown_way_are_refused(qwen3: Any) -> None:
 def test_models_that_do_not_predict_the_next_token(bert: Any, qwen3: Any) -> None:
     from transformers import BertForMaskedLM
 
-    with pytest.raises(ConfigError, match="BertModel has no language-model head") as caught:
-        run(bert)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="has no language-model head"):
-        run(qwen3.model)
-    with pytest.raises(ConfigError, match="does not predict the next token"):
-        run(BertForMaskedLM(bert.config).eval())
-    with pytest.raises(ConfigError, match="training mode"):
-        run(copy.deepcopy(qwen3).train())
+    for model, message in (
+        (bert, "BertModel has no language-model head"),
+        (qwen3.model, "has no language-model head"),
+        (BertForMaskedLM(bert.config).eval(), "does not predict the next token"),
+        (copy.deepcopy(qwen3).train(), "training mode"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(model)

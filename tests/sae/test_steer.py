@@ -47,31 +47,29 @@ def dense(coder: Any, h: Tensor) -> Tensor:
 
 
 def by_hand(coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The formula, feature by feature and token by token."""
+    """The formula, feature by feature."""
 
     def edit(h: Tensor) -> Tensor:
-        out = h.clone()
         z = dense(coder, h)
-        where = torch.ones(h.shape[1], dtype=torch.bool) if mask is None else mask(torch.arange(h.shape[1]))
-        for row in range(h.shape[0]):
-            for at in where.nonzero().squeeze(-1).tolist():
-                for feature, strength in wanted.items():
-                    direction = coder.W_dec[feature]
-                    if mode == "add":
-                        out[row, at] += strength * direction
-                    elif mode == "relative":
-                        out[row, at] += strength * h[row, at].norm() * direction / direction.norm()
-                    else:
-                        out[row, at] += (strength - z[row, at, feature]) * direction
-        return out
+        change = torch.zeros_like(h)
+        for feature, strength in wanted.items():
+            direction = coder.W_dec[feature]
+            if mode == "add":
+                change += strength * direction
+            elif mode == "relative":
+                change += strength * h.norm(dim=-1, keepdim=True) * direction / direction.norm()
+            else:
+                change += (strength - z[..., feature, None]) * direction
+        if mask is not None:
+            change *= mask(torch.arange(h.shape[1]))[:, None]
+        return h + change
 
     return edit
 
 
 def inputs_of(name: str, picture: dict[str, Any]) -> dict[str, Any]:
-    if name == "qwen3_vl":
-        return dict(picture)
-    return {"input_ids": torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))}
+    ids = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))
+    return dict(picture) if name == "qwen3_vl" else {"input_ids": ids}
 
 
 def busiest(coder: Any, h: Tensor, count: int) -> list[int]:
@@ -89,12 +87,9 @@ def test_forwards_equal_the_formula(
     coders = {layer: make_coder(WIDTH[name], seed=layer) for layer in (0, 1, 2)}
     with torch.no_grad():
         states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
-    wanted = {
-        layer: dict(zip(busiest(coders[layer], states[layer], 3), (1.5, -0.5, 4.0), strict=True)) for layer in (1, 2)
-    }
-    zero = {layer: dict.fromkeys(row, 0.0) for layer, row in wanted.items()}
-    used = zero if mode == "ablate" else wanted
-    with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], used[layer], mode) for layer in (1, 2)}):
+    strengths = (0.0, 0.0, 0.0) if mode == "ablate" else (1.5, -0.5, 4.0)
+    wanted = {n: dict(zip(busiest(coders[n], states[n], 3), strengths, strict=True)) for n in (1, 2)}
+    with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}):
         expected = model(**inputs).logits
     options: dict[str, Any] = {"mode": "add", "relative": True} if mode == "relative" else {"mode": mode}
     with torch.no_grad(), steer(model, coders, wanted, **options):
@@ -102,8 +97,7 @@ def test_forwards_equal_the_formula(
         inside = hidden_states(model, [1], **inputs)[1]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     assert float((got - plain).abs().max()) > 1e-3
-    by_formula = by_hand(coders[1], used[1], mode)(states[1])
-    torch.testing.assert_close(inside, by_formula, rtol=0, atol=1e-12)
+    torch.testing.assert_close(inside, by_hand(coders[1], wanted[1], mode)(states[1]), rtol=0, atol=1e-12)
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, plain)
         if mode == "ablate":
@@ -146,12 +140,7 @@ def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]
 @pytest.mark.parametrize(("name", "mode"), [("gpt2", "set"), ("qwen3", "add"), ("qwen3_vl", "set")])
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
 def test_generation_with_a_cache(
-    name: str,
-    mode: str,
-    positions: Any,
-    request: pytest.FixtureRequest,
-    picture: dict[str, Any],
-    make_coder: Any,
+    name: str, mode: str, positions: Any, request: pytest.FixtureRequest, picture: dict[str, Any], make_coder: Any
 ) -> None:
     model = request.getfixturevalue(name)
     inputs = inputs_of(name, picture)
@@ -164,12 +153,8 @@ def test_generation_with_a_cache(
     edits = {layer: by_hand(coders[layer], wanted[layer], mode, mask) for layer in (1, 2)}
     expected = greedy(model, inputs, steps, edits)
     everywhere = {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}
-    options: dict[str, Any] = {
-        "max_new_tokens": steps,
-        "min_new_tokens": steps,
-        "do_sample": False,
-        "suppress_tokens": [45, 46],
-    }
+    options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "suppress_tokens": [45, 46]}
+    options["do_sample"] = False
     with steer(model, coders, wanted, mode, positions=mask):
         got = model.generate(**inputs, **options)
         again = model.generate(**inputs, **options)
@@ -204,25 +189,8 @@ def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
         assert seen == [[0, 1, 2, 3, 4], [5], [6]]
         assert torch.equal(steered, gpt2.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False))
         for wrong in (lambda at: at, lambda at: torch.ones(3, dtype=torch.bool)):
-            with (
-                steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=wrong),
-                pytest.raises(ShapeError, match="must be bool"),
-            ):
+            with steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=wrong), pytest.raises(ShapeError, match="be bool"):
                 gpt2(ids)
-
-
-def test_peft_models_are_steered_too(qwen3: Any, make_coder: Any) -> None:
-    peft = pytest.importorskip("peft")
-    wrapped = peft.get_peft_model(copy.deepcopy(qwen3), peft.LoraConfig(target_modules=["q_proj"], r=2))
-    coder, ids = make_coder(16), torch.tensor([[5, 6, 7, 8]])
-    for model in (qwen3, wrapped):
-        with torch.no_grad(), steer(model, {2: coder}, {2: {3: 4.0}}, positions=lambda at: at >= 4):
-            got = model.generate(
-                input_ids=ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, suppress_tokens=[45, 46]
-            )
-        assert torch.equal(
-            got, greedy(qwen3, {"input_ids": ids}, 6, {2: by_hand(coder, {3: 4.0}, "add", lambda at: at >= 4)})
-        )
 
 
 def hooks_on(model: Any) -> int:
@@ -233,14 +201,10 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
     before, ids = hooks_on(gpt2), torch.tensor([[5, 6]])
     plain = gpt2(ids).logits
     with pytest.raises(RuntimeError, match="stop here"), steer(gpt2, {1: make_coder(16)}, {1: {3: 9.0}}):
-        assert hooks_on(gpt2) > before
         assert not torch.equal(gpt2(ids).logits, plain)
         raise RuntimeError("stop here")
     assert hooks_on(gpt2) == before
     assert torch.equal(gpt2(ids).logits, plain)
-    with pytest.raises(LayerError), ablate(gpt2, {9: make_coder(16)}, {9: [3]}):
-        pass
-    assert hooks_on(gpt2) == before
 
 
 @pytest.mark.parametrize(
@@ -248,12 +212,9 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
     [
         ({2: {1: 1.0}}, {}, LayerError, r"layer 2 has no coder; there are coders of \[1, 3, 9\]"),
         ({9: {1: 1.0}}, {}, LayerError, "layer 9 does not exist"),
-        ({}, {}, LayerError, "no layer was given"),
         ({3: {1: 1.0}}, {}, ShapeError, "hidden states of 8, the model has 16"),
         ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
-        ({1: {-1: 1.0}}, {}, ConfigError, "feature -1 does not exist"),
         ({1: {"cat": 1.0}}, {}, ConfigError, "feature 'cat' does not exist"),
-        ({1: [48]}, {"mode": "ablate"}, ConfigError, "feature 48 does not exist"),
         ({1: [3]}, {"mode": "set"}, ConfigError, "needs a strength"),
         ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not a finite number"),
         ({1: {3: "much"}}, {}, ConfigError, "strength 'much' is not a finite number"),
@@ -261,7 +222,7 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
         ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
     ],
 )
-def test_mistakes_are_told_before_the_forward(
+def test_mistakes_are_reported_before_the_forward(
     gpt2: Any, make_coder: Any, features: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     coders = {1: make_coder(16), 3: make_coder(8), 9: make_coder(16)}
