@@ -130,11 +130,7 @@ class ActivationCache:
 
     def _index(self) -> dict[str, Any] | None:
         path = self.folder / INDEX
-        with files.storage(path):
-            missing = not path.is_file()
-        if missing:
-            if any(self.folder.glob(_SHARDS)):
-                raise FormatError("no such file, but there are shards; delete the folder to harvest again", path)
+        if not path.is_file():
             return None
         index = files.read_json(path)
         kinds = {"key": dict, "complete": bool, "shards": list}
@@ -268,6 +264,4 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:
-        if isinstance(error, FormatError):
-            raise
         raise FormatError(f"damaged, or not a shard ({error}); {_ADVICE}", path) from None

@@ -28,11 +28,9 @@ def storage(path: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         number = getattr(error, "errno", None)
-        # safetensors gives the number in its message only; without one it is no failure of the system
+        # safetensors gives the number in its message only
         if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
             number = int(match[1])
-        if number is None and isinstance(error, SafetensorError):
-            raise
         reason = str(error) if number is None else os.strerror(number)
         raise StorageError(f"cannot be written ({reason}); choose another folder", path, number) from None
 

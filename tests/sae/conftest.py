@@ -79,32 +79,9 @@ def picture() -> dict[str, Any]:
     }
 
 
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "bird",
-    "sat",
-    "ran",
-    "saw",
-    "on",
-    "under",
-    "mat",
-    "tree",
-    "house",
-    "red",
-    "green",
-    "blue",
-    "old",
-    "new",
-    "quickly",
-    "slowly",
-    "and",
-    "or",
-    "but",
-]
-WORDS += ["he", "she", "it", "they", "was", "were", "is", "not", "very", "big", "small"]
+VOCABULARY = """the a cat dog bird sat ran saw on under mat tree house red green blue old new quickly slowly
+and or but he she it they was were is not very big small"""
+WORDS = VOCABULARY.split()
 
 
 @pytest.fixture(scope="session")

