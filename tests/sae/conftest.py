@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 
 def _eval(model: Any) -> Any:
@@ -130,3 +133,39 @@ def make_texts() -> Any:
         return [" ".join(WORDS[i] for i in row) for row in rows]
 
     return make
+
+
+@contextmanager
+def _replaced(model: Any, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    from sae.hooks import find_blocks
+
+    text = getattr(model, "transformer", None) or getattr(model.model, "language_model", model.model)
+    modules = [*find_blocks(model), text.ln_f if hasattr(text, "ln_f") else text.norm]
+    originals = {layer: modules[layer].forward for layer in edits}
+    for layer in edits:
+        modules[layer].forward = lambda h, *args, layer=layer, **kwargs: originals[layer](
+            edits[layer](h), *args, **kwargs
+        )
+    try:
+        yield
+    finally:
+        for layer in edits:
+            del modules[layer].forward
+
+
+@pytest.fixture(scope="session")
+def replaced() -> Any:
+    """replaced(model, edits): what `sae.hooks.edited` does, by wrapping the forwards of blocks and final norm."""
+    return _replaced
+
+
+@pytest.fixture(scope="session")
+def dense() -> Any:
+    """dense(coder, h): codes [..., d_sae], from a full sort."""
+
+    def encode(coder: Any, h: Tensor) -> Tensor:
+        pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
+        kept = pre.argsort(-1, descending=True)[..., : coder.k]
+        return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+
+    return encode

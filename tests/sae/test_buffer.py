@@ -47,9 +47,7 @@ def token_batches(sizes: list[int], first: int = 0) -> Iterator[TokenBatch]:
     st.integers(0, 30),
     st.integers(1, 3),
 )
-def test_each_token_once_per_epoch_in_one_order_for_all_layers(
-    sizes: list[int], batch_size: int, spare: int, epochs: int
-) -> None:
+def test_each_token_once_per_epoch_in_one_order_for_all_layers(sizes, batch_size, spare, epochs) -> None:
     total = sum(sizes)
     harvests = 0
 
@@ -81,22 +79,6 @@ def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
     assert order(make([10] * 20, 5, 40, seed=1)) != tokens
 
 
-def test_filling_reports_progress() -> None:
-    calls: list[tuple[int, int]] = []
-    options: dict[str, Any] = {"progress": lambda *call: calls.append(call)}
-    buffer = make([10] * 9, 5, 40, **options)
-    next(buffer)
-    assert calls == [(10, 40), (20, 40), (30, 40), (40, 40)]
-    for _ in range(4):
-        next(buffer)
-    assert calls[4:] == [(10, 20), (20, 20)]
-    state = buffer.state_dict()
-    calls.clear()
-    make([10] * 9, 5, 40, **options).load_state_dict(state)
-    # the tokens that are still needed
-    assert calls[-1] == (35, 35)
-
-
 @given(
     st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8),
     st.integers(1, 8),
@@ -104,9 +86,7 @@ def test_filling_reports_progress() -> None:
     st.booleans(),
     st.data(),
 )
-def test_a_buffer_resumes_from_its_state(
-    sizes: list[int], batch_size: int, spare: int, drop_last: bool, data: st.DataObject
-) -> None:
+def test_a_buffer_resumes_from_its_state(sizes, batch_size, spare, drop_last, data) -> None:
     first, second, third = (make(sizes, batch_size, 2 * batch_size + spare, 3, 3, drop_last) for _ in range(3))
     whole = list(third)
     count = data.draw(st.integers(0, len(whole)))

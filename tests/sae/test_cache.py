@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,7 @@ def test_what_is_on_disk(tmp_path: Path) -> None:
     stops=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=3),
     start=st.integers(0, 12),
 )
-def test_abandoned_passes_are_continued(
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    shard_tokens: int,
-    stops: list[tuple[int, int]],
-    start: int,
-) -> None:
+def test_abandoned_passes_are_continued(tmp_path_factory, sizes, shard_tokens, stops, start) -> None:
     folder, whole = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
     filled(whole, shard_tokens, sizes)
     for begin, stop in stops:
@@ -263,9 +257,7 @@ def foreign(path: Path) -> None:
 
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("damage", [truncate, swap, foreign])
-def test_damage_is_named_and_a_deleted_shard_is_harvested_again(
-    tmp_path: Path, damage: Callable[[Path], None], complete: bool
-) -> None:
+def test_damage_is_named_and_a_deleted_shard_is_harvested_again(tmp_path, damage, complete) -> None:
     filled(tmp_path / "whole")
     folder = tmp_path / "cache"
     shutil.copytree(tmp_path / "whole", folder)

@@ -38,10 +38,8 @@ SIZES = {"resident": 20, "streamed": 90}
 def world(count: int, start: int = 0) -> Iterator[TokenBatch]:
     for number in range(start, count):
         generator = torch.Generator().manual_seed(number)
-        h = torch.randn(17, 12, generator=generator)
-        yield TokenBatch(
-            {2: h, 5: 3 * h.flip(0) + 1}, torch.zeros(17, dtype=torch.bool), *[torch.arange(17)] * 2, number
-        )
+        h, rows = torch.randn(17, 12, generator=generator), torch.arange(17)
+        yield TokenBatch({2: h, 5: 3 * h.flip(0) + 1}, rows < 0, rows, rows, number)
 
 
 def buffer(count: int) -> ShuffleBuffer:
@@ -148,9 +146,8 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
 
 
 def weights_of(trained: Trained) -> dict[str, Tensor]:
-    return {
-        f"{layer}/{name}": p.data for layer, coder in trained.coders.items() for name, p in coder.named_parameters()
-    }
+    layers = ((layer, coder.named_parameters()) for layer, coder in trained.coders.items())
+    return {f"{layer}/{name}": parameter.data for layer, parameters in layers for name, parameter in parameters}
 
 
 @pytest.mark.slow
@@ -183,9 +180,8 @@ def test_killed_runs_end_with_the_same_bits(size: str, tmp_path: Path) -> None:
     assert log.read_text() == (whole / "metrics.jsonl").read_text()
 
 
-TWICE = SAETrainConfig(
-    **{**vars(CONFIG), "dtype": "float64", "normalise": "centre_scale", "aux_stride": 2, "eps": 1e-6}
-)
+TWO: dict[str, Any] = {"dtype": "float64", "normalise": "centre_scale", "aux_stride": 2, "eps": 1e-6}
+TWICE = SAETrainConfig(**{**vars(CONFIG), **TWO})
 
 
 def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
@@ -206,12 +202,10 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     for name, expected in weights_of(one).items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], expected, rtol=1e-7, atol=1e-9)
-    rows = [
-        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-        for name in ("one.jsonl", "metrics.jsonl")
-    ]
-    assert any(row["aux"] > 0 for row in rows[0])
-    for alone, together in zip(*rows, strict=True):
+    logs = [(tmp_path / name).read_text().splitlines() for name in ("one.jsonl", "metrics.jsonl")]
+    rows = [(json.loads(alone), json.loads(together)) for alone, together in zip(*logs, strict=True)]
+    assert any(alone["aux"] > 0 for alone, _ in rows)
+    for alone, together in rows:
         assert together == pytest.approx(alone, rel=1e-7)
 
 

@@ -83,12 +83,10 @@ def test_examples_equal_a_full_sort(seed: int, count: int, most: int, context: t
 
 def test_memory_does_not_grow_with_the_stream() -> None:
     examples = TopExamples(D_SAE, 3, (1, 1))
-    sizes = {name: tensor.shape for name, tensor in examples._ranking.tensors.items()}
     for round_ in range(60):
         examples.add(random_texts(50, round_, levels=1000), 2, [f"{round_}/{i}" for i in range(50)])
-    tensors = examples._ranking.tensors
-    assert {name: tensor.shape for name, tensor in tensors.items()} == sizes
-    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
+    for tensor in examples._ranking.tensors.values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes <= 8 * D_SAE * 3 * 3
     assert len(examples._labels) <= 2 * D_SAE * 3
     assert examples.n_texts == 3000
     assert all(e.label == f"{e.source // 50}/{e.source % 50}" for f in range(D_SAE) for e in examples.examples(f))

@@ -22,9 +22,7 @@ from sae.metrics import Evaluation, LayerEvaluation, density_histogram, evaluate
 def reference(coder: TopKSAE, h: Tensor) -> dict[str, float]:
     """The figures of [N, d] by their definitions, token by token, in float64."""
     x, out, acts = h.double(), coder(h).double(), coder.encode(h).dense(coder.d_sae)
-    n, centre = len(x), x.mean(0)
-    error = sum(float((x[t] - out[t]).pow(2).sum()) for t in range(n))
-    spread = sum(float((x[t] - centre).pow(2).sum()) for t in range(n))
+    n, error, spread = len(x), float((x - out).pow(2).sum()), float((x - x.mean(0)).pow(2).sum())
     return {
         "tokens": n,
         "fvu": error / spread,
@@ -61,8 +59,6 @@ def test_text_and_visual_tokens_apart(chunk: int, monkeypatch: pytest.MonkeyPatc
     coder, h, visual = mixed_tokens()
     batches = [token_batch(h[:41], visual[:41]), Shuffled({2: h[41:]}, visual[41:])]
     result = evaluate({2: coder}, batches)[2]
-    assert result.text is not None
-    assert result.visual is not None
     for part, tokens in ((result, h), (result.all, h), (result.text, h[~visual]), (result.visual, h[visual])):
         for name, value in reference(coder, tokens).items():
             assert getattr(part, name) == pytest.approx(value, rel=1e-9), name
@@ -80,7 +76,6 @@ def test_text_and_visual_tokens_apart(chunk: int, monkeypatch: pytest.MonkeyPatc
     assert plain.text is plain.visual is plain.summary()["text"] is None
     [text] = evaluate({2: coder}, [token_batch(h[~visual], visual[~visual])]).values()
     assert text.visual is None
-    assert text.text is not None
     assert torch.equal(text.text.sums(), text.all.sums())
 
 
@@ -95,8 +90,6 @@ def test_two_halves_make_the_whole() -> None:
     loaded.load_sums(first.sums() + second.sums())
     assert loaded.sums().dtype == torch.float64
     for part, expected in ((loaded, whole), (loaded.text, whole.text), (loaded.visual, whole.visual)):
-        assert part is not None
-        assert expected is not None
         assert torch.equal(part.density, expected.density)
         figures = {name: value for name, value in part.summary().items() if isinstance(value, int | float)}
         assert figures == pytest.approx({name: expected.summary()[name] for name in figures}, rel=1e-12)
@@ -107,15 +100,12 @@ def test_two_halves_make_the_whole() -> None:
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])
 def test_a_mean_far_from_zero_costs_no_accuracy(offset: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    direction = torch.nn.functional.normalize(torch.randn(8, generator=generator, dtype=torch.float64), dim=0)
-    spread = torch.randn(600, 8, generator=generator, dtype=torch.float64) / 8**0.5
-    h = spread + offset * direction
+    h = torch.randn(600, 8, generator=generator, dtype=torch.float64) / 8**0.5 + offset / 8**0.5
     out = h + 0.3 * torch.randn(600, 8, generator=generator, dtype=torch.float64)
     result = Evaluation(8, 4)
-    for part in range(0, 600, 7):
-        rows = h[part : part + 7]
-        codes = SparseCodes(torch.zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.int64))
-        result.add(rows, out[part : part + 7], codes)
+    codes = SparseCodes(torch.zeros(6, 1), torch.zeros(6, 1, dtype=torch.int64))
+    for rows, outputs in zip(h.split(6), out.split(6), strict=True):
+        result.add(rows, outputs, codes)
     assert result.fvu == pytest.approx(float((h - out).square().sum() / (h - h.mean(0)).square().sum()), rel=1e-6)
 
 
@@ -210,7 +200,6 @@ def test_idf_on_disk(tmp_path: Path) -> None:
     frequency.add(SparseCodes(torch.ones(2, 1), torch.tensor([[0], [1]])), torch.tensor([0, 0]))
     save_idf(tmp_path, frequency)
     loaded = load_idf(tmp_path)
-    assert loaded is not None
     torch.testing.assert_close(loaded, torch.tensor([0.0, 0.0, math.log(2)]))
     (tmp_path / "idf.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="damaged"):

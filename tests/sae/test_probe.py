@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,16 +19,8 @@ from sae.probe.pieces import Pieces
 
 
 @pytest.fixture
-def probe(gpt2: Any, make_tokenizer: Any, make_coder: Any) -> Probe:
-    coders = {1: make_coder(16), 3: make_coder(16, seed=1)}
-    return Probe(gpt2, make_tokenizer(), coders, sink_factor=None, batch_size=5)
-
-
-def dense(coder: Any, h: Tensor) -> Tensor:
-    """Codes [T, d_sae] from a full sort."""
-    pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
-    kept = pre.argsort(-1, descending=True)[:, : coder.k]
-    return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+def make_probe(gpt2: Any, make_tokenizer: Any) -> Any:
+    return partial(Probe, gpt2, make_tokenizer())
 
 
 def same(one: Encoded, other: Encoded) -> None:
@@ -41,11 +34,9 @@ def same(one: Encoded, other: Encoded) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "qwen3"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_company_change_nothing(
-    name: str, side: str, request: pytest.FixtureRequest, make_tokenizer: Any, make_coder: Any, make_texts: Any
-) -> None:
+def test_padding_and_company_change_nothing(name, side, request, make_tokenizer, make_coder, dense) -> None:
     model, coder = request.getfixturevalue(name), make_coder(16)
-    texts = make_texts(23, 20)
+    texts = request.getfixturevalue("make_texts")(23, 20)
     # layer 2 lies before the final norm, which transformers puts into its last entry
     probe = Probe(model, make_tokenizer(side), {2: coder}, batch_size=4)
     batched = probe.encode(texts)
@@ -59,7 +50,8 @@ def test_padding_and_company_change_nothing(
         torch.testing.assert_close(encoded.codes[2].dense(48), expected, rtol=0, atol=1e-12)
 
 
-def test_tokens_stand_as_in_the_text(probe: Probe) -> None:
+def test_tokens_stand_as_in_the_text(make_probe: Any, make_coder: Any) -> None:
+    probe = make_probe({1: make_coder(16), 3: make_coder(16, seed=1)}, sink_factor=None)
     encoded = probe.encode("The CAT  sat\non Zanzibar")
     assert encoded.tokens == ("[BOS]", "The", "CAT", "sat", "on", "Zanzibar", "[EOS]")
     assert encoded.offsets.tolist() == [[0, 0], [0, 3], [4, 7], [9, 12], [13, 15], [16, 24], [0, 0]]
@@ -72,9 +64,7 @@ def test_tokens_stand_as_in_the_text(probe: Probe) -> None:
     assert all(part in str(encoded) for part in ("The CAT", "layer 3"))
 
 
-def test_each_text_has_its_own_sinks(
-    gpt2: Any, make_tokenizer: Any, make_coder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_text_has_its_own_sinks(make_probe: Any, make_coder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def loud(model: Any, layers: Any, **inputs: Any) -> dict[int, Tensor]:
         states = hidden_states(model, layers, **inputs)
         # a loud text, and one token that would be lost among its norms
@@ -83,7 +73,7 @@ def test_each_text_has_its_own_sinks(
         return {layer: state * scale * (sink if layer == 2 else 1) for layer, state in states.items()}
 
     coders = {1: make_coder(16), 2: make_coder(16)}
-    probe = Probe(gpt2, make_tokenizer(), coders)
+    probe = make_probe(coders)
     text = "the cat sat on the mat"
     assert not bool(probe.encode(text).sink.any())
     monkeypatch.setattr("sae.hooks.hidden_states", loud)
@@ -91,13 +81,11 @@ def test_each_text_has_its_own_sinks(
         assert encoded.sink.tolist() == [False, False, True, False, False, False, False, False]
         assert not any(bool(encoded.codes[layer].values[2].any()) for layer in coders)
         assert bool(encoded.codes[2].values[1].any())
-    keep = Probe(gpt2, make_tokenizer(), coders, sink_factor=None)
+    keep = make_probe(coders, sink_factor=None)
     assert bool(keep.encode(text).codes[2].values[2].any())
 
 
-def test_forwards_stay_within_bounds(
-    gpt2: Any, make_tokenizer: Any, make_coder: Any, make_texts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forwards_stay_within_bounds(make_probe, make_coder, make_texts, monkeypatch) -> None:
     shapes: list[tuple[int, int]] = []
 
     def watch(model: Any, layers: Any, **inputs: Any) -> dict[int, Tensor]:
@@ -106,7 +94,7 @@ def test_forwards_stay_within_bounds(
 
     monkeypatch.setattr("sae.hooks.hidden_states", watch)
     texts = iter(make_texts(100, 25))
-    probe = Probe(gpt2, make_tokenizer(), {1: make_coder(16)}, batch_size=6, batch_tokens=60)
+    probe = make_probe({1: make_coder(16)}, batch_size=6, batch_tokens=60)
     stream = probe.stream(texts)
     next(stream)
     assert len(list(texts)) == 52
@@ -114,12 +102,12 @@ def test_forwards_stay_within_bounds(
     assert all(rows <= 6 and rows * width <= 60 for rows, width in shapes)
     assert any(rows == 6 for rows, _ in shapes)
     shapes.clear()
-    Probe(gpt2, make_tokenizer(), {1: make_coder(16)}, batch_tokens=3).encode(["the cat sat", "a dog"])
+    make_probe({1: make_coder(16)}, batch_tokens=3).encode(["the cat sat", "a dog"])
     assert shapes == [(1, 5), (1, 4)]
 
 
-def test_texts_without_special_tokens(gpt2: Any, make_tokenizer: Any, make_coder: Any) -> None:
-    probe = Probe(gpt2, make_tokenizer(), {1: make_coder(16)}, special_ids=[6], add_special_tokens=False)
+def test_texts_without_special_tokens(make_probe: Any, make_coder: Any) -> None:
+    probe = make_probe({1: make_coder(16)}, special_ids=[6], add_special_tokens=False)
     assert probe.encode("the cat sat Zanzibar").special.tolist() == [False, True, False, False]
     empty, full = probe.encode(["", "the cat"])
     assert (len(empty), empty.tokens, len(full)) == (0, (), 2)
@@ -129,9 +117,7 @@ def test_texts_without_special_tokens(gpt2: Any, make_tokenizer: Any, make_coder
     assert probe.encode([]) == []
 
 
-def test_what_cannot_be_probed(
-    gpt2: Any, make_tokenizer: Any, make_coder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_probed(gpt2, make_tokenizer, make_probe, make_coder, monkeypatch) -> None:
     coder, slow = make_coder(16), type("Slow", (), {"is_fast": False})()
     for tokenizer, coders, options, error, message in (
         (slow, {1: coder}, {}, ConfigError, "Slow knows no character offsets"),
@@ -142,7 +128,7 @@ def test_what_cannot_be_probed(
     ):
         with pytest.raises(error, match=message):
             Probe(gpt2, tokenizer, coders, **options)
-    probe = Probe(gpt2, make_tokenizer(), {1: coder})
+    probe = make_probe({1: coder})
     assert probe.max_length == len(probe.encode("cat " * 30)) == 32
     with pytest.raises(ShapeError, match="text 1 has 33 tokens, the model takes 32"):
         probe.encode(["a cat", "cat " * 31])
@@ -166,9 +152,7 @@ def test_what_cannot_be_probed(
         probe.encode(["a cat", "the cat sat on", "a dog"])
 
 
-def test_prepared_inputs_with_an_image(
-    qwen3_vl: Any, picture: dict[str, Any], make_tokenizer: Any, make_coder: Any
-) -> None:
+def test_prepared_inputs_with_an_image(qwen3_vl, picture, make_tokenizer, make_coder, dense) -> None:
     coders = {0: make_coder(32), 3: make_coder(32, seed=2)}
     # the placeholder counts, whatever the tokenizer says of it
     probe = Probe(qwen3_vl, make_tokenizer(), coders, special_ids=[0, 1, 2, 45, 47, 48], sink_factor=None)

@@ -119,7 +119,6 @@ def test_idf_counts_training_turns(run: tuple[Path, TrainSAEConfig], nano: Backb
     counts = [sum(j in active for active in features.values()) for j in range(256)]
     assert len(features) == 96
     idf = load_idf(layer_folder(out, 4))
-    assert idf is not None
     # a padded batch may round a value to the other side of zero or of the last place
     assert float((idf - torch.tensor([math.log(97 / (1 + count)) for count in counts])).abs().mean()) < 1e-3
 
@@ -133,9 +132,7 @@ def test_idf_counts_training_turns(run: tuple[Path, TrainSAEConfig], nano: Backb
         ({"window": 40_000}, ConfigError, "takes 32768 tokens"),
     ],
 )
-def test_failures_leave_nothing(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_failures_leave_nothing(run, tmp_path, changes, error, message) -> None:
     with pytest.raises(error, match=message):
         train_sae(changed(run[1], out=str(tmp_path / "new"), **changes))
     assert list(tmp_path.iterdir()) == []
@@ -169,9 +166,7 @@ def stopped(cfg: TrainSAEConfig, step: int) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_an_interrupted_run_is_resumed(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
-) -> None:
+def test_an_interrupted_run_is_resumed(run, tmp_path, monkeypatch, cached) -> None:
     whole, cfg = run
     cache = str(tmp_path / "cache") if cached else None
     cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=10, cache=cache)
@@ -210,9 +205,7 @@ def test_an_interrupted_run_is_resumed(
         train_sae(changed(cfg, out=str(tmp_path / "third"), layers=[2]))
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing(
-    run: tuple[Path, TrainSAEConfig], tmp_path: Path
-) -> None:
+def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing(run, tmp_path) -> None:
     stopped(changed(run[1], out=str(tmp_path / "out")), 5)
     assert list(tmp_path.iterdir()) == []
 
@@ -258,5 +251,4 @@ def test_real_dialogues_on_a_real_encoder(remind_data: Path, tmp_path: Path) -> 
     first = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
     assert record_of(out, 5)["held_out"]["fvu"] < 0.45 < 0.55 < first["fvu"]
     idf = load_idf(layer_folder(out, 5))
-    assert idf is not None
     assert float(idf.max()) <= math.log(101) + 1e-6

@@ -1,21 +1,21 @@
-"""Loss recovered against a forward written out block by block, in float64, and against cases with known answers."""
+"""Loss recovered against forwards edited by hand, in float64, and against cases with known answers; heads of models."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from sae import ActivationError, ConfigError, LayerError, ShapeError, TopKSAE
+from sae.hooks import find_blocks
 from sae.splice import LossRecovered, loss_recovered
 
-Edit = Callable[[Tensor], Tensor]
 SPECIAL = (1, 2, 45, 47, 48)
 WIDTH = {"gpt2": 16, "qwen3": 16, "qwen3_vl": 32}
 
@@ -40,53 +40,6 @@ def coder_of(d: int, seed: int, d_sae: int = 48, k: int = 4) -> TopKSAE:
     return coder
 
 
-class ByHand:
-    """A model's blocks, run one after the other in a loop of our own."""
-
-    def __init__(self, model: Any, inputs: dict[str, Tensor]) -> None:
-        text = model.transformer if hasattr(model, "transformer") else model.model
-        text = getattr(text, "language_model", text)
-        self.blocks = text.h if hasattr(text, "h") else text.layers
-        self.norm = text.ln_f if hasattr(text, "ln_f") else text.norm
-        self.head, self.inputs = model.lm_head, inputs
-        self.calls: list[tuple[Any, Any]] = []
-        self.deepstack: list[tuple[Tensor, Tensor]] = []
-
-        def called(_: Any, args: Any, kwargs: Any) -> None:
-            self.calls.append((args, kwargs))
-
-        def added(state: Tensor, mask: Tensor, visual: Tensor) -> Tensor:
-            self.deepstack.append((mask, visual))
-            return original(state, mask, visual)
-
-        handles = [block.register_forward_pre_hook(called, with_kwargs=True) for block in self.blocks]
-        with pytest.MonkeyPatch.context() as patch:
-            if hasattr(text, "_deepstack_process"):
-                original = text._deepstack_process
-                patch.setattr(text, "_deepstack_process", added)
-            with torch.no_grad():
-                self.own_logits = model(**inputs, use_cache=False).logits
-        for handle in handles:
-            handle.remove()
-
-    @torch.no_grad()
-    def __call__(self, edits: dict[int, Edit]) -> tuple[dict[int, Tensor], Tensor]:
-        """The stream at every layer, after the edit, and the logits."""
-        (h, *_), _ = self.calls[0]
-        streams = {}
-        for layer, block in enumerate(self.blocks):
-            h = streams[layer] = edits.get(layer, lambda h: h)(h)
-            (_, *rest), kwargs = self.calls[layer]
-            h = block(h, *rest, **kwargs)
-            h = h[0] if isinstance(h, tuple) else h
-            if layer < len(self.deepstack):
-                mask, visual = self.deepstack[layer]
-                h = h.clone()
-                h[mask] = h[mask] + visual
-        h = streams[len(self.blocks)] = edits.get(len(self.blocks), lambda h: h)(h)
-        return streams, self.head(self.norm(h))
-
-
 def figures(logits: Tensor, clean: Tensor, inputs: dict[str, Tensor]) -> tuple[float, float]:
     """Cross entropy and KL(clean ‖ logits) over the predictions that count, by the words of the documentation."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
@@ -102,34 +55,36 @@ def kept(inputs: dict[str, Tensor]) -> Tensor:
     return inputs["attention_mask"].bool() & ~torch.isin(inputs["input_ids"], special)
 
 
-def at(keep: Tensor, make: Edit) -> Edit:
-    return lambda h: torch.where(keep[..., None], make(h), h)
+@pytest.fixture
+def assert_losses(replaced: Any) -> Any:
+    """assert_losses(result, model, inputs, keep, coders): against forwards with the kept tokens replaced by hand."""
+
+    def check(result: LossRecovered, model: Any, inputs: Any, keep: Tensor, coders: dict[int, TopKSAE]) -> None:
+        def logits(makers: dict[int, Any]) -> Tensor:
+            edits = {n: lambda h, make=make: torch.where(keep[..., None], make(h), h) for n, make in makers.items()}
+            with replaced(model, edits), torch.no_grad():
+                return model(**inputs, use_cache=False).logits
+
+        clean = logits({})
+        runs = (clean, logits(coders), logits(dict.fromkeys(coders, torch.zeros_like)))
+        (loss, _), (spliced, kl), (zero, kl_zero) = (figures(run, clean, inputs) for run in runs)
+        assert len({round(value, 9) for value in (loss, spliced, zero)}) == 3
+        got = [result.ce_clean, result.ce_spliced, result.ce_zero, result.kl, result.kl_zero]
+        assert got == pytest.approx([loss, spliced, zero, kl, kl_zero], abs=1e-9)
+        assert result.recovered == pytest.approx((zero - spliced) / (zero - loss), rel=1e-6)
+        assert result.replaced == int(keep.sum())
+
+    return check
 
 
-def assert_losses(result: LossRecovered, by_hand: ByHand, keep: Tensor, coders: dict[int, TopKSAE]) -> None:
-    """The figures of these coders spliced together, from the forward by hand with the kept tokens replaced."""
-    inputs, clean = by_hand.inputs, by_hand({})[1]
-    torch.testing.assert_close(clean, by_hand.own_logits, rtol=0, atol=1e-12)
-    spliced = by_hand({layer: at(keep, coder) for layer, coder in coders.items()})[1]
-    zero = by_hand({layer: at(keep, torch.zeros_like) for layer in coders})[1]
-    (loss, _), (loss_spliced, kl), (loss_zero, kl_zero) = (figures(x, clean, inputs) for x in (clean, spliced, zero))
-    assert len({round(value, 9) for value in (loss, loss_spliced, loss_zero)}) == 3
-    expected = [loss, loss_spliced, loss_zero, kl, kl_zero]
-    got = [result.ce_clean, result.ce_spliced, result.ce_zero, result.kl, result.kl_zero]
-    assert got == pytest.approx(expected, abs=1e-9)
-    assert result.recovered == pytest.approx((loss_zero - loss_spliced) / (loss_zero - loss), rel=1e-6)
-    assert result.replaced == int(keep.sum())
-
-
-def test_every_layer_against_a_forward_by_hand(case: tuple[Any, dict[str, Tensor], int]) -> None:
+def test_every_layer_against_a_forward_by_hand(case: tuple[Any, dict[str, Tensor], int], assert_losses: Any) -> None:
     model, inputs, d = case
-    by_hand = ByHand(model, inputs)
-    coders = {layer: coder_of(d, layer) for layer in (0, 1, 2, len(by_hand.blocks))}
+    coders = {layer: coder_of(d, layer) for layer in (0, 1, 2, len(find_blocks(model)))}
     results = loss_recovered(model, coders, [inputs], special_ids=SPECIAL, sink_factor=None)
     assert list(results) == [*coders, "all"]
     for name, result in results.items():
         spliced = coders if name == "all" else {layer: coders[layer] for layer in (name,) if isinstance(layer, int)}
-        assert_losses(result, by_hand, kept(inputs), spliced)
+        assert_losses(result, model, inputs, kept(inputs), spliced)
 
 
 def test_exact_coders_recover_everything_and_zeros_nothing(case: tuple[Any, dict[str, Tensor], int]) -> None:
@@ -148,32 +103,32 @@ def test_exact_coders_recover_everything_and_zeros_nothing(case: tuple[Any, dict
             assert result.ce_zero != result.ce_clean
 
 
-def test_sinks_are_left_as_they_are(qwen3: Any) -> None:
+def test_sinks_are_left_as_they_are(qwen3: Any, assert_losses: Any) -> None:
     model, inputs = copy.deepcopy(qwen3), text_batch()
     model.model.embed_tokens.weight[12] *= 1000
     coders = {1: coder_of(16, 3)}
     [result] = loss_recovered(model, coders, [inputs], special_ids=SPECIAL, sink_factor=10.0).values()
     keep = kept(inputs) & (inputs["input_ids"] != 12)
     assert int(keep.sum()) == int(kept(inputs).sum()) - 1
-    assert_losses(result, ByHand(model, inputs), keep, coders)
+    assert_losses(result, model, inputs, keep, coders)
 
 
-def test_padding_on_the_left(qwen3: Any) -> None:
+def test_padding_on_the_left(qwen3: Any, assert_losses: Any) -> None:
     inputs, coders = text_batch(left=True), {1: coder_of(16, 3)}
     [result] = loss_recovered(qwen3, coders, [inputs], special_ids=SPECIAL, sink_factor=None).values()
-    assert_losses(result, ByHand(qwen3, inputs), kept(inputs), coders)
+    assert_losses(result, qwen3, inputs, kept(inputs), coders)
     # the first token of a row, predicted from padding, does not count even where it is no special token
     [bare] = loss_recovered(qwen3, coders, [inputs], special_ids=(2,), sink_factor=None).values()
     assert bare.tokens == result.tokens == 11
 
 
-def test_all_arguments_reach_the_model(qwen3_vl: Any, picture: dict[str, Tensor]) -> None:
+def test_all_arguments_reach_the_model(qwen3_vl: Any, picture: dict[str, Tensor], assert_losses: Any) -> None:
     names = ("image_grid_thw", "attention_mask", "mm_token_type_ids")
     positions, _ = qwen3_vl.model.get_rope_index(picture["input_ids"], **{name: picture[name] for name in names})
     odd = {**picture, "position_ids": 2 * positions}
     coders = {2: coder_of(32, 5)}
     [result] = loss_recovered(qwen3_vl, coders, [odd], special_ids=SPECIAL).values()
-    assert_losses(result, ByHand(qwen3_vl, odd), kept(odd), coders)
+    assert_losses(result, qwen3_vl, odd, kept(odd), coders)
     [usual] = loss_recovered(qwen3_vl, coders, [picture], special_ids=SPECIAL).values()
     assert abs(usual.ce_clean - result.ce_clean) > 1e-6
     labelled = {**picture, "labels": picture["input_ids"], "logits_to_keep": 1}
@@ -234,3 +189,105 @@ def test_inputs_that_cannot_be_used(qwen3: Any) -> None:
     summary = json.loads(json.dumps(empty.summary(), allow_nan=False))
     assert summary["tokens"] == 0
     assert summary["recovered"] is summary["kl"] is None
+
+
+IDS = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def clean_loss(logits: Tensor) -> float:
+    return float(F.cross_entropy(logits[:, :-1].flatten(0, 1).double(), IDS[:, 1:].flatten()))
+
+
+def spliced(model: Any) -> LossRecovered:
+    coder = TopKSAE(16, 48, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(False)
+    return loss_recovered(model, {1: coder}, [{"input_ids": IDS}], sink_factor=None)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_logits_are_made_in_chunks_and_at_least_float32(qwen3, dtype, monkeypatch) -> None:
+    model = copy.deepcopy(qwen3).to(dtype)
+    positions: list[int] = []
+    states: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda _, __, output: positions.append(output.shape[1]))
+    model.model.norm.register_forward_hook(lambda _, __, output: states.append(output))
+    whole = spliced(model)
+    # the module itself never makes logits of more than one position
+    assert positions == [1, 1, 1]
+    assert whole.ce_clean == pytest.approx(clean_loss(states[0].double() @ model.lm_head.weight.double().t()), abs=1e-6)
+    rows: list[int] = []
+    original = F.log_softmax
+
+    def record(logits: Tensor, dim: int) -> Tensor:
+        rows.append(len(logits))
+        assert logits.dtype == torch.promote_types(dtype, torch.float32)
+        return original(logits, dim=dim)
+
+    monkeypatch.setattr("sae.splice._CHUNK", 150)
+    monkeypatch.setattr("sae.splice.F.log_softmax", record)
+    torch.testing.assert_close(spliced(model).sums(), whole.sums(), rtol=1e-6, atol=1e-9)
+    assert (max(rows), sum(rows)) == (3, 3 * 2 * 8)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, type("Special", (nn.Linear,), {})])
+def test_heads_with_a_bias_and_of_other_kinds(qwen3: Any, kind: Any) -> None:
+    model = copy.deepcopy(qwen3)
+    torch.manual_seed(0)
+    model.lm_head = kind(16, 50, bias=True).requires_grad_(False)
+    model = model.double()
+    model.lm_head.bias.copy_(torch.randn(50))
+    for dtype in (torch.float64, torch.bfloat16):
+        model = model.to(dtype)
+        tolerance = 1e-9 if dtype == torch.float64 else 0.02
+        assert spliced(model).ce_clean == pytest.approx(clean_loss(model(IDS).logits), abs=tolerance)
+
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "factor"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 0.7}, 0.5),
+        ("Cohere", {"logit_scale": 0.3}, 0.3),
+        ("Granite", {"logits_scaling": 4}, 0.25),
+    ],
+)
+def test_logits_that_are_capped_or_scaled(name: str, changes: dict[str, float], factor: float) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, initializer_range=0.5, **changes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval().requires_grad_(False)
+    result, logits = spliced(model), model(IDS).logits
+    assert result.ce_clean == pytest.approx(clean_loss(logits), abs=1e-9)
+    # the scale matters: what the head alone gives is something else
+    assert abs(clean_loss(logits / factor) - result.ce_clean) > 1e-3
+
+
+def test_logits_changed_in_an_unknown_way_are_refused(qwen3: Any) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    class Odd(Qwen3ForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits * 1.5
+            return out
+
+    odd = copy.deepcopy(qwen3)
+    odd.__class__ = Odd
+    with pytest.raises(ConfigError, match="Odd does something to its logits"):
+        spliced(odd)
+
+
+def test_models_that_do_not_predict_the_next_token(bert: Any, qwen3: Any) -> None:
+    from transformers import BertForMaskedLM
+
+    for model, message in (
+        (bert, "BertModel has no language-model head"),
+        (qwen3.model, "has no language-model head"),
+        (BertForMaskedLM(bert.config).eval(), "does not predict the next token"),
+        (copy.deepcopy(qwen3).train(), "training mode"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            spliced(model)

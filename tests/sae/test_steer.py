@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,59 +11,39 @@ import torch
 from torch import Tensor
 
 from sae import ConfigError, LayerError, ShapeError
-from sae.hooks import find_blocks, hidden_states
+from sae.hooks import hidden_states
 from sae.probe.steering import ablate, steer
 
 NAMES = ["gpt2", "qwen3", "qwen3_vl"]
 WIDTH = {"gpt2": 16, "qwen3": 16, "qwen3_vl": 32}
 
 
-@contextmanager
-def replaced(model: Any, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """The same as an edit of the stream, by wrapping the forward of the blocks. Positions count from 0 in `edits`."""
-    blocks = find_blocks(model)
-    originals = {layer: blocks[layer].forward for layer in edits}
-
-    def wrap(layer: int) -> Callable[..., Any]:
-        def forward(h: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return originals[layer](edits[layer](h), *args, **kwargs)
-
-        return forward
-
-    for layer in edits:
-        blocks[layer].forward = wrap(layer)
-    try:
-        yield
-    finally:
-        for layer in edits:
-            del blocks[layer].forward
+Strengths = dict[int, float]
 
 
-def dense(coder: Any, h: Tensor) -> Tensor:
-    pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
-    kept = pre.argsort(-1, descending=True)[..., : coder.k]
-    return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+@pytest.fixture(scope="module")
+def by_hand(dense: Any) -> Any:
+    """by_hand(coder, strengths, mode, mask): the formula, feature by feature."""
 
+    def make(coder: Any, wanted: Strengths, mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
+        def edit(h: Tensor) -> Tensor:
+            z = dense(coder, h)
+            change = torch.zeros_like(h)
+            for feature, strength in wanted.items():
+                direction = coder.W_dec[feature]
+                if mode == "add":
+                    change += strength * direction
+                elif mode == "relative":
+                    change += strength * h.norm(dim=-1, keepdim=True) * direction / direction.norm()
+                else:
+                    change += (strength - z[..., feature, None]) * direction
+            if mask is not None:
+                change *= mask(torch.arange(h.shape[1]))[:, None]
+            return h + change
 
-def by_hand(coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The formula, feature by feature."""
+        return edit
 
-    def edit(h: Tensor) -> Tensor:
-        z = dense(coder, h)
-        change = torch.zeros_like(h)
-        for feature, strength in wanted.items():
-            direction = coder.W_dec[feature]
-            if mode == "add":
-                change += strength * direction
-            elif mode == "relative":
-                change += strength * h.norm(dim=-1, keepdim=True) * direction / direction.norm()
-            else:
-                change += (strength - z[..., feature, None]) * direction
-        if mask is not None:
-            change *= mask(torch.arange(h.shape[1]))[:, None]
-        return h + change
-
-    return edit
+    return make
 
 
 def inputs_of(name: str, picture: dict[str, Any]) -> dict[str, Any]:
@@ -72,23 +51,22 @@ def inputs_of(name: str, picture: dict[str, Any]) -> dict[str, Any]:
     return dict(picture) if name == "qwen3_vl" else {"input_ids": ids}
 
 
-def busiest(coder: Any, h: Tensor, count: int) -> list[int]:
-    """Features active on some tokens and not on others."""
-    active = (dense(coder, h) > 0).flatten(0, 1).sum(0)
-    return [int(f) for f in active.argsort(descending=True) if 0 < active[f] < h.shape[0] * h.shape[1]][:count]
+def busiest(z: Tensor, count: int) -> list[int]:
+    """Features of dense codes z that are active on some tokens and not on others."""
+    active = (z > 0).flatten(0, 1).sum(0)
+    return [int(f) for f in active.argsort(descending=True) if 0 < active[f] < z.shape[0] * z.shape[1]][:count]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["add", "relative", "set", "ablate"])
-def test_forwards_equal_the_formula(
-    name: str, mode: str, request: pytest.FixtureRequest, picture: dict[str, Any], make_coder: Any
-) -> None:
+def test_forwards_equal_the_formula(name, mode, request, picture, make_coder, by_hand, dense) -> None:
     model, inputs = request.getfixturevalue(name), inputs_of(name, picture)
+    replaced = request.getfixturevalue("replaced")
     coders = {layer: make_coder(WIDTH[name], seed=layer) for layer in (0, 1, 2)}
     with torch.no_grad():
         states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
     strengths = (0.0, 0.0, 0.0) if mode == "ablate" else (1.5, -0.5, 4.0)
-    wanted = {n: dict(zip(busiest(coders[n], states[n], 3), strengths, strict=True)) for n in (1, 2)}
+    wanted = {n: dict(zip(busiest(dense(coders[n], states[n]), 3), strengths, strict=True)) for n in (1, 2)}
     with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}):
         expected = model(**inputs).logits
     options: dict[str, Any] = {"mode": "add", "relative": True} if mode == "relative" else {"mode": mode}
@@ -105,44 +83,40 @@ def test_forwards_equal_the_formula(
                 assert torch.equal(model(**inputs).logits, got)
 
 
-def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
+def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: Any, dense: Any) -> None:
     for dtype in (torch.float64, torch.bfloat16):
         model = copy.deepcopy(gpt2).to(dtype)
         coder, inputs = make_coder(16).float(), inputs_of("gpt2", picture)
         with torch.no_grad():
             h = hidden_states(model, [1], **inputs)[1]
-            feature = busiest(coder, h.float(), 1)[0]
-            active = (coder.encode(h).dense(48)[..., feature] > 0).clone()
+            [feature] = busiest(dense(coder, h.float()), 1)
+            active = coder.encode(h).dense(48)[..., feature] > 0
             with ablate(model, {1: coder}, {1: [feature]}):
                 got = hidden_states(model, [1], **inputs)[1]
         assert got.dtype == dtype
-        assert bool(active.any())
-        assert not bool(active.all())
+        assert 0 < int(active.sum()) < active.numel()
         assert torch.equal(got[~active], h[~active])
         assert bool((got[active] != h[active]).any(-1).all())
 
 
-def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]) -> Tensor:
+def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
     """Greedy decoding with whole forwards, no cache."""
     inputs = dict(inputs)
-    with torch.no_grad(), replaced(model, edits):
-        for _ in range(steps):
-            logits = model(**inputs, use_cache=False).logits[:, -1]
-            # ends and placeholders without a picture (refused by the model) are ruled out in generate too
-            logits[:, [2, 45, 46]] = -torch.inf
-            step = logits.argmax(-1, keepdim=True)
-            inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
-            if "mm_token_type_ids" in inputs:
-                inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
+    for _ in range(steps):
+        logits = model(**inputs, use_cache=False).logits[:, -1]
+        # ends and placeholders without a picture (refused by the model) are ruled out in generate too
+        logits[:, [2, 45, 46]] = -torch.inf
+        step = logits.argmax(-1, keepdim=True)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
     return inputs["input_ids"]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("gpt2", "set"), ("qwen3", "add"), ("qwen3_vl", "set")])
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
-def test_generation_with_a_cache(
-    name: str, mode: str, positions: Any, request: pytest.FixtureRequest, picture: dict[str, Any], make_coder: Any
-) -> None:
-    model = request.getfixturevalue(name)
+def test_generation_with_a_cache(name, mode, positions, request, picture, make_coder, by_hand) -> None:
+    model, replaced = request.getfixturevalue(name), request.getfixturevalue("replaced")
     inputs = inputs_of(name, picture)
     inputs = {key: value[:1] if key in ("input_ids", "mm_token_type_ids") else value for key, value in inputs.items()}
     inputs.pop("attention_mask", None)
@@ -150,22 +124,19 @@ def test_generation_with_a_cache(
     coders = {1: make_coder(WIDTH[name]), 2: make_coder(WIDTH[name], seed=3)}
     wanted = {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
     mask = {"all": None, "prompt": lambda at: at < length, "generated": lambda at: at >= length}[positions]
-    edits = {layer: by_hand(coders[layer], wanted[layer], mode, mask) for layer in (1, 2)}
-    expected = greedy(model, inputs, steps, edits)
-    everywhere = {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}
+    outputs = []
+    for where in (mask, lambda at: at < 0, None):
+        edits = {layer: by_hand(coders[layer], wanted[layer], mode, where) for layer in (1, 2)}
+        with torch.no_grad(), replaced(model, edits):
+            outputs.append(greedy(model, inputs, steps))
+    expected, *others = outputs
     options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "suppress_tokens": [45, 46]}
     options["do_sample"] = False
     with steer(model, coders, wanted, mode, positions=mask):
-        got = model.generate(**inputs, **options)
-        again = model.generate(**inputs, **options)
-    assert torch.equal(got, expected)
-    assert torch.equal(again, expected)
-    others = [greedy(model, inputs, steps, {}), greedy(model, inputs, steps, everywhere)]
+        for use_cache in (True, True, False):
+            assert torch.equal(model.generate(**inputs, **options, use_cache=use_cache), expected)
     # the positions matter here
     assert any(not torch.equal(other, expected) for other in others)
-    if positions != "all":
-        with steer(model, coders, wanted, mode, positions=mask):
-            assert torch.equal(model.generate(**inputs, **options, use_cache=False), expected)
 
 
 def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
@@ -222,9 +193,7 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
         ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
     ],
 )
-def test_mistakes_are_reported_before_the_forward(
-    gpt2: Any, make_coder: Any, features: Any, options: Any, error: type[Exception], message: str
-) -> None:
+def test_mistakes_are_reported_before_the_forward(gpt2, make_coder, features, options, error, message) -> None:
     coders = {1: make_coder(16), 3: make_coder(8), 9: make_coder(16)}
     before = hooks_on(gpt2)
     with pytest.raises(error, match=message) as caught, steer(gpt2, coders, features, **options):

@@ -83,28 +83,20 @@ def test_loss_and_gradients_equal_dense_autograd(aux: AuxK | None, major: str, t
     assert torch.equal(out.indices.sort(-1).values, codes.indices)
 
 
-def test_the_auxiliary_loss_moves_the_encoder_rows_of_dead_features_only() -> None:
+def test_edge_cases() -> None:
     coder, x = coder_and_batch(1)
-    dead = torch.tensor([2, 40])
-    _, grads = gradients(coder, x, 0.0, AuxK(dead, 4))
-    assert grads.W_enc.abs().sum(1).nonzero().squeeze(1).tolist() == dead.tolist()
-
-
-def test_features_that_are_zero_get_no_gradient() -> None:
-    coder, x = coder_and_batch(2)
+    # the auxiliary loss moves the encoder rows of dead features only
+    _, grads = gradients(coder, x, 0.0, AuxK(torch.tensor([2, 40]), 4))
+    assert grads.W_enc.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 40]
+    # an error that does not vary gives none
+    out, grads = gradients(coder, x[:1].expand(8, -1).contiguous(), 1.0, AuxK(torch.tensor([1]), 2))
+    assert all(bool(torch.isfinite(value).all()) for value in (out.loss, *grads))
+    # features that are zero get no gradient
     with torch.no_grad():
         coder.b_enc.fill_(-100.0)
     out, grads = gradients(coder, x)
-    assert not bool(out.values.any())
-    assert not bool(grads.W_enc.any())
+    assert not bool(out.values.any() | grads.W_enc.any())
     torch.testing.assert_close(grads.b_dec, 2 * (coder.b_dec - x).mean(0).detach())
-
-
-def test_an_error_that_does_not_vary_gives_no_auxiliary_loss() -> None:
-    coder, x = coder_and_batch(3)
-    out, grads = gradients(coder, x[:1].expand(8, -1).contiguous(), 1.0, AuxK(torch.tensor([1]), 2))
-    assert bool(torch.isfinite(out.loss))
-    assert all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
 def test_shares_of_a_batch_add_up_to_the_whole() -> None:
