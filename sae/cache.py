@@ -64,8 +64,6 @@ class ActivationCache:
         source: Callable[[int], Iterable[TokenBatch]],
         shard_tokens: int = 65_536,
     ) -> None:
-        if shard_tokens < 1:
-            raise ConfigError(f"shard_tokens = {shard_tokens}: must be at least 1")
         try:
             self.key: dict[str, Any] = json.loads(json.dumps(dict(key), allow_nan=False))
         except (TypeError, ValueError) as error:

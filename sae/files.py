@@ -97,9 +97,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a safetensors file, on the CPU. Raises FormatError if it is missing or damaged."""
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        return load_file(path)
     except FileNotFoundError:
         raise FormatError("no such file", path) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"damaged, or not a safetensors file ({error})", path) from None
-    return tensors

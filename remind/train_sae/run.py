@@ -111,9 +111,6 @@ class Run:
         checkpoints = Checkpoints(self.folder / CHECKPOINTS, cfg.checkpoint_every) if cfg.checkpoint_every else None
         with Counter("train", cfg.trainer.total_steps) as bar:
 
-            def filling(written: int, wanted: int) -> None:
-                bar.step(0, f"filling the activation buffer: {written:,} of {wanted:,} tokens")
-
             def progress(done: int, _: int, figures: Any) -> None:
                 if figures:
                     bar.advance_to(done, "  ".join(f"layer {n} FVU {one['fvu']:.3f}" for n, one in figures.items()))
@@ -121,7 +118,9 @@ class Run:
                     bar.skip(done)
                     bar.step(0)
 
-            buffer.progress = filling
+            buffer.progress = lambda written, wanted: bar.step(
+                0, f"filling the activation buffer: {written:,} of {wanted:,} tokens"
+            )
             self.trained = train(
                 buffer,
                 cfg.trainer,

@@ -27,11 +27,10 @@ from sae.buffer import ShuffleBuffer
 from sae.harvest import TokenBatch
 from sae.trainer import Checkpoints, SAETrainConfig, Trained, train
 
-CONFIG = SAETrainConfig(
-    d_sae=64, k=4, batch_size=32, steps=60, lr=3e-3, log_every=7, init_tokens=64, dead_tokens=300, decay_share=0.2
-)
+SCHEDULE: dict[str, Any] = {"steps": 60, "lr": 3e-3, "decay_share": 0.2, "log_every": 7, "skip_nonfinite": True}
+CONFIG = SAETrainConfig(d_sae=64, k=4, batch_size=32, init_tokens=64, dead_tokens=300, **SCHEDULE)
 
-#: Tokens of a world that fits the store (resident) or does not.
+#: Batches of a world that fits the store (resident) or does not.
 SIZES = {"resident": 20, "streamed": 90}
 
 
@@ -77,35 +76,27 @@ class Broken(Iterator[object]):
         return next(self.source)
 
 
-@pytest.mark.parametrize("size", SIZES)
+def plain() -> Iterator[dict[int, Tensor]]:
+    """A source without a state, of which one batch is to be skipped."""
+    for batch in world(200):
+        yield {layer: h / (batch.batch != 13) for layer, h in batch.activations.items()}
+
+
+@pytest.mark.parametrize("size", [*SIZES, "plain"])
 @pytest.mark.parametrize("after", [3, 31])
 def test_an_interrupted_run_ends_with_the_same_bits(size: str, after: int, tmp_path: Path) -> None:
-    count = SIZES[size]
-    whole = run(buffer(count), tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run(Broken(buffer(count), after), tmp_path / "cut")
-    # a second interruption, after the resume
-    with pytest.raises(Interrupted):
-        run(Broken(buffer(count), 8), tmp_path / "cut")
-    assert_same(whole, run(buffer(count), tmp_path / "cut"))
+    def source() -> Iterator[object]:
+        return plain() if size == "plain" else buffer(SIZES[size])
+
+    whole = run(source(), tmp_path / "whole")
+    assert whole.skipped == (size == "plain")
+    # a second interruption, after the resume; a source without a state is drawn again from its start
+    for left in (after, after + 12 if size == "plain" else 8):
+        with pytest.raises(Interrupted):
+            run(Broken(source(), left), tmp_path / "cut")
+    assert_same(whole, run(source(), tmp_path / "cut"))
     assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert len(list((tmp_path / "cut" / "at").glob("step-*"))) == 1
-
-
-def test_a_source_without_a_state_is_drawn_again(tmp_path: Path) -> None:
-    def plain() -> Iterator[dict[int, Tensor]]:
-        for batch in world(200):
-            h = batch.activations
-            if batch.batch == 13:
-                h = {layer: states / 0 for layer, states in h.items()}
-            yield h
-
-    config = SAETrainConfig(**{**vars(CONFIG), "skip_nonfinite": True})
-    whole = run(plain(), tmp_path / "whole", config)
-    assert whole.skipped == 1
-    with pytest.raises(Interrupted):
-        run(Broken(plain(), 37), tmp_path / "cut", config)
-    assert_same(whole, run(plain(), tmp_path / "cut", config))
 
 
 def test_another_configuration_or_damage_is_refused(tmp_path: Path) -> None:
@@ -185,9 +176,11 @@ TWICE = SAETrainConfig(**{**vars(CONFIG), **TWO})
 
 
 def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
-    """Batches of 32 and their first or second half; one of them cannot be used, by one process's half alone."""
+    """Batches of 32, or their first or second half; one of them is skipped, for values in the first half alone."""
     for number in range(100):
         h = torch.randn(32, 12, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        if number == 20:
+            h[3, 3] = torch.nan
         rows = slice(None) if rank is None else slice(16 * rank, 16 * (rank + 1))
         yield {4: h[rows] ** 3, 1: h[rows] + 2}
 
@@ -195,6 +188,7 @@ def parts(rank: int | None) -> Iterator[dict[int, Tensor]]:
 @pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
     one = train(parts(None), TWICE, metrics=tmp_path / "one.jsonl")
+    assert one.skipped == 1
     process = Forked(Path(__file__), "two", tmp_path, processes=2)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors[-3000:]

@@ -8,15 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from sae import ConfigError, FormatError, ShapeError, SparseCodes
+from sae import ConfigError, FormatError, ShapeError
 from sae.dashboard import neighbours, promoted_tokens, write_dashboard
 from sae.pages import number, packed, script_json, utf16
 from sae.plots import held_out, plot_density, plot_training
-from sae.probe import Encoded, Probe, TopExamples, collect
+from sae.probe import Probe, collect
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +33,10 @@ def data_of(path: Path) -> Any:
     return json.loads(data)
 
 
-def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: Any, tmp_path: Path, make_coder: Any) -> None:
     coder = probe.coders[2]
     records = collect(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
-    path = write_dashboard(
-        tmp_path / "page.html", coder, records, features=range(coder.d_sae), probe=probe, title="<b>2"
-    )
+    path = write_dashboard(tmp_path / "page.html", coder, records, features=range(48), probe=probe, title="<b>2")
     data = data_of(path)
     encoded = probe.encode(texts)
     codes = [one.codes[2].dense(coder.d_sae)[one.counted] for one in encoded]
@@ -70,6 +67,12 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp
     html = path.read_text(encoding="utf-8")
     assert "&lt;b&gt;2" in html
     assert "<b>2" not in html
+    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
+    with pytest.raises(ConfigError, match="feature 48"):
+        write_dashboard(path, coder, records, features=[48])
+    with pytest.raises(ShapeError):
+        write_dashboard(path, make_coder(16, d_sae=12), records)
+    assert path.read_text(encoding="utf-8") == html
     data = data_of(write_dashboard(path, coder, records, most=5))
     # the strongest first
     assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
@@ -84,30 +87,6 @@ def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert:
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[:3]
         assert tokens == [probe.tokenizer.decode([i]) for i in order]
     assert promoted_tokens(bert, probe.tokenizer, coder, [0]) is None
-
-
-def test_activations_are_counted_by_half_octaves() -> None:
-    values = torch.tensor([[1.0, 2.0], [1.5, 0.0], [1e-9, 1e9], [1.0, 1.41], [9.0, 9.0]])
-    codes = SparseCodes(values, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1], [0, 1]]))
-    special, nothing = torch.arange(5) == 4, torch.zeros(5, dtype=torch.bool)
-    examples = TopExamples(4)
-    examples.add(Encoded("", torch.arange(5), ("",) * 5, torch.zeros(5, 2), {0: codes}, special, nothing, nothing), 0)
-    edges, counts = examples.histogram(0)
-    assert sum(counts) == 4
-    assert counts[0] == 1
-    assert counts[-2:] == [2, 1]
-    assert edges[-2:] == pytest.approx([math.sqrt(2), 2.0])
-    assert [examples.histogram(feature)[1] for feature in (1, 2, 3)] == [[1, 0, 1], [1], []]
-
-
-def test_refusals_and_a_lone_feature(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
-    records = collect(probe, texts)[2]
-    with pytest.raises(ConfigError, match="feature 48"):
-        write_dashboard(tmp_path / "page.html", probe.coders[2], records, features=[48])
-    with pytest.raises(ShapeError):
-        write_dashboard(tmp_path / "page.html", make_coder(16, d_sae=12), records)
-    assert not (tmp_path / "page.html").exists()
-    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
 
 
 def test_data_cannot_leave_its_block() -> None:
@@ -164,36 +143,25 @@ def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, b
     assert messages == []
 
 
-def _summary(fvu: float, counts: list[int], never: int) -> dict[str, Any]:
-    return {"fvu": fvu, "density_histogram": {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": counts, "never": never}}
-
-
 def test_pictures(tmp_path: Path) -> None:
-    parts = {"text": _summary(0.2, [0, 4, 2], 2), "visual": _summary(0.4, [0, 1, 1], 6)}
-    for layer, scores in ((2, {**_summary(0.25, [0, 5, 2], 1), **parts}), (10, _summary(0.3, [1, 0, 0], 7))):
-        place = tmp_path / f"layer_{layer:02d}"
-        place.mkdir()
-        (place / "training.json").write_text(json.dumps({"held_out": scores}))
-    rows = [{"step": step, "layer": layer, "fvu": layer / step} for step in (1, 2, 4) for layer in (2, 10)]
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for error in ("no such file", "not JSON", "no layer_"):
+        with pytest.raises(FormatError, match=error):
+            plot_training(tmp_path)
+        row = json.dumps({"step": 2, "layer": 4, "fvu": 0.5})
+        metrics.write_text(row if metrics.exists() else "{")
+    histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
+    kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
+    record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
+    (tmp_path / "layer_04").mkdir()
+    (tmp_path / "layer_04" / "training.json").write_text(json.dumps(record))
     left, right = plot_training(tmp_path).figure.axes
-    lines = {line.get_label(): line.get_ydata() for line in left.get_lines()}
-    assert np.allclose(lines["layer 10"], [10, 5, 2.5])
+    assert [(line.get_label(), list(line.get_ydata())) for line in left.get_lines()] == [("layer 4", [0.5])]
     # text and visual tokens apart where both were there
-    assert np.allclose([bar.get_height() for bar in right.patches], [0.25, 0.2, 0.4, 0.3])
+    assert [bar.get_height() for bar in right.patches] == [0.25, 0.2, 0.4]
     picture = plot_density(held_out(tmp_path))
-    first, second = picture.figure.axes
-    assert [patch.get_label() for patch in first.patches] == ["all", "text", "visual"]
-    assert "all 1, text 2, visual 6" in first.get_title(loc="left")
-    assert "all 7" in second.get_title(loc="left")
+    [axes] = picture.figure.axes
+    assert [patch.get_label() for patch in axes.patches] == ["all", "text", "visual"]
+    assert "all 3, text 3, visual 3" in axes.get_title(loc="left")
     assert picture._repr_png_().startswith(b"\x89PNG")
     assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")
-    with pytest.raises(FormatError, match="no layer_"):
-        held_out(tmp_path / "nothing")
-    metrics.write_text("{")
-    with pytest.raises(FormatError, match="not JSON"):
-        plot_training(tmp_path)
-    metrics.unlink()
-    with pytest.raises(FormatError, match="no such file"):
-        plot_training(tmp_path)

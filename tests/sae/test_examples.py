@@ -78,6 +78,7 @@ def test_examples_equal_a_full_sort(seed: int, count: int, most: int, context: t
     assert examples.features().tolist() == [feature for feature, rows in enumerate(expected) if rows]
     assert (examples.n_texts, examples.n_tokens) == (count, sum(int(text.counted.sum()) for text in texts))
     dense = [(text.codes[2].dense(D_SAE) > 0) & text.counted[:, None] for text in texts]
+    assert [sum(examples.histogram(feature)[1]) for feature in range(D_SAE)] == examples.fired.tolist()
     assert examples.fired.tolist() == (torch.cat(dense).sum(0).tolist() if dense else [0] * D_SAE)
 
 

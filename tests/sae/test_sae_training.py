@@ -11,13 +11,14 @@ import pytest
 import torch
 import yaml
 from forked import ROOT, Forked
+from torch import Tensor
 
 from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import Counter
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
-from remind.models.windows import make_windows
+from remind.models.windows import Window, make_windows
 from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
 from remind.train_sae.run import Harvester
@@ -95,32 +96,30 @@ def test_the_folder_holds_everything(run: tuple[Path, TrainSAEConfig], nano: Bac
     assert coders[4].metadata["hook_name"] == "blocks.3.hook_resid_post"
 
 
-def test_held_out_fvu_is_that_of_the_saved_coder(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
+def test_held_out_fvu_and_idf_are_those_of_the_saved_coders(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
     out, cfg = run
-    _, held_out = split_dialogues(read_dialogues([Path(str(cfg.data))], cfg), cfg.held_out, cfg.trainer.seed)
-    windows = make_windows(nano, held_out, 64, "test")
-    h = torch.cat([nano.hidden_states(torch.tensor([w.ids]), None, [2])[2][0] for w in windows]).double()
+    dialogues = read_dialogues([Path(str(cfg.data))], cfg)
+    training, held_out = split_dialogues(dialogues, cfg.held_out, cfg.trainer.seed)
+
+    def states(window: Window, layer: int) -> Tensor:
+        return nano.hidden_states(torch.tensor([window.ids]), None, [layer])[layer][0]
+
+    h = torch.cat([states(window, 2) for window in make_windows(nano, held_out, 64, "test")]).double()
     coder = TopKSAE.load(layer_folder(out, 2)).double()
     fvu = float((coder(h) - h).square().sum() / (h - h.mean(0)).square().sum())
     record = record_of(out, 2)
     assert record["held_out"]["tokens"] == len(h)
     assert record["held_out"]["fvu"] == pytest.approx(fvu, rel=1e-3)
-
-
-def test_idf_counts_training_turns(run: tuple[Path, TrainSAEConfig], nano: Backbone) -> None:
-    out, cfg = run
-    training, _ = split_dialogues(read_dialogues([Path(str(cfg.data))], cfg), cfg.held_out, cfg.trainer.seed)
-    coder = TopKSAE.load(layer_folder(out, 4))
-    features: dict[int, set[int]] = {}
+    coder, features = TopKSAE.load(layer_folder(out, 4)), dict[int, set[int]]()
     for window in make_windows(nano, training, 64, "test"):
-        codes = coder.encode(nano.hidden_states(torch.tensor([window.ids]), None, [4])[4][0])
+        codes = coder.encode(states(window, 4))
         for t, turn in enumerate(window.turns):
             features.setdefault(turn, set()).update(codes.indices[t][codes.active()[t]].tolist())
     counts = [sum(j in active for active in features.values()) for j in range(256)]
     assert len(features) == 96
-    idf = load_idf(layer_folder(out, 4))
     # a padded batch may round a value to the other side of zero or of the last place
-    assert float((idf - torch.tensor([math.log(97 / (1 + count)) for count in counts])).abs().mean()) < 1e-3
+    idf = torch.tensor([math.log(97 / (1 + count)) for count in counts])
+    assert float((load_idf(layer_folder(out, 4)) - idf).abs().mean()) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_an_interrupted_run_is_resumed(run, tmp_path, monkeypatch, cached) -> No
         train_sae(changed(cfg, out=str(tmp_path / "third"), layers=[2]))
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing(run, tmp_path) -> None:
+def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing(run: Any, tmp_path: Path) -> None:
     stopped(changed(run[1], out=str(tmp_path / "out")), 5)
     assert list(tmp_path.iterdir()) == []
 
