@@ -16,7 +16,6 @@ from remind.core.files import read_json
 from remind.data.readers.evidence import EvidenceIndex
 from remind.evaluation.parse import parse_answer
 from remind.evaluation.predictions import PREDICTIONS, RunFolder
-from remind.models.chat import MOST_PIXELS, open_image
 
 
 def turn(**changes):
@@ -186,25 +185,6 @@ def test_a_cut_last_line_mends_no_other(tmp_path):
     path.write_bytes(row + b"\n" + row[:20])
     assert list(run.read()) == ["q1"]
     assert path.read_bytes() == row + b"\n"
-
-
-def test_pictures_that_are_none(tmp_path):
-    from PIL import Image
-
-    path = tmp_path / "x.png"
-    for text in ("words", "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"):
-        path.write_text(text)
-        with pytest.raises(ImagePathError, match="cannot be read as an image"):
-            open_image(path)
-    for side in (int(MOST_PIXELS**0.5) + 2, 14_000):
-        Image.new("1", (side, side)).save(path)
-        assert path.stat().st_size < 100_000
-        with pytest.raises(ImagePathError, match=r"too large|exceeds limit"):
-            open_image(path)
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ImagePathError, match="not a regular file"):
-        open_image(path)
 
 
 def test_files_cut_off_anywhere(tmp_path):

@@ -63,14 +63,14 @@ def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:
     from remind import read
     from remind.models.load import load_backbone
     from sae import TopKSAE
-    from sae.dashboard import record, write_dashboard
-    from sae.probe import Probe
+    from sae.dashboard import write_dashboard
+    from sae.probe import Probe, collect
 
     coder = TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0))
     backbone = load_backbone(str(tiny))
     probe = Probe(backbone.model, backbone.tokenizer, {1: coder})
     texts = [(turn.speaker, turn.text) for dialogue in read(folder / "data.jsonl").dialogues for turn in dialogue.turns]
-    return write_dashboard(path, coder, record(probe, texts)[1], title=texts[0][1])
+    return write_dashboard(path, coder, collect(probe, texts)[1], title=texts[0][1])
 
 
 @pytest.mark.parametrize("kind", PAGES)
