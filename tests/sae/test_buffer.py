@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sae import ActivationError, ConfigError
@@ -41,6 +41,7 @@ def token_batches(sizes: list[int], first: int = 0) -> Iterator[TokenBatch]:
         )
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(any),
     st.integers(1, 8),
@@ -79,6 +80,7 @@ def test_the_buffer_mixes_and_is_refilled_by_half() -> None:
     assert order(make([10] * 20, 5, 40, seed=1)) != tokens
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 23), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8),
     st.integers(1, 8),

@@ -243,7 +243,8 @@ def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_real_dialogues_on_a_real_encoder(remind_data: Path, tmp_path: Path) -> None:
-    data = [str(remind_data / "msc"), str(remind_data / "friends" / "emorynlp_csv")]
+    files = ("msc/session_2_valid.jsonl", "friends/emorynlp_csv/emorynlp_dev_final.csv")
+    data = [str(remind_data / name) for name in files]
     trainer = SAETrainConfig(d_sae=1024, steps=30, batch_size=1024, lr=2e-3, warmup_steps=5, log_every=29)
     common: dict[str, Any] = {"layers": [5], "limit": 300, "window": 128, "idf_turns": 100}
     out = train_sae(TrainSAEConfig(out=str(tmp_path / "out"), data=data, trainer=trainer, **common))
