@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -13,11 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.measure import about, headline
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import atomic_path, read_json, write_json, write_rows
+from remind.core.files import atomic_path, read_json, write_json
 from remind.core.processes import resident
-from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.data.readers import read
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import read, write_refmem
 from remind.llm.offline import OfflineLLM, sentences
 from remind.models.encoder import SentenceEncoder
 from remind.perception import PerceptionConfig, RetrieveConfig, SegmentConfig
@@ -68,8 +65,6 @@ class RetrievalCurveConfig:
     """How many questions are asked, the first ones with gold evidence."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments and retrieval. retrieve.method is ignored: both are run."""
-    work: str | None = None
-    """Folder that keeps histories and indexes; None: a temporary one."""
     out: str | None = None
     """JSON file for the figures; None: they are only printed."""
     plot: str | None = None
@@ -97,9 +92,7 @@ def retrieval_curve(cfg: RetrievalCurveConfig) -> list[dict[str, float]]:
         raise ConfigError("a curve needs a dialogue whose questions have gold evidence, and another dialogue")
     others = [dialogue for dialogue in dialogues if dialogue is not base]
     encoder = SentenceEncoder()
-    names = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "safetensors"))
-    print(f"{platform.platform()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {names}")
-    print(_LEGEND)
+    print(f"{headline(about('torch', 'numpy', 'safetensors'))}\n{_LEGEND}")
     print("  ".join(f"{name:>9}" for name in _COLUMNS), flush=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="remind-curve-") as temporary:
@@ -107,7 +100,7 @@ def retrieval_curve(cfg: RetrievalCurveConfig) -> list[dict[str, float]]:
             history, sources = make_history(base, others, tokens, encoder.count_many, cfg.seed)
             reader = BorrowingEncoder(encoder, history, sources, base, cfg.seed)
             asked = [q for q in questions if q.dialogue_id == base.id and q.evidence][: cfg.questions]
-            rows.append(_row(cfg.perception, history, asked, reader, Path(cfg.work or temporary) / f"{tokens}"))
+            rows.append(_row(cfg.perception, history, asked, reader, Path(temporary) / f"{tokens}"))
             widths = {name: max(9, len(name)) for name in _COLUMNS}
             print("  ".join(f"{rows[-1][name]:>{width}.7g}" for name, width in widths.items()), flush=True)
     print(f"cosine of a copy with its source, sample of the longest: {reader.likeness:.3f}")
@@ -128,7 +121,10 @@ def _row(
     build = perf_counter() - started
     vectors = torch.cat([encoder.encode([question.text]) for question in questions])
     asked = [replace(question, dialogue_id=dialogue.id, images=()) for question in questions]
-    write_task(folder, dialogue, asked, vectors, encoder.name, config)
+    write_refmem(Corpus((dialogue,), tuple(asked)), folder / "history.jsonl")
+    with atomic_path(folder / "questions.safetensors") as temporary:
+        save_file({"vectors": vectors.contiguous()}, temporary)
+    write_json(folder / "task.json", {"encoder": encoder.name, **asdict(config)})
     return {
         "tokens": sum(index.costs.turns) + sum(index.costs.headings),
         "turns": len(dialogue.turns),
@@ -286,30 +282,6 @@ class VectorlessEncoder(SentenceEncoder):
 
     def encode_apart(self, texts: Sequence[str]) -> Tensor:
         raise DataError("the index is missing, or cannot be read")
-
-
-def write_task(
-    folder: Path, dialogue: Dialogue, questions: Sequence[Question], vectors: Tensor, encoder: str, config: Any
-) -> None:
-    """Write what `measure` reads: the dialogue, its questions, their vectors, and the settings of its index."""
-    turn_fields = ("id", "speaker", "text", "time")
-    rows: list[dict[str, Any]] = [{"type": "context", "id": dialogue.id, "sessions": []}]
-    for session in dialogue.sessions:
-        turns = [
-            {name: getattr(turn, name) for name in turn_fields}
-            | {"images": [{"path": None, "caption": image.caption, "source": None} for image in turn.images]}
-            for turn in session.turns
-        ]
-        rows[0]["sessions"].append({"id": session.id, "time": session.time, "turns": turns})
-    rows += [
-        {"type": "question", "id": q.id, "context_id": dialogue.id, "question": q.text, "format": "direct"}
-        | {"options": [], "answers": list(q.answers), "evidence": list(q.evidence), "dimension": None}
-        for q in questions
-    ]
-    write_rows(folder / "history.jsonl", rows)
-    with atomic_path(folder / "questions.safetensors") as temporary:
-        save_file({"vectors": vectors.contiguous()}, temporary)
-    write_json(folder / "task.json", {"encoder": encoder, **asdict(config)})
 
 
 def measured_apart(folder: Path) -> dict[str, float]:
