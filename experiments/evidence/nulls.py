@@ -34,7 +34,6 @@ def null_ratios(
     saes: Mapping[int, TopKSAE],
     config: GroundingConfig,
     budgets: Sequence[int],
-    cv: bool,
 ) -> Ratios:
     """Ratios over the full history of the resonance without one of its parts, and with a control for SAEs.
 
@@ -43,23 +42,23 @@ def null_ratios(
 
     Args:
         encoder: of the SAEs, with their backbone.
-        cv: choose without the dialogue that is measured.
 
     Returns:
         (name, "full") → for each dialogue [Q, budgets].
     """
-    found: Ratios = {}
+    ratios: Ratios = {}
 
     def measure(name: str, signals: Callable[[Prepared], dict[str, Tensor]], dialogues: Iterable[Prepared]) -> None:
-        moved = [
-            replace(one, views={"full": View(one.views["full"].run, {**signals(one), "length": _length(one)})})
-            for one in dialogues
-        ]
-        found[name, "full"] = _held_out(moved, budgets, cv)
+        moved = []
+        for one in dialogues:
+            view = one.views["full"]
+            own = View(view.run, {**signals(one), "length": view.signals["length"]})
+            moved.append(replace(one, views={"full": own}))
+        ratios[name, "full"] = _held_out(moved, budgets)
 
     for name, fields in ablations().items():
-        config_without = replace(config, **{key: value for key, value in fields.items() if key != "smooth_turns"})
-        measure(f"resonance, {name}", partial(_resonances, config=config_without), ready)
+        without = replace(config, **{key: value for key, value in fields.items() if key != "smooth_turns"})
+        measure(f"resonance, {name}", lambda one, cfg=without: resonances(one.codes, cfg, one.views["full"].run), ready)
     own = partial(_strategy_anchors, encoder=encoder, config=config)
     measure("resonance, strategy_anchors", own, ready)
     turns = [turn for one in ready for turn in one.asked.dialogue.turns][::STRIDE]
@@ -70,11 +69,7 @@ def null_ratios(
         other = SparseEncoder(encoder.backbone, coders, config.sink_ratio, encoder.batch_size)
         signals = partial(_of_control, encoder=other, config=config, cosine=control == "cosine")
         measure(f"{control} for SAE", signals, track(ready, control, len(ready)))
-    return found
-
-
-def _resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
-    return resonances(one.codes, config, one.views["full"].run)
+    return ratios
 
 
 def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:
@@ -112,11 +107,7 @@ def _cosines(held: QuestionCodes, config: GroundingConfig, run: Tensor) -> dict[
     }
 
 
-def _length(one: Prepared) -> Tensor:
-    return one.views["full"].signals["length"]
-
-
-def _held_out(dialogues: Sequence[Prepared], budgets: Sequence[int], cv: bool) -> list[np.ndarray]:
+def _held_out(dialogues: Sequence[Prepared], budgets: Sequence[int]) -> list[np.ndarray]:
     """Ratios [Q, budgets] of the resonance in the dialogues' views, each under settings chosen without it."""
     names = [name for name in dialogues[0].views["full"].signals if name.startswith("resonance/")]
     table = {
@@ -124,8 +115,8 @@ def _held_out(dialogues: Sequence[Prepared], budgets: Sequence[int], cv: bool) -
         for setting in grid("resonance", names)
     }
     datasets, everyone = [one.asked.dataset for one in dialogues], range(len(dialogues))
-    found = []
+    ratios = []
     for held in everyone:
-        best = best_settings(table, datasets, [n for n in everyone if n != held or not cv])
-        found.append(np.stack([table[setting][held][:, b] for b, setting in enumerate(best)], 1))
-    return found
+        best = best_settings(table, datasets, [n for n in everyone if n != held])
+        ratios.append(np.stack([table[setting][held][:, b] for b, setting in enumerate(best)], 1))
+    return ratios

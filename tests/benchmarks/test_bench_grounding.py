@@ -33,21 +33,6 @@ def test_figures_are_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert word in printed
 
 
-def test_scoring_holds_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, list[int]]] = []
-    original = Backbone.hidden_states
-
-    def watch(self: Backbone, ids: torch.Tensor, mask, layers):
-        calls.append((ids.shape[1], list(layers)))
-        return original(self, ids, mask, layers)
-
-    monkeypatch.setattr(Backbone, "hidden_states", watch)
-    bench_grounding(BenchGroundingConfig(**SMALL, windowed=False, layers=[1, 3]))
-    # the first forward and one a round; grounding itself reads the stored states
-    assert len(calls) == 1 + SMALL["rounds"]
-    assert len(set(map(str, calls))) == 1
-
-
 def test_scoring_is_the_time_of_grounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that only `Grounder.ground` and the forward move, the ratio is theirs."""
     clock = [0.0]

@@ -24,15 +24,14 @@ from experiments.faithfulness.turns import evidence_turns, fill, marked_turns, o
 from remind.alignment.tokens import example_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.data.sample import sample_path
 from remind.evaluation.intervals import bootstrap
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.encode import SparseEncoder
 from remind.models.backbone import Backbone, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
-from remind.pipeline import BuildStatesConfig, build_states, record_of
-from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
+from remind.pipeline import record_of
+from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
 from sae import TopKSAE, layer_folder
 from sae.hooks import edited
@@ -336,29 +335,23 @@ def test_left_out_questions_are_counted_and_nothing_is_half_written(tmp_path: Pa
             replace(cfg, **wrong)
 
 
-@pytest.mark.slow
-def test_the_sample_on_nano_from_end_to_end(tmp_path: Path) -> None:
+def test_a_run_with_ablation_on_nano(tmp_path: Path) -> None:
     nano = save_nano(tmp_path / "nano")
     TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 2))
-    sae, sample = str(tmp_path / "sae"), str(sample_path() / "test.jsonl")
-    building = BuildStatesConfig(sample, str(tmp_path / "states"), backbone=str(nano), sae=sae, limit=1)
-    states = build_states(replace(building, cache=str(tmp_path / "cache")))
-    cfg = FaithfulnessConfig(str(states), str(nano), str(tmp_path / "a"), sae=sae, limit=2, draws=2, bootstrap=50)
+    records = [record(0), record(1, blocks=((2, 2), (4, 4)))]
+    states, sae = write_states(tmp_path / "states", records), str(tmp_path / "sae")
+    cfg = FaithfulnessConfig(str(states), str(nano), str(tmp_path / "a"), sae=sae, draws=2, bootstrap=50)
     first = faithfulness(cfg)
     second = faithfulness(replace(cfg, out=str(tmp_path / "b"), batch_size=1))
     assert set(first["methods"]) == {"removed", "kept", "ablated"}
     assert json.loads((tmp_path / "a" / "result.json").read_text()) == json.loads(json.dumps(first))
     assert (tmp_path / "a" / "faithfulness.png").read_bytes()[:4] == b"\x89PNG"
     rows = [json.loads(line) for line in (tmp_path / "a" / "questions.jsonl").read_text().splitlines()]
-    assert len(rows) == first["counts"]["measured"] == 2
-    assert len({row["dialogue_id"] for row in rows}) > 1  # spread over the split
+    assert len(rows) == first["counts"]["measured"] == first["counts"]["dialogues"] == 2
     backbone = load_backbone(str(nano))
-    known = {item.question_id: item for item in read_states(states)}
-    for row in rows:
-        item = known[row["question_id"]]
-        target = target_ids(backbone.tokenizer, item.target or "")
-        turns = [n for n, turn in enumerate(item.x0.turns) if turn.turn_id in row["turns"]["marked"]]
-        assert turns == marked_turns(item)
+    for row, item in zip(rows, records, strict=True):
+        target, turns = target_ids(backbone.tokenizer, str(item.target)), marked_turns(item)
+        assert [item.x0.turns[turn].turn_id for turn in turns] == row["turns"]["marked"]
         before, after = (
             by_hand(backbone.model, prompt_ids(backbone.tokenizer, text), target).sum()
             for text in (item.x0.text, without_turns(item.x0, turns))

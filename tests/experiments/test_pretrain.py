@@ -170,17 +170,8 @@ def test_equal_settings_give_equal_weights(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pretraining, "MEASURED", {name: replace(world, test=1)})
     digests = []
     for number, seed in enumerate((0, 0, 1)):
-        cfg = PretrainConfig(
-            out=str(tmp_path / str(number)),
-            steps=3,
-            batch=4,
-            lessons=16,
-            threads=1,
-            seed=seed,
-            layers=2,
-            hidden_size=64,
-        )
-        folder = pretrain(cfg)
+        sizes = {"steps": 3, "batch": 4, "lessons": 16, "threads": 1, "layers": 2, "hidden_size": 64}
+        folder = pretrain(PretrainConfig(out=str(tmp_path / str(number)), seed=seed, **sizes))  # type: ignore[arg-type]
         digests.append(hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest())
         assert load_backbone(folder).kind == "vlm"
         assert (folder / "metrics.jsonl").read_text().count("\n") == 1

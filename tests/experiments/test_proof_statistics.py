@@ -49,12 +49,8 @@ def test_flops_against_a_count_by_hand() -> None:
     bare = replace(one, labelled=False)
     assert fixed_cost([bare], base, size) - fixed_cost([one], base, size) == 2 * (33 * 10 + 4 * 3)
     ema = Objective(teacher_weights="ema")
-    assert step_cost([one], ema, plan(ema), size) == 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (
-        33 * 10 + 4 * 3
-    )
-
-
-def test_equal_flops() -> None:
+    passes = 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (33 * 10 + 4 * 3)
+    assert step_cost([one], ema, plan(ema), size) == passes
     assert equal_steps({"flops": 300.0, "steps": 3}, {"flops": 749.0, "steps": 3}) == 7
 
 
@@ -118,8 +114,7 @@ def test_share_of_the_gap() -> None:
     ours, low, high = np.array([[1.0, 1, 1, 0]]), np.array([[0.0, 1, 0, 0]]), np.ones((1, 4))
     share = share_of(ours - low, high - low, dialogues, 300)
     assert share is not None
-    assert share["value"] == pytest.approx(2 / 3)
-    assert share["low"] < 2 / 3 < share["high"]
+    assert share["low"] < share["value"] == pytest.approx(2 / 3) < share["high"]
     assert share_of(ours, low - low, dialogues, 300) is None
 
 
@@ -130,11 +125,15 @@ def _run(x0: str, x1: str = "1111", x2: str = "1111", **values: Any) -> dict[str
 
 def test_collapse_is_told_by_x1_x2_or_the_guard() -> None:
     base = _run("0000", "1110", "1111")
-    assert not collapsed(_run("0000", "1110", "1111"), base)
-    assert collapsed(_run("1111", "1100", "1111"), base)
-    assert collapsed(_run("1111", "1111", "1011"), base)
-    assert collapsed(_run("1111", guard=[{"step": 1, "what": ["x"]}]), base)
-    assert not collapsed(_run("1111", "11", "11"), base)  # the first two questions alone
+    fired = {"guard": [{"step": 1, "what": ["x"]}]}
+    for run, expected in (
+        (_run("0000", "1110", "1111"), False),
+        (_run("1111", "1100", "1111"), True),
+        (_run("1111", "1111", "1011"), True),
+        (_run("1111", **fired), True),
+        (_run("1111", "11", "11"), False),  # the first two questions alone
+    ):
+        assert collapsed(run, base) == expected
 
 
 def test_without_labels_the_rival_is_the_best_of_scarce_labels() -> None:
