@@ -29,14 +29,7 @@ def test_points_are_all_combinations_that_can_be_trained() -> None:
 
 
 def test_the_best_setting_never_collapsed() -> None:
-    setting = {
-        "tau": 1.0,
-        "teacher_weights": "base",
-        "target_grad": "detach",
-        "hard_levels": (0,),
-        "guard": 0,
-        "runs": 2,
-    }
+    setting = {"tau": 1.0, "teacher_weights": "base", "target_grad": "detach", "hard_levels": (0,), "runs": 2}
     rows: list[dict[str, Any]] = [
         {
             **setting,
