@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import about, headline, seconds
+from benchmarks.measure import about, headline, renumbered, seconds
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
 from remind.core.progress import Counter
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
 from remind.grounding.places import token_places
@@ -95,18 +95,15 @@ def bench_state(backbone: Backbone, tokens: int) -> FactualState:
 
     corpus = read(sample_path())
     sessions: list[Session] = []
-    used = images = 0
+    used = 0
     for session in cycle([session for dialogue in corpus.dialogues for session in dialogue.sessions]):
-        turns: list[Turn] = []
-        for turn in session.turns:
-            shown = tuple(Image(images + n, caption=image.caption) for n, image in enumerate(turn.images))
-            images += len(shown)
-            turns.append(Turn(f"{len(sessions)}:{len(turns)}", turn.speaker, turn.text, turn.time, shown))
-            used += len(backbone.tokenize(turn.text).ids)
-        sessions.append(Session(str(len(sessions)), session.time, tuple(turns)))
+        name = str(len(sessions))
+        turns = tuple(replace(turn, id=f"{name}:{n}") for n, turn in enumerate(session.turns))
+        sessions.append(Session(name, session.time, turns))
+        used += sum(len(backbone.tokenize(turn.text).ids) for turn in turns)
         if used >= tokens:
             break
-    dialogue = Dialogue("bench", tuple(sessions))
+    dialogue = Dialogue("bench", renumbered(sessions))
     question = Question("bench", "bench", "How has the habit changed since spring?")
     bounds = [0, *accumulate(len(session.turns) for session in sessions)]
 

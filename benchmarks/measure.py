@@ -1,15 +1,18 @@
-"""What the benchmarks share: the clock, and on what they ran."""
+"""What the benchmarks share: the clock, what they ran on, and dialogues put together."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
 import torch
+
+from remind.data.dialogue import Session, Turn
 
 
 def seconds(
@@ -52,3 +55,16 @@ def _processor() -> str:
 def headline(facts: dict[str, str]) -> str:
     """`about` in a line."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def renumbered(sessions: Sequence[Session]) -> tuple[Session, ...]:
+    """Sessions of several dialogues as those of one: images counted from 0, without their files."""
+    count, result = 0, []
+    for session in sessions:
+        turns: list[Turn] = []
+        for turn in session.turns:
+            images = [replace(image, index=count + n, path=None, source=None) for n, image in enumerate(turn.images)]
+            count += len(images)
+            turns.append(replace(turn, images=tuple(images)))
+        result.append(replace(session, turns=tuple(turns)))
+    return tuple(result)

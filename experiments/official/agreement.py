@@ -11,7 +11,7 @@ from experiments.official.files import ResultFile
 from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
 from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.intervals import Estimate, wilson
+from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.tables import plain
 from remind.llm.auxiliary import ChatLLM
@@ -197,32 +197,28 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
 
 def table(result: Mapping[str, Any]) -> str:
     """The figures in plain lines; accuracy as in Table 3, with its 95 % interval."""
+
+    def figure(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3f}"
+
     rows = []
     for name, row in {**result["groups"], "all": result["all"]}.items():
-        accuracy: Estimate | None = row["accuracy"]
-        cell = "–"
+        cell, accuracy = "–", row["accuracy"]
         if accuracy is not None:
             share = f"{accuracy['value']:.2f} ({row['agree']}/{accuracy['n']})"
             cell = f"{share} [{accuracy['low']:.2f}, {accuracy['high']:.2f}]"
-        figures = [_plain(row[key]) for key in ("precision", "recall", "f1", "kappa")]
+        figures = [figure(row[key]) for key in ("precision", "recall", "f1", "kappa")]
         rows.append([name, str(row["n"]), str(row["failed"]), cell, *figures])
     heads = ["", "n", "failed", "accuracy", "precision", "recall", "F1", "kappa"]
-    mean = f"mean over groups: {_plain(result['mean_accuracy'])}"
+    mean = f"mean over groups: {figure(result['mean_accuracy'])}"
     return "\n".join([f"judge: {result['judge']}", plain(heads, rows), mean])
 
 
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def agreement_and_show(cfg: AgreementConfig) -> None:
-    """`judge_agreement`, then the table and where it is."""
+    """`judge_agreement`, then the table."""
     result = judge_agreement(cfg)
-    if "dry_run" in result:
-        return
-    print(table(result))
-    if cfg.out is not None:
-        print(f"agreement: {cfg.out}")
+    if "dry_run" not in result:
+        print(table(result))
 
 
 if __name__ == "__main__":

@@ -256,18 +256,11 @@ def table(result: Mapping[str, Any]) -> str:
     return f"{counts['questions']} questions; left out: {left_out}\n{plain(['', *(f'@{k}' for k in ks)], rows)}"
 
 
-def score_and_show(cfg: ScoreRetrievalConfig) -> None:
-    """`score_retrieval`, then the table and where it is."""
-    print(table(score_retrieval(cfg)))
-    if cfg.out is not None:
-        print(f"figures: {cfg.out}")
-
-
 if __name__ == "__main__":
     from remind.core.cli import main
 
     main(
         ScoreRetrievalConfig,
-        score_and_show,
+        lambda cfg: print(table(score_retrieval(cfg))),
         "Score our retrieval on LongMemEval's haystacks by the benchmark's own figures.",
     )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,13 +12,14 @@ from benchmarks.bench_retrieval_curve import (
     BorrowingEncoder,
     RetrievalCurveConfig,
     make_history,
-    measured_apart,
+    measure,
     retrieval_curve,
 )
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.models.encoder import SentenceEncoder
+from remind.perception import RetrieveConfig, SegmentConfig
 from remind.states.pyramid import turn_text
 
 
@@ -86,5 +88,6 @@ def test_a_curve_is_measured_written_and_drawn(tmp_path: Path, capsys: pytest.Ca
 def test_what_cannot_be_measured_is_told(park: Dialogue, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         RetrievalCurveConfig("x", [])
-    with pytest.raises(DataError, match="measuring failed"):
-        measured_apart(tmp_path)
+    write_refmem(Corpus((park,), ()), tmp_path / "history.jsonl")
+    with pytest.raises(DataError, match="the index is missing"):
+        measure(tmp_path, "none", np.zeros((1, 4), np.float32), SegmentConfig(), RetrieveConfig())

@@ -14,13 +14,10 @@ from sklearn import metrics as reference
 
 from experiments.official.agreement import (
     AgreementConfig,
-    Labelled,
     agreement,
-    by_group,
     judge_agreement,
     load_labels,
     load_verdicts,
-    table,
 )
 from remind.core.errors import DataError
 
@@ -50,26 +47,6 @@ def test_failures_and_undefined_figures() -> None:
     nothing = agreement([False], [False])
     assert (nothing["precision"], nothing["recall"], nothing["f1"]) == (None, None, None)
     assert agreement([None], [True])["accuracy"] is None
-
-
-#: Judgments that agree with people's, of 30, by dimension.
-TABLE_3 = {"GPT-4o": ([30, 30, 30, 30, 29, 29, 30, 30], 0.99), "Qwen3-8B": ([27, 27, 30, 25, 30, 30, 27, 28], 0.93)}
-
-
-@pytest.mark.parametrize("judge", list(TABLE_3))
-def test_table_3_of_the_paper(judge: str) -> None:
-    right, average = TABLE_3[judge]
-    labelled, verdicts = [], []
-    for dimension, count in enumerate(right):
-        for number in range(30):
-            label = number % 2 == 0
-            labelled.append(Labelled(f"{dimension}-{number}", label, f"d{dimension}", None))
-            verdicts.append(label if number < count else not label)
-    found = by_group(verdicts, labelled)
-    assert [row["agree"] for row in found["groups"].values()] == right
-    assert round(found["mean_accuracy"], 2) == average
-    shown = table({"judge": judge, **found})
-    assert f"({right[4]}/30)" in shown
 
 
 class Rule:

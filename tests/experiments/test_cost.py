@@ -75,15 +75,6 @@ def test_causal_is_what_a_fused_kernel_computes() -> None:
     assert found == Shape.of(model.config).prefill(96)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-vl-2b", "qwen3-vl-8b"])
-def test_real_sizes_at_the_longest_history(name: str) -> None:
-    config = load_config(name)
-    shape, counted = Shape.of(config), Counted(config)
-    tokens = 2**21
-    assert counted.forwards(tokens, 1) == (shape.prefill(tokens, dense=True), shape.prefill(1, tokens, dense=True))
-
-
 def test_a_closed_form_that_is_off_is_found(nano: tuple[Shape, Counted]) -> None:
     shape, counted = nano
     assert [one["forward"] for one in check("nano", shape, counted, 40)] == ["prefill", "step"]
@@ -137,14 +128,6 @@ def test_parts_by_hand(nano: tuple[Shape, Counted], encoder: Encoder) -> None:
     }
     read = shape.blocks(1010, 4) / 4 + shape.prefill(5, 1010)
     assert inference.parts(Way("full", 4), 1000) == {"read": read, "answer": shape.decode(1015, 2)}
-
-
-def test_an_auxiliary_llm_that_is_not_counted(nano: tuple[Shape, Counted], encoder: Encoder) -> None:
-    cfg = small(auxiliary=None)
-    inference, counted = Inference(cfg, nano[0], None, encoder), Inference(cfg, nano[0], nano[0], encoder)
-    parts = inference.parts(Way("x2", 1), 500)
-    assert parts["strategy"] == parts["summary"] == 0 < parts["index"] < counted.parts(Way("x2", 1), 500)["index"]
-    assert inference.calls(Way("x2", 1), 500) == counted.calls(Way("x2", 1), 500)
 
 
 def test_x0_does_not_grow_beyond_the_cap_but_for_its_cosines(encoder: Encoder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from experiments.official.retrieval import (
     Haystack,
     ScoreRetrievalConfig,
     average,
-    grown,
     haystack_of,
     rankings,
     score_ranking,
@@ -94,18 +92,6 @@ def three_sessions() -> Haystack:
     """Sessions A (turns a1, a2), B (b1, b2), C (c1); evidence a2 and c1."""
     session = {"a1": "A", "a2": "A", "b1": "B", "b2": "B", "c1": "C"}
     return Haystack("q", tuple(session), session, frozenset({"a2", "c1"}))
-
-
-def test_by_hand(three_sessions: Haystack) -> None:
-    ranked = ["b1", "b2", "a2", "a1", "c1"]
-    # documents in the order seen: B, B, A with evidence, A without, C
-    assert [grown(three_sessions, ranked, k) for k in (1, 2, 3, 4, 5)] == [1, 3, 4, 5, 5]
-    found = score_ranking(three_sessions, ranked, [1, 2, 3, 4])
-    assert [found["session"][f"recall_any@{k}"] for k in (1, 2, 3, 4)] == [0, 1, 1, 1]
-    assert [found["session"][f"recall_all@{k}"] for k in (1, 2, 3, 4)] == [0, 0, 0, 1]
-    # a2 at rank 3, c1 at rank 5; ideal: ranks 1 and 2, which weigh the same
-    assert found["session"]["ndcg_any@4"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 2)
-    assert found["turn"]["ndcg_any@3"] == pytest.approx(1 / math.log2(3) / 2)
 
 
 def test_a_ranking_that_leaves_turns_out_pays_for_them(three_sessions: Haystack) -> None:
