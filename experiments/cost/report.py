@@ -11,12 +11,7 @@ from sae.figures import Picture, new_figure
 
 #: Colour, marker and its size by what the prompt is. Okabe and Ito's colours, which the colour-blind can tell apart;
 #: markers that coincide stay visible inside each other.
-_STYLES = {
-    "full": ("#000000", "o", 5),
-    "x0": ("#0072B2", "s", 8),
-    "x1": ("#E69F00", "^", 4),
-    "x2": ("#009E73", "D", 5),
-}
+_STYLES = {"full": ("#000000", "o", 5), "x0": ("#0072B2", "s", 8), "x1": ("#E69F00", "^", 4), "x2": ("#009E73", "D", 5)}
 
 
 def length_label(tokens: int) -> str:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def guidance_features(
-    encoder: SparseEncoder,
-    rendered: Rendered,
-    config: GroundingConfig,
-    idf: Mapping[int, Tensor],
-    n: int | None = None,
+    encoder: SparseEncoder, rendered: Rendered, config: GroundingConfig, idf: Mapping[int, Tensor], n: int | None = None
 ) -> dict[int, list[int]]:
     """The features with the largest weight in v_guide (Eq. 3), by layer, falling; none of weight 0.
 

@@ -12,13 +12,7 @@ import pytest
 from in_process import run_module
 from sklearn import metrics as reference
 
-from experiments.official.agreement import (
-    AgreementConfig,
-    agreement,
-    judge_agreement,
-    load_labels,
-    load_verdicts,
-)
+from experiments.official.agreement import AgreementConfig, agreement, judge_agreement, load_labels, load_verdicts
 from remind.core.errors import DataError
 
 

