@@ -256,12 +256,3 @@ def test_data_without_evidence_is_refused(tmp_path: Path) -> None:
     path.write_text(f'{{"personas": [["a"], ["b"]], "dialog": {said}}}\n')
     with pytest.raises(ConfigError, match="no question with gold evidence"):
         load([str(path)])
-
-
-@pytest.mark.slow
-def test_real_questions_and_their_evidence(remind_data: Path) -> None:
-    asked, facts = load([str(remind_data / "locomo" / "locomo_dev.json"), str(remind_data / "realtalk")])
-    assert [fact["dataset"] for fact in facts] == ["locomo", "realtalk"]
-    assert sum(len(one.questions) for one in asked if one.dataset == "locomo") == facts[0]["with_evidence"] == 1249
-    assert {name for one in asked if one.dataset == "locomo" for name in one.categories} == {"1", "2", "3", "4", "5"}
-    assert facts[1]["dangling"] > 0
