@@ -13,10 +13,9 @@ from typing import Any
 from experiments.evidence.crossval import CrossValidation
 from experiments.evidence.data import load
 from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA
-from experiments.evidence.nulls import null_ratios
 from experiments.evidence.prepare import SCOPES, prepare
 from experiments.evidence.report import Table, all_differences, difference_lines, plot
-from experiments.evidence.sweep import sweep
+from experiments.evidence.variations import null_ratios, sweep
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track

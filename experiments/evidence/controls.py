@@ -38,7 +38,7 @@ def controls_for(
 
     untrained: an SAE of the same size with random weights and the sample's mean as b_dec.
     shuffled: `Shuffled`. pca: `principal_directions`. neurons: `neurons`.
-    cosine: `neurons` that keep every dimension, for cosines of hidden states (`nulls`).
+    cosine: `neurons` that keep every dimension, for cosines of hidden states (`variations`).
 
     Args:
         sample: layer to hidden states [N, d_in], of `hidden_sample`; for untrained and pca.

@@ -14,8 +14,8 @@ from experiments.evidence.bench import BUDGETS, BenchEvidenceConfig, bench_evide
 from experiments.evidence.controls import neurons
 from experiments.evidence.data import load
 from experiments.evidence.methods import METHODS
-from experiments.evidence.nulls import _cosines
 from experiments.evidence.resonance import encode_questions
+from experiments.evidence.variations import _cosines
 from remind.core.errors import ConfigError, ModelError
 from remind.data.sample import sample_path
 from remind.grounding import GroundingConfig
