@@ -61,12 +61,13 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         rows["stage report alone"] = _timed(lambda: evaluate(replace(run, stage="report")))
         if len(asked) != cfg.questions:
             raise DataError(f"{len(asked)} questions were asked, not {cfg.questions}: known answers were asked again")
+    machine = about("torch", "transformers", "sentence-transformers", "remind-toolkit")
     found = {
         "questions": cfg.questions,
-        "about": about("torch", "transformers", "sentence-transformers", "remind-toolkit"),
+        "about": machine,
         "seconds": rows,
     }
-    print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {headline(found['about'])}")
+    print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {headline(machine)}")
     print(f"{'':<20}{'wall s':>9}{'cpu s':>9}{'encoder s':>11}{'rest, ms per question':>24}")
     for name, row in rows.items():
         rest = 1000 * (row["wall"] - row["encoder"]) / cfg.questions

@@ -69,7 +69,7 @@ def null_ratios(
 
     for name, fields in ablations().items():
         without = replace(config, **{key: value for key, value in fields.items() if key != "smooth_turns"})
-        measure(f"resonance, {name}", lambda one, cfg=without: resonances(one.codes, cfg, one.views["full"].run), ready)
+        measure(f"resonance, {name}", partial(_full_resonances, config=without), ready)
     own = partial(_strategy_anchors, encoder=encoder, config=config)
     measure("resonance, strategy_anchors", own, ready)
     turns = [turn for one in ready for turn in one.asked.dialogue.turns][::STRIDE]
@@ -81,6 +81,10 @@ def null_ratios(
         signals = partial(_of_control, encoder=other, config=config, cosine=control == "cosine")
         measure(f"{control} for SAE", signals, track(ready, control, len(ready)))
     return ratios
+
+
+def _full_resonances(one: Prepared, config: GroundingConfig) -> dict[str, Tensor]:
+    return resonances(one.codes, config, one.views["full"].run)
 
 
 def _strategy_anchors(one: Prepared, encoder: SparseEncoder, config: GroundingConfig) -> dict[str, Tensor]:

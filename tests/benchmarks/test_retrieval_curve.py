@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,14 +11,12 @@ from benchmarks.bench_retrieval_curve import (
     BorrowingEncoder,
     RetrievalCurveConfig,
     make_history,
-    measure,
     retrieval_curve,
 )
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.models.encoder import SentenceEncoder
-from remind.perception import RetrieveConfig, SegmentConfig
 from remind.states.pyramid import turn_text
 
 
@@ -85,9 +82,6 @@ def test_a_curve_is_measured_written_and_drawn(tmp_path: Path, capsys: pytest.Ca
     assert "Encoded for real" in capsys.readouterr().out
 
 
-def test_what_cannot_be_measured_is_told(park: Dialogue, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_told() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         RetrievalCurveConfig("x", [])
-    write_refmem(Corpus((park,), ()), tmp_path / "history.jsonl")
-    with pytest.raises(DataError, match="the index is missing"):
-        measure(tmp_path, "none", np.zeros((1, 4), np.float32), SegmentConfig(), RetrieveConfig())
