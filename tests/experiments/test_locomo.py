@@ -10,7 +10,7 @@ import pytest
 
 from experiments.official.export import ExportOfficialConfig, export_official, hypotheses
 from experiments.official.files import ResultFile
-from experiments.official.locomo import by_category, recall_of, score_samples
+from experiments.official.locomo import by_category, models_of, recall_of, score_samples
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError
 
@@ -48,8 +48,14 @@ def test_figures_by_hand_and_as_the_scorer_writes_them(tmp_path: Path) -> None:
     answered, counts = score_samples(file)
     values = [1 / 2, 1.0, 2 / 3, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, None]
     assert [row.f1 for row in answered] == [None if v is None else pytest.approx(v) for v in values]
-    expected = {"model": "m", "questions": 11, "answered": 10, "unanswered": 1, "without_gold_answer": 1, "changed": 0}
-    assert counts == expected
+    assert counts == {
+        "model": "m",
+        "questions": 11,
+        "answered": 10,
+        "unanswered": 1,
+        "without_gold_answer": 1,
+        "changed": 0,
+    }
     written = [question.get("m_f1", "none") for question in file.records[0]["qa"]]
     # whole numbers where the scorer has them: nothing in common outside category 1, and all of category 5
     assert json.dumps(written) == '[0.5, 1.0, 0.667, 1.0, 0, 1, 0, 1, 0.0, "none", "none"]'
@@ -65,13 +71,35 @@ def test_figures_by_hand_and_as_the_scorer_writes_them(tmp_path: Path) -> None:
     }
 
 
-def test_recall_is_written_where_a_context_is(tmp_path: Path) -> None:
+def test_a_category_without_a_scorer_and_odd_values_are_told(tmp_path: Path) -> None:
+    for bad, message in (
+        (item(6, "x", "y"), "category should be 1 to 5"),
+        (item(True, "x", "y"), "category should be 1 to 5"),
+        (item(4, "x", "y", m_prediction=["x"]), "should be text"),
+        (item(4, "x", "y", m_prediction_context="D1:3"), "list of ids"),
+    ):
+        with pytest.raises(DataError, match=rf"conv-26-q000\]: .*{message}"):
+            score_samples(save(tmp_path / "r.json", [bad]))
+
+
+def test_recall() -> None:
     assert recall_of(["D1:3", "D2:4"], ["D2:4", "D9:9"]) == 0.5
     assert recall_of(["D1:3", "D2:4", "D2:5"], ["S2", "S7"]) == pytest.approx(2 / 3)
     assert recall_of(["D12:1"], ["S1", "S2"]) == 0.0
-    seen = item(4, "x", "x", m_prediction_context=["D1:3"])
-    unseen = {**seen, "m_prediction_context": ["D1:4"]}
-    file = save(tmp_path / "r.json", [seen, unseen, {**unseen, "evidence": []}, item(4, "x", "x")])
+    assert recall_of([], ["D1:1"]) is None
+    assert recall_of(["D1:1"], []) == 0.0
+
+
+def test_recall_is_written_where_a_context_is(tmp_path: Path) -> None:
+    file = save(
+        tmp_path / "r.json",
+        [
+            item(4, "x", "x", m_prediction_context=["D1:3"]),
+            item(4, "x", "x", m_prediction_context=["D1:4"]),
+            item(4, "x", "x", evidence=[], m_prediction_context=["D1:4"]),
+            item(4, "x", "x"),
+        ],
+    )
     answered, _ = score_samples(file)
     assert [row.recall for row in answered] == [1.0, 0.0, None, None]
     assert [question.get("m_recall") for question in file.records[0]["qa"]] == [1.0, 0.0, 1, None]
@@ -90,20 +118,14 @@ def test_figures_that_are_right_leave_the_bytes_alone_and_wrong_ones_are_counted
     assert again.dump() == file.dump()
 
 
-def test_what_cannot_be_scored_is_told(tmp_path: Path) -> None:
-    for question, message in (
-        (item(6, "x", "y"), r"conv-26-q000\]: category should be 1 to 5"),
-        (item(True, "x", "y"), "category should be 1 to 5"),
-        (item(4, "x", "y", m_prediction=["x"]), "should be text"),
-        (item(4, "x", "y", m_prediction_context="D1:3"), "list of ids"),
-    ):
-        with pytest.raises(DataError, match=message):
-            score_samples(save(tmp_path / "r.json", [question]))
+def test_a_model_must_be_named_where_there_are_several(tmp_path: Path) -> None:
     file = save(tmp_path / "r.json", [item(4, "x", "x", gpt_top_5_prediction="y")])
-    for model, message in ((None, "m, gpt_top_5: name one"), ("other", "no predictions of 'other'")):
-        with pytest.raises(ConfigError, match=message):
-            score_samples(file, model)
+    assert models_of(file) == ["m", "gpt_top_5"]
+    with pytest.raises(ConfigError, match="m, gpt_top_5: name one"):
+        score_samples(file)
     assert score_samples(file, "gpt_top_5")[0][0].f1 == 0.0
+    with pytest.raises(ConfigError, match="no predictions of 'other'"):
+        score_samples(file, "other")
     with pytest.raises(ConfigError, match="no predictions"):
         score_samples(save(tmp_path / "r.json", [item(4, None, "x")]))
 
