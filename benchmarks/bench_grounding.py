@@ -18,7 +18,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding.codes import joint_codes
 from remind.grounding.config import GroundingConfig
@@ -241,7 +241,7 @@ def _joint_seconds(
         "smoothing": lambda: smooth_runs(scores, runs, config.sigma),
     }
     seconds: dict[str, list[float]] = {name: [] for name in parts}
-    with torch.no_grad(), Counter("rounds", cfg.rounds) as bar:
+    with torch.no_grad(), ProgressBar("rounds", cfg.rounds) as bar:
         for run in list(parts.values())[1:]:  # the forward is warm already, and it may take minutes
             run()
         for _ in range(cfg.rounds):

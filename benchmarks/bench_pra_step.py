@@ -44,7 +44,7 @@ from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import resident
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive"]
@@ -321,7 +321,7 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
         for name in names:
             rows[name].memory = cpu_memory(cfg, tune, name)
     model, batch = build(cfg, tune), microbatch(cfg)
-    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar, _new_alone():
+    with ProgressBar(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar, _new_alone():
         for number in range(cfg.rounds + 1):
             for name in (name for name in names if not rows[name].failed):
                 step: Step | None = None

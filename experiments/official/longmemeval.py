@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.core.progress import Counter as Progress
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
@@ -196,7 +196,7 @@ def prompted(
     def verdicts(pairs: list[tuple[Reference, str]]) -> list[bool | None]:
         filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
         requests = [judge_request(*pairs[number]) for number in filled]
-        with Progress("judge", len(filled)) as bar:
+        with ProgressBar("judge", len(filled)) as bar:
             replies = llm_verdicts(model, requests, lambda _, __: bar.step())
         values: list[bool | None] = [False] * len(pairs)
         for number, verdict in zip(filled, replies, strict=True):

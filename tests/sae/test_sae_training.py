@@ -18,7 +18,7 @@ import yaml
 
 from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.progress import Counter as ProgressBar
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
@@ -274,7 +274,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
             if done == step:
                 raise Stopped
 
-        monkeypatch.setattr("remind.core.progress.Counter.advance_to", advance)
+        monkeypatch.setattr("remind.core.progress.ProgressBar.advance_to", advance)
 
     return stop
 
