@@ -74,8 +74,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         # a busy machine may take many times the processor's seconds
         client = NotebookClient(book, timeout=1800, resources={"metadata": {"path": str(folder)}})
         client.execute()
-        told = json.loads(book.cells.pop().outputs[-1].text.splitlines()[-1])
-        return book, told[0], told[1]
+        values = json.loads(book.cells.pop().outputs[-1].text.splitlines()[-1])
+        return book, values[0], values[1]
 
     return run
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 
 import yaml
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_bytes
 
 #: Limits for configs, which are written by hand.
 MAX_BYTES = 1 << 20
@@ -64,17 +64,9 @@ class ConfigFile:
 
     def _read(self) -> str:
         try:
-            status = Path(self.path).stat()
-            if not stat.S_ISREG(status.st_mode):
-                what = "is a folder, a file was expected" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-                raise self.error(what)
-            if status.st_size > MAX_BYTES:
-                raise self.error(f"has {status.st_size:,} bytes; a config has {MAX_BYTES:,} at most")
-            content = Path(self.path).read_bytes()
-        except FileNotFoundError:
-            raise self.error("no such file") from None
-        except (OSError, ValueError) as error:
-            raise self.error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            content = read_bytes(self.path, MAX_BYTES)
+        except DataError as error:
+            raise ConfigError(str(error)) from None
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fuzzing.seeds import LONGMEMEVAL
 
 from experiments.official.longmemeval import TYPES
 from remind import read
@@ -25,9 +27,8 @@ def _corpus() -> Corpus:
     return read(sample_path() / "train.jsonl")
 
 
-def _dialogues() -> Iterator[tuple[Dialogue, list[Session]]]:
-    for dialogue in _corpus().dialogues:
-        yield dialogue, list(dialogue.sessions[:SESSIONS])
+def _dialogues() -> Iterator[tuple[Dialogue, Sequence[Session]]]:
+    return ((dialogue, dialogue.sessions[:SESSIONS]) for dialogue in _corpus().dialogues)
 
 
 def _turns(session: Session, number: int, key: str) -> list[dict[str, Any]]:
@@ -41,7 +42,7 @@ def _turns(session: Session, number: int, key: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _questions(dialogue: Dialogue, sessions: list[Session], most: int) -> list[dict[str, Any]]:
+def _questions(dialogue: Dialogue, sessions: Sequence[Session], most: int) -> list[dict[str, Any]]:
     """Direct questions with evidence among the sessions; categories 1 to 4 in turn, and one without an answer."""
     ids = {t.id: f"D{n}:{p}" for n, s in enumerate(sessions, 1) for p, t in enumerate(s.turns, 1)}
     rows: list[dict[str, Any]] = []
@@ -59,14 +60,12 @@ def _questions(dialogue: Dialogue, sessions: list[Session], most: int) -> list[d
 def _locomo() -> list[dict[str, Any]]:
     samples = []
     for dialogue, sessions in list(_dialogues())[:4]:
-        first, second = dialogue.speakers[:2]
-        conversation: dict[str, Any] = {"speaker_a": first, "speaker_b": second}
+        conversation: dict[str, Any] = dict(zip(("speaker_a", "speaker_b"), dialogue.speakers, strict=False))
         for number, session in enumerate(sessions, start=1):
             conversation[f"session_{number}_date_time"] = f"1:5{number} pm on {number} May, 2023"
             conversation[f"session_{number}"] = _turns(session, number, "text")
-        samples.append(
-            {"sample_id": dialogue.id, "conversation": conversation, "qa": _questions(dialogue, sessions, QUESTIONS)}
-        )
+        questions = _questions(dialogue, sessions, QUESTIONS)
+        samples.append({"sample_id": dialogue.id, "conversation": conversation, "qa": questions})
     return samples
 
 
@@ -128,22 +127,7 @@ def _longmemeval(folder: Path) -> None:
         for n, kind in enumerate(TYPES)
     ]
     write_json(folder / "longmemeval_s_queries.json", queries)
-    turns = [
-        {"role": "user", "content": "Number 0 is mine.", "has_answer": True},
-        {"role": "assistant", "content": "Good."},
-    ]
-    instance = {
-        "question_id": "q0",
-        "question_type": TYPES[0],
-        "question": "What was number 0?",
-        "answer": "number 0",
-        "question_date": "2023/05/30 (Tue) 12:00",
-        "haystack_session_ids": ["answer_0", "s1", "s2"],
-        "haystack_dates": [f"2023/05/{20 + n} (Sat) 02:21" for n in range(3)],
-        "haystack_sessions": [turns] * 3,
-        "answer_session_ids": ["answer_0"],
-    }
-    write_json(folder / "longmemeval_s.json", [instance])
+    write_json(folder / "longmemeval_s.json", LONGMEMEVAL)
     judged = [
         {
             "question_id": f"q{n}",

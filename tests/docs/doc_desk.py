@@ -72,8 +72,8 @@ BY_CONFIG: dict[str, str] = {
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
 PROCESSES = ("compare",)
-#: Launchers that are used as they are. The others want GPUs: their commands are run alone, and the file is only read.
-LAUNCHERS = ("configs/accelerate/cpu_2.yaml",)
+#: The launcher that is used, once. The others want GPUs: their commands are run alone, and the file is only read.
+LAUNCHED = ("train-pra", "configs/accelerate/cpu_2.yaml")
 #: Where a reader is to put something of their own.
 PLACEHOLDERS = {"<id>": "c01-q000"}
 #: Options that name what is written, not read.
@@ -85,14 +85,14 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._done: dict[str, str] = {}
+        self._done: dict[tuple[object, ...], str] = {}
         for name in ("scripts", "configs", "remind", "experiments"):
             (folder / name).symlink_to(ROOT / name)
         doc_data.lay_out(folder)
 
     def run(self, command: Command) -> str:
-        """What the command printed. Fails the test where it does not end well."""
-        key = " ".join(command.words)
+        """What the command printed; fails the test where it ends with an error."""
+        key = (command.program, command.arguments)
         if key not in self._done:
             for path in self._needs(command):
                 self._provide(path, command)
@@ -106,11 +106,8 @@ class Desk:
         program = command.program
         if program is None or program not in RECIPES:
             pytest.fail(f"{command}: no recipe for {program}; say in RECIPES how it is made small")
-        config = Path(command.config or "").stem
-        added = f"{RECIPES[program]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
-        given = [PLACEHOLDERS.get(word, word) for word in command.arguments]
-        taken = {word for word in given if word.startswith("--")}
-        return [*given, *_without(shlex.split(added), taken if config == "proof" else set())]
+        added = f"{RECIPES[program]} {BY_CONFIG.get(Path(command.config or '').stem, '')}".replace("{url}", url)
+        return [*(PLACEHOLDERS.get(word, word) for word in command.arguments), *shlex.split(added)]
 
     def _needs(self, command: Command) -> Iterator[str]:
         """Paths under runs/, or the model, that the command or its config reads."""
@@ -140,15 +137,15 @@ class Desk:
         assert (self.folder / path).exists(), f"{wanted_by}: {maker} does not write {path}"
 
     def _start(self, command: Command) -> str:
-        with Proxy(answer=reply) as server, self._surroundings(command):
-            words = [*self.arguments(command, server.url)]
-            if command.program in PROCESSES or command.option("--config_file") in LAUNCHERS:
+        with Proxy(answer=reply) as server, self._surroundings():
+            words = self.arguments(command, server.url)
+            if command.program in PROCESSES or (command.program, command.option("--config_file")) == LAUNCHED:
                 return _as_process(command, words)
             return _in_process(command, words)
 
     @contextlib.contextmanager
-    def _surroundings(self, command: Command) -> Iterator[None]:
-        """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
+    def _surroundings(self) -> Iterator[None]:
+        """The folder, a home of its own, a key, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
         from remind import demo
         from remind.train_sae import TrainSAEConfig
@@ -206,12 +203,6 @@ def _here(*_: object, **__: object) -> ThreadPoolExecutor:
 def _makes(command: Command, path: str) -> bool:
     out = output_of(command)
     return out is not None and f"{path}/".startswith(f"{out}/")
-
-
-def _without(words: list[str], taken: set[str]) -> list[str]:
-    """Options with their values, but for those a command has itself."""
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return [word for name, value in pairs if name not in taken for word in (name, value)]
 
 
 def _in_process(command: Command, words: list[str]) -> str:

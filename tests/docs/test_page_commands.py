@@ -66,13 +66,16 @@ def test_verdicts_of_the_server_are_in_the_report(desk: Desk) -> None:
     assert "gpt-4.1-mini" in json.dumps(report)
 
 
+def config_commands() -> list[Command]:
+    """Those of the configs that are not in the pages, each once, with a launcher or without."""
+    commands = {(command.program, command.arguments): command for command in comment_commands()}
+    pages = {(command.program, command.arguments) for command in page_commands()}
+    return [command for key, command in commands.items() if key not in pages]
+
+
 # last, since they replace what commands of the pages have written
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [one for one in comment_commands() if one.words not in {command.words for command in page_commands()}],
-    ids=str,
-)
+@pytest.mark.parametrize("command", config_commands(), ids=str)
 def test_a_command_of_a_config_runs(desk: Desk, command: Command) -> None:
     out = output_of(command)
     if out and out not in SHARED and (desk.folder / out).exists():

@@ -37,7 +37,7 @@ KEYWORDS = {
     ("weights_only", False),
 }
 NUMPY = ("np.load", "numpy.load", "np.save", "numpy.save")
-#: Loaders of transformers and what each must be told. A pickle is read where safetensors are not asked for.
+#: Loaders of transformers that must be given use_safetensors. A pickle is read where safetensors are not asked for.
 MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
 #: Loaders that read a folder the program has just written, or one of the package.
 OWN = {
