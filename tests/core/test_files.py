@@ -119,6 +119,7 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatc
         (b"\xff\xfe{}", "not UTF-8"),
         (b"[" * 200_000, "nested too deeply|not JSON"),
         (b"", "not JSON"),
+        (b"1" * 5000, "not JSON: Exceeds the limit"),
     ],
 )
 def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes, message: str) -> None:

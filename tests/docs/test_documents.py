@@ -176,17 +176,6 @@ def test_targets_of_make_and_extras_of_pip_exist() -> None:
             assert program in ("cd", "git"), f"no way to check {program}"
 
 
-def test_no_two_commands_write_the_same_folder() -> None:
-    """A command refuses to replace what another one wrote; a reader who types them all must meet no refusal."""
-    continued = {"--adjudicated", "--llm.dry_run"}
-    written: dict[str, Command] = {}
-    for command in block_commands():
-        out = command.option("--out")
-        if out and not continued & set(command.words):
-            other = written.setdefault(out, command)
-            assert other.words == command.words, f"{command} and {other} both write {out}"
-
-
 def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
     """The example of RefMem-Bench JSONL, its broken lines joined, is a file that the reader takes."""
     (block,) = (block for block in blocks("json") if block.page == "docs/data.md")
