@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.measure import about, headline, renumbered, seconds
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
@@ -208,7 +208,7 @@ def _joint_seconds(
         "encode": lambda: grounder.encoder.encode([tokens.ids[:length]]),
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
-    with torch.no_grad(), Counter("rounds", cfg.rounds) as bar:
+    with torch.no_grad(), ProgressBar("rounds", cfg.rounds) as bar:
         for run in list(parts.values())[1:]:  # the forward is warm already, and it may take minutes
             run()
         for _ in range(cfg.rounds):

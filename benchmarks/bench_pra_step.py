@@ -43,7 +43,7 @@ from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import resident, spawned_pool
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive"]
@@ -290,7 +290,7 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
     model, batch = build(cfg, tune), microbatch(cfg)
     # what the libraries have left need not be looked at again and again
     gc.freeze()
-    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar:
+    with ProgressBar(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar:
         for number in range(cfg.rounds + 1):
             for name in (name for name in names if not rows[name].failed):
                 step: Step | None = None

@@ -220,7 +220,7 @@ def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[
         if path.is_dir() and number.isdecimal():
             paths[int(number)] = path
     if not paths:
-        raise FormatError("holds no SAE: expected subfolders such as layer_04 (train_sae.py writes them)", folder)
+        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
     return {layer: TopKSAE.load(paths[layer], device) for layer in sorted(paths)}
 
 

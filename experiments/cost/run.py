@@ -14,7 +14,7 @@ from experiments.cost.flops import TOLERANCE, Counted, Encoder, Shape, load_conf
 from experiments.cost.report import plot, table
 from remind.core.errors import ModelError
 from remind.core.files import write_json, write_text
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 
 def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
     prompts = {inference.prompt(kind, length) for length in cfg.lengths for kind in ("full", "x0", "x1", "x2")}  # type: ignore[arg-type]
     wanted = {name: sorted(prompts) if name == cfg.model else [cfg.sizes.cue_request] for name in configs}
     checks: list[dict[str, Any]] = []
-    with Counter("forwards counted", sum(map(len, wanted.values()))) as bar:
+    with ProgressBar("forwards counted", sum(map(len, wanted.values()))) as bar:
         for name, lengths in wanted.items():
             model = Counted(configs[name])
             for length in lengths:

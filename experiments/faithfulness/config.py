@@ -13,7 +13,7 @@ class FaithfulnessConfig:
     """Compare the log-probability of the target answer under x0 with what it is when turns are taken away."""
 
     states: str
-    """Folder of states (from build_states.py). Their x1 says which turns are marked; the model reads x0, in which
+    """Folder of states (from `remind build-states`). Their x1 says which turns are marked; the model reads x0, in which
     images stand as captions."""
     model: str
     """Causal model whose answers are examined: nano, or a Hugging Face folder or id, such as an exported checkpoint."""

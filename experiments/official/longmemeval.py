@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.core.progress import Counter as Progress
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
@@ -185,7 +185,7 @@ def prompted(model: ChatModel) -> Callable[[list[tuple[Reference, str]]], list[V
     def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
         filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
         requests = [judge_request(*pairs[number]) for number in filled]
-        with Progress("judge", len(filled)) as bar:
+        with ProgressBar("judge", len(filled)) as bar:
             replies = llm_verdicts(model, requests, lambda _, __: bar.step())
         asked = dict(zip(filled, replies, strict=True))
         return [asked.get(number, Verdict(False)) for number in range(len(pairs))]

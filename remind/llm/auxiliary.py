@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json
-from remind.core.progress import Counter as Progress
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
 from remind.llm.asking import ROOM, TEMPLATES, Verdict
@@ -170,7 +170,7 @@ class ChatLLM(AuxiliaryLLM):
             return [Verdict(self.stand_in.judge(*case)) for case in cases]
         requests = [asking.judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
         self.asked["judge"] += len(requests)
-        with Progress("judge", len(requests)) as bar:
+        with ProgressBar("judge", len(requests)) as bar:
             verdicts = asking.verdicts(model, requests, lambda n, reply: bar.step())
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
@@ -265,7 +265,7 @@ class ChatLLM(AuxiliaryLLM):
         if model is None or not samples:
             return stand_in(everything)
         self.asked[stage] += len(samples)
-        with Progress(title, len(samples)) as bar:
+        with ProgressBar(title, len(samples)) as bar:
             replies = model.complete([make(n) for n in everything], lambda n, reply: bar.step())
         written: dict[int, T] = {}
         for n, reply in enumerate(replies):

@@ -131,7 +131,7 @@ class LLMConfig:
     answer: EndpointConfig | None = None
     """Endpoint that answers the questions."""
     questions: EndpointConfig | None = None
-    """Endpoint that writes questions for a new benchmark (build_refmem.py)."""
+    """Endpoint that writes questions for a new benchmark (`remind build-refmem`)."""
     cache: str | None = "~/.cache/remind/llm.sqlite"
     """SQLite file of replies that were paid for; None: none is kept."""
     dry_run: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
 from remind.core.processes import locked, shard_of
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
@@ -147,7 +147,7 @@ class _Build:
                 self.chat.merge(account["report"])
                 self.chat.check(self.cfg.max_failed, done=False)
 
-        with Counter("states", sum(mine), percent=True) as bar:
+        with ProgressBar("states", sum(mine), percent=True) as bar:
             build_all(self.cfg, self.identity, self.saes, missing(), step, done)
         if any(seconds.values()):
             print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))

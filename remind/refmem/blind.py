@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from remind.core.progress import Counter as Bar
+from remind.core.progress import ProgressBar
 from remind.evaluation.metrics import token_f1
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
 from remind.refmem.items import Item, shuffled
@@ -44,7 +44,7 @@ def answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: int
         for item in items
         for draw in range(draws if item.options else min(draws, 1))
     ]
-    with Bar("blind", len(cases)) as bar:
+    with ProgressBar("blind", len(cases)) as bar:
         replies = chat.complete([blind_request(shown) for _, shown in cases], lambda *_: bar.step())
     wrong: set[str] = set()
     unusable = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remind.core.progress import Counter as Bar
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
 from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
 from remind.llm.structured import NotValid, repair
@@ -144,7 +144,7 @@ def write_questions(
 
     def ask(pending: Mapping[int, Request]) -> dict[int, Request]:
         """Read the replies into `items`; returns requests for the replies that can be repaired."""
-        with Bar("items", len(pending)) as bar:
+        with ProgressBar("items", len(pending)) as bar:
             replies = chat.complete(list(pending.values()), lambda *_: bar.step())
         again = {}
         for (number, request), reply in zip(pending.items(), replies, strict=True):

@@ -131,7 +131,7 @@ class Watched:
 def test_progress_moves_through_the_stages_of_a_dialogue(
     minilm_sae: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(remind.pipeline.build, "Counter", Watched)
+    monkeypatch.setattr(remind.pipeline.build, "ProgressBar", Watched)
     # one question about a dialogue of several batches, and a short dialogue that is there already
     first, *_ = short = rows(1)
     turns = [{"id": f"t{n}", "speaker": "Ana", "text": f"word {n} " * (1 + n % 5), "images": []} for n in range(300)]

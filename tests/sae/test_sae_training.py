@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.models.windows import Window, make_windows
@@ -155,12 +155,12 @@ class Stopped(Exception):
 def stopped(cfg: TrainSAEConfig, step: int) -> None:
     """A run that is interrupted after this many steps."""
 
-    def advance(self: Counter, done: float, note: str = "") -> None:
+    def advance(self: ProgressBar, done: float, note: str = "") -> None:
         if done == step:
             raise Stopped
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(Counter, "advance_to", advance)
+        patch.setattr(ProgressBar, "advance_to", advance)
         train_sae(cfg)
 
 
@@ -176,7 +176,7 @@ def test_an_interrupted_run_is_resumed(run, tmp_path, monkeypatch, cached) -> No
     with pytest.raises(ConfigError, match=r"another config\.window, which a resume must keep"):
         train_sae(changed(cfg, resume=True, window=32))
     notes: list[str] = []
-    monkeypatch.setattr(Counter, "step", lambda self, n=1, note="": notes.append(note))
+    monkeypatch.setattr(ProgressBar, "step", lambda self, n=1, note="": notes.append(note))
     train_sae(changed(cfg, resume=True))
     assert any(note.startswith("filling the activation buffer: ") for note in notes)
     names = ("sae_weights.safetensors", "cfg.json", "idf.safetensors")
