@@ -1,7 +1,4 @@
-"""A small HTTP server between client and model server that spoils a share of the calls, by a seed, and counts hits.
-
-Without an upstream it answers by itself: the last message, told back.
-"""
+"""A small chat server that spoils a share of the calls, by a seed, and counts hits."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 FAULTS = ("rate", "broken", "slow", "cut", "malformed")
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes]]
@@ -38,24 +33,11 @@ def error(status: int, message: str, **headers: str) -> tuple[int, dict[str, str
     return status, headers, json.dumps({"error": {"message": message, "code": None}}).encode()
 
 
-class Server(NamedTuple):
-    """A running `transformers serve`.
-
-    Attributes:
-        url: base URL.
-        random, saying: model names, see tiny_qwen3.
-    """
-
-    url: str
-    random: str
-    saying: str
-
-
 class Proxy:
-    """`with Proxy(upstream) as proxy:` serves on a free loopback port until the block ends.
+    """`with Proxy() as proxy:` serves on a free loopback port until the block ends.
 
     Args:
-        upstream: base URL of the real server; None: `answer` gives status, headers and body.
+        answer: status, headers and body of a right answer; by default the last message, told back.
         share: of the tries that are spoiled, by a fault drawn from `faults` with `seed`.
         delay: seconds every right answer takes.
         slow: seconds of a slow one, which is wrong besides.
@@ -70,15 +52,14 @@ class Proxy:
 
     def __init__(
         self,
-        upstream: str | None = None,
+        answer: Answer = tell_back,
         share: float = 0.0,
         seed: int = 0,
-        answer: Answer = tell_back,
         delay: float = 0.0,
         slow: float = 1.0,
         faults: tuple[str, ...] = FAULTS,
     ) -> None:
-        self.upstream, self.share, self.answer = upstream, share, answer
+        self.share, self.answer = share, answer
         self.delay, self.slow, self.kinds = delay, slow, faults
         self.hits = 0
         self.paid: Counter[str] = Counter()
@@ -127,15 +108,7 @@ class Proxy:
         """The right answer."""
         if self.delay:
             time.sleep(self.delay)
-        if self.upstream is None:
-            return self.answer(body)
-        url = f"{self.upstream}/chat/completions"
-        request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        try:
-            with urlopen(request, timeout=300) as response:
-                return response.status, {}, response.read()
-        except HTTPError as failed:
-            return failed.code, {}, failed.read()
+        return self.answer(body)
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,23 +15,17 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
+from chat_samples import ask, chat
 from fault_proxy import Proxy, completion, error
 from forked import Forked
 
 from remind.core.errors import DataError
 from remind.llm.cache import ReplyCache
-from remind.llm.client import OpenAIChat
 from remind.llm.dry import DryChat, DryRun
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 
-Ask = Callable[..., Request]
-Endpoint = Callable[..., EndpointConfig]
 ASKER = Path(__file__).with_name("asker.py")
 
 
@@ -151,16 +145,6 @@ def test_claims_exclude_each_other_under_contention(tmp_path: Path) -> None:
     assert inside == [0, 1]
 
 
-def test_what_comes_back_is_what_was_put(tmp_path: Path) -> None:
-    cache = ReplyCache(tmp_path / "c.sqlite")
-    reply = Reply("naïve \U0001f600\n", None, 7, 5, False, 1.25, 3)
-    cache.put("k", reply, "e", "cues")
-    cache.put("k", Reply("another", None, 7, 5), "e", "cues")
-    cache = ReplyCache(cache.path)
-    assert cache.get("k") == reply
-    assert cache.get("absent") is None
-
-
 def test_a_cache_of_the_first_format_is_read(tmp_path: Path) -> None:
     """With WAL, and tables for leases and expenses besides."""
     path = tmp_path / "c.sqlite"
@@ -176,47 +160,43 @@ def test_a_cache_of_the_first_format_is_read(tmp_path: Path) -> None:
         db.execute("INSERT INTO replies VALUES ('k', 'm@h', 'cues', 'paid', 1, 2, 7, 5, 0.5, 1.7e9)")
     cache = ReplyCache(path)
     assert cache.get("k") == Reply("paid", None, 7, 5, True, 0.5, 2)
-    cache.put("l", Reply("more"), "e", "cues")
-    assert cache.get("l") == Reply("more")
+    # a second reply is not kept
+    reply = Reply("naïve \U0001f600\n", None, 7, 5, False, 1.25, 3)
+    for one in (reply, Reply("another")):
+        cache.put("l", one, "e", "cues")
+    assert ReplyCache(path).get("l") == reply
+    assert cache.get("absent") is None
 
 
-def test_keys_differ_with_all_that_shapes_a_reply(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+def test_keys_differ_with_all_that_shapes_a_reply(tmp_path: Path) -> None:
     def key_of(request: Request, place: EndpointConfig) -> str:
         return DryChat(place, run).key_of(request)
 
     run = DryRun(tmp_path / "asked.jsonl")
-    request, place = ask("hello"), endpoint("http://host/v1")
+    request, place = ask("hello"), EndpointConfig("m", "http://host/v1")
     key = key_of(request, place)
     # as it has been from the first on: a change would make all that was paid for unknown
     assert key == "cb2455123f4d02004e41d6e3a4932ab22cc748b97832282c64b3d164f7337dca"
-    same = [
-        (ask("hello", stage="cues", sample="x", prompt_id="y"), place),
-        (request, replace(place, retries=1, timeout=3, concurrency=2, price_prompt=1, key_env="OTHER")),
-        (request, replace(place, base_url="http://host/v1/")),
-        (request, replace(place, structured=True)),
-    ]
-    assert {key_of(*pair) for pair in same} == {key}
+    same = {"retries": 1, "timeout": 3, "concurrency": 2, "price_prompt": 1, "key_env": "OTHER", "structured": True}
+    assert key_of(ask("hello", stage="cues", sample="x", prompt_id="y"), place) == key
+    assert key_of(request, replace(place, **same, base_url="http://host/v1/")) == key
     others = [
-        (ask("hello "), place),
-        (ask("hello", max_tokens=3), place),
-        (ask("hello", temperature=0.5), place),
-        (ask("hello", schema={}), place),
-        (replace(request, messages=(Message("system", "hello"),)), place),
-        (replace(request, messages=(Message("user", "hel"), Message("user", "lo"))), place),
-        (request, replace(place, model="n")),
-        (request, replace(place, base_url="http://other/v1")),
-        (request, replace(place, extra_body={"seed": 1})),
+        ask("hello "),
+        ask("hello", max_tokens=3),
+        ask("hello", temperature=0.5),
+        ask("hello", schema={}),
+        replace(request, messages=(Message("system", "hello"),)),
+        replace(request, messages=(Message("user", "hel"), Message("user", "lo"))),
     ]
-    assert len({key, *(key_of(*pair) for pair in others)}) == len(others) + 1
-    assert OpenAIChat(place).name == place.title
-    assert OpenAIChat(replace(place, extra_body={"seed": 1})).name not in (place.title, OpenAIChat(place).name)
+    places = [replace(place, model="n"), replace(place, base_url="http://o/v1"), replace(place, extra_body={"seed": 1})]
+    keys = {key, *(key_of(one, place) for one in others), *(key_of(request, one) for one in places)}
+    assert len(keys) == 1 + len(others) + len(places)
+    assert DryChat(places[2], run).name not in (places[2].title, DryChat(place, run).name)
     named = replace(place, name="mine")
     assert key_of(request, named) == key_of(request, replace(named, base_url="http://moved:9/v1"))
 
 
-def test_failures_are_asked_again_and_invalid_replies_are_not(
-    quick: None, tmp_path: Path, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_failures_are_asked_again_and_invalid_replies_are_not(quick: None, tmp_path: Path) -> None:
     ways = {"busy": error(503, "busy"), "bad": error(400, "bad"), "long": error(400, "context length")}
 
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -228,7 +208,7 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(
         for _ in range(2):
             ledger = Ledger()
             cache = ReplyCache(tmp_path / "c.sqlite")
-            replies = OpenAIChat(endpoint(proxy.url, retries=1, price_prompt=1e6), cache, ledger).complete(requests)
+            replies = chat(proxy.url, cache, ledger, retries=1, price_prompt=1e6).complete(requests)
             seen.append((proxy.hits, [reply.failure for reply in replies], replies[3], ledger.summary()["total"]))
     kinds = ["server", "refused", "too_long", "invalid"]
     assert [row[1] for row in seen] == [kinds, kinds]
@@ -242,7 +222,7 @@ def test_failures_are_asked_again_and_invalid_replies_are_not(
     assert seen[0][3]["cost_usd"] == seen[1][3]["cost_usd"] == 20
 
 
-def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path) -> None:
     broken = threading.Event()
 
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -252,43 +232,34 @@ def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path, ask: Ask,
 
     request = ask("odd", schema={"type": "object"})
     with Proxy(answer=answer) as proxy:
-        chat = OpenAIChat(endpoint(proxy.url), ReplyCache(tmp_path / "c.sqlite"))
-        assert chat.complete([request])[0].failure == "refused"
+        model = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"))
+        assert model.complete([request])[0].failure == "refused"
         broken.set()
-        reply = chat.complete([request])[0]
+        reply = model.complete([request])[0]
         assert (reply.value, reply.calls, reply.cached, reply.prompt_tokens) == ({}, 1, False, 20)
-        assert chat.complete([request])[0].cached
+        assert model.complete([request])[0].cached
     assert [len(body["messages"]) for body in proxy.bodies] == [1, 3, 3]
 
 
-def test_many_requests_from_the_cache(tmp_path: Path, ask: Ask, endpoint: Endpoint) -> None:
+def test_many_requests_from_the_cache(tmp_path: Path) -> None:
     requests = [ask(f"{n} " + "words " * 500, sample=str(n)) for n in range(200)]
-    place = endpoint("http://127.0.0.1:9/v1")
-    cache = ReplyCache(tmp_path / "c.sqlite")
-    ledger, seen = Ledger(), []
-    chat = OpenAIChat(place, ReplyCache(cache.path), ledger)
+    cache, ledger, seen = ReplyCache(tmp_path / "c.sqlite"), Ledger(), []
+    model = chat("http://127.0.0.1:9/v1", cache, ledger)
     for request in requests:
-        cache.put(chat.key_of(request), Reply(f"reply {request.sample}", None, 500, 3, True, 0.4, 1), "e", "judge")
+        cache.put(model.key_of(request), Reply(f"reply {request.sample}", None, 500, 3, True, 0.4, 1), "e", "judge")
     started = time.process_time()
-    replies = chat.complete(requests, lambda index, reply: seen.append(index))
+    replies = model.complete(requests, lambda index, reply: seen.append(index))
     assert time.process_time() - started < 2
     assert seen == list(range(200))
-    assert [reply.text for reply in replies] == [f"reply {n}" for n in range(200)]
-    assert all(reply.cached and reply.calls == 0 for reply in replies)
+    assert [(reply.text, reply.cached, reply.calls) for reply in replies] == [(f"reply {n}", True, 0) for n in seen]
     total = ledger.summary()["total"]
     assert (total["calls"], total["now"]["calls"], total["seconds"]["p95"]) == (200, 0, 0.4)
 
 
 def test_files_that_are_no_cache(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("hello " * 1000)
-    with pytest.raises(DataError, match="text"):
-        ReplyCache(text)
-    other = sqlite3.connect(tmp_path / "other.sqlite")
-    other.execute("CREATE TABLE replies (a)")
-    other.commit()
-    other.close()
-    with pytest.raises(DataError, match="something else"):
-        ReplyCache(tmp_path / "other.sqlite")
-    with pytest.raises(DataError, match="cannot be"):
-        ReplyCache(text / "below" / "c.sqlite")
+    (tmp_path / "text").write_text("hello " * 1000)
+    with closing(sqlite3.connect(tmp_path / "other")) as db, db:
+        db.execute("CREATE TABLE replies (a)")
+    for name, reason in (("text", "text"), ("other", "something else"), ("text/below/c.sqlite", "cannot be")):
+        with pytest.raises(DataError, match=reason):
+            ReplyCache(tmp_path / name)

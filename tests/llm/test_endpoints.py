@@ -76,13 +76,17 @@ def test_an_address_that_is_refused_is_not_told(url: str) -> None:
     assert KEY not in str(refused.value)
 
 
-def test_a_key_in_place_of_its_name_is_not_told() -> None:
-    with pytest.raises(ConfigError, match="key_env") as refused:
-        EndpointConfig("m", key_env=KEY).check()
+@pytest.mark.parametrize(
+    "fields",
+    [{"key_env": KEY}, {"base_url": "http://h:99999/v1"}, {"retries": -1}, {"timeout": 0}, {"concurrency": 0}],
+)
+def test_a_value_that_cannot_be_used_is_named_but_no_key(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))) as refused:
+        EndpointConfig("m", **fields).check()
     assert KEY not in str(refused.value)
 
 
-@pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
-def test_https_needs_a_key_however_it_is_written(scheme: str) -> None:
-    assert EndpointConfig("m", base_url=f"{scheme}://h/v1").needs_key
+def test_https_needs_a_key_however_it_is_written() -> None:
+    for scheme in ("https", "HTTPS"):
+        assert EndpointConfig("m", base_url=f"{scheme}://h/v1").needs_key
     assert not EndpointConfig("m", base_url="HTTP://h/v1").needs_key
