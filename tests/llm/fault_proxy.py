@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -47,7 +48,7 @@ class Proxy:
         paid: for each chat (as JSON) how often it was answered with a whole, right reply.
         faults: how often each fault was injected.
         heads, bodies, times: headers, JSON and time of every try.
-        most_busy: tries under way at once, at most.
+        busy, most_busy: tries under way at once, now and at most.
     """
 
     def __init__(
@@ -59,18 +60,16 @@ class Proxy:
         slow: float = 1.0,
         faults: tuple[str, ...] = FAULTS,
     ) -> None:
-        self.share, self.answer = share, answer
-        self.delay, self.slow, self.kinds = delay, slow, faults
-        self.hits = 0
+        self.answer, self.share, self.delay, self.slow, self.kinds = answer, share, delay, slow, faults
         self.paid: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.times: list[float] = []
-        self.busy = self.most_busy = 0
+        self.hits = self.busy = self.most_busy = 0
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self))
 
     @property
     def url(self) -> str:
@@ -84,7 +83,7 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def note(self, heads: dict[str, str], body: dict[str, Any]) -> str | None:
+    def arrived(self, heads: dict[str, str], body: dict[str, Any]) -> str | None:
         """Count a try and draw its fault."""
         with self._lock:
             self.hits += 1
@@ -94,21 +93,13 @@ class Proxy:
             self.busy += 1
             self.most_busy = max(self.most_busy, self.busy)
             fault = self._rng.choice(self.kinds) if self._rng.random() < self.share else None
-            if fault:
-                self.faults[fault] += 1
+            self.faults.update([fault] if fault else [])
             return fault
 
     def left(self, body: dict[str, Any], whole: bool) -> None:
         with self._lock:
             self.busy -= 1
-            if whole:
-                self.paid[json.dumps(body["messages"])] += 1
-
-    def fetch(self, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        """The right answer."""
-        if self.delay:
-            time.sleep(self.delay)
-        return self.answer(body)
+            self.paid.update([json.dumps(body["messages"])] if whole else [])
 
 
 class _Server(ThreadingHTTPServer):
@@ -120,50 +111,51 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fault = proxy.note({name.lower(): value for name, value in self.headers.items()}, body)
-            whole = False
-            try:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    whole = self._serve(body, fault)
-            finally:
-                proxy.left(body, whole)
+    def __init__(self, proxy: Proxy, *arguments: Any) -> None:
+        self.proxy = proxy
+        super().__init__(*arguments)
 
-        def _serve(self, body: dict[str, Any], fault: str | None) -> bool:
-            if fault == "rate":
-                self._send(*error(429, "slow down", **{"Retry-After": "0.2"}))
-            elif fault == "broken":
-                self._send(500, {}, b"<html>internal error</html>")
-            elif fault == "malformed":
-                self._send(200, {}, b'{"choices": [{"message": {"con')
-            elif fault == "slow":
-                time.sleep(proxy.slow)
-                self._send(200, {}, completion("too late"))
-            elif fault == "cut":
-                _, _, content = proxy.fetch(body)
-                self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
-                self.close_connection = True
-            else:
-                status, heads, content = proxy.fetch(body)
-                self._send(status, heads, content)
-                return status == 200
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = self.proxy.arrived({name.lower(): value for name, value in self.headers.items()}, body)
+        whole = False
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                whole = self._serve(body, fault)
+        finally:
+            self.proxy.left(body, whole)
+
+    def _serve(self, body: dict[str, Any], fault: str | None) -> bool:
+        """Answer; returns whether the reply was whole and right."""
+        spoiled = {
+            "rate": error(429, "slow down", **{"Retry-After": "0.2"}),
+            "broken": (500, {}, b"<html>internal error</html>"),
+            "malformed": (200, {}, b'{"choices": [{"message": {"con'),
+            "slow": (200, {}, completion("too late")),
+        }
+        if fault in spoiled:
+            time.sleep(self.proxy.slow if fault == "slow" else 0)
+            self._send(*spoiled[fault])
             return False
+        time.sleep(self.proxy.delay)
+        status, heads, content = self.proxy.answer(body)
+        if fault == "cut":
+            self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
+            self.close_connection = True
+            return False
+        self._send(status, heads, content)
+        return status == 200
 
-        def _send(self, status: int, heads: dict[str, str], content: bytes) -> None:
-            self.send_response(status)
-            given = {"Content-Type": "application/json", "Content-Length": str(len(content)), **heads}
-            for name, value in given.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-            self.wfile.flush()
+    def _send(self, status: int, heads: dict[str, str], content: bytes) -> None:
+        self.send_response(status)
+        for head in {"Content-Type": "application/json", "Content-Length": str(len(content)), **heads}.items():
+            self.send_header(*head)
+        self.end_headers()
+        self.wfile.write(content)
+        self.wfile.flush()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        pass

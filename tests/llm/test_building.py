@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
 import torch
 from fault_proxy import Proxy, completion, error
 
 from remind.core.errors import ConfigError, ModelError
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import write_refmem
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.states import prompts
@@ -42,21 +41,14 @@ def cfg(tmp_path: Path) -> BuildStatesConfig:
     """One dialogue of two sessions, a direct question and one with options, an untrained SAE."""
     sessions = []
     for name, texts in SAID.items():
-        turns = [
-            {"id": f"{name}:{n}", "speaker": ("Ana", "Ben")[n % 2], "text": text, "images": []}
-            for n, text in enumerate(texts)
-        ]
-        sessions.append({"id": name, "time": None, "turns": turns})
-    common = {"type": "question", "context_id": "c", "images": [], "evidence": ["s1:0"], "split": "test"}
-    direct = {"question": "What did Ana stop?", "format": "direct", "options": [], "answers": ["x-gold"]}
-    options = ["running", "violin"]
-    single = {"question": "What is Ana's habit?", "format": "single", "options": options, "answers": ["A"]}
-    rows = [
-        {"type": "context", "id": "c", "sessions": sessions},
-        {**common, "id": "q1", **direct},
-        {**common, "id": "q2", **single},
-    ]
-    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        turns = [Turn(f"{name}:{n}", ("Ana", "Ben")[n % 2], text) for n, text in enumerate(texts)]
+        sessions.append(Session(name, None, tuple(turns)))
+    options = ("running", "violin")
+    questions = (
+        Question("q1", "c", "What did Ana stop?", "direct", (), ("x-gold",), ("s1:0",), split="test"),
+        Question("q2", "c", "What is Ana's habit?", "single", options, ("A",), ("s1:0",), split="test"),
+    )
+    write_refmem(Corpus((Dialogue("c", tuple(sessions)),), questions), tmp_path / "in.jsonl")
     TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 5))
     made = BuildStatesConfig(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), sae=str(tmp_path / "sae"))
     made.cache = str(tmp_path / "cache")
@@ -159,16 +151,3 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
         build_states(cfg)
-
-
-def test_a_model_in_this_process_goes_the_same_way(cfg: BuildStatesConfig) -> None:
-    cfg.llm = LLMConfig(EndpointConfig("nano", "local", max_tokens=8), cache=None)
-    cfg.max_failed = 1.0
-    manifest = read_manifest(build_states(cfg))
-    stages = manifest["llm_report"]["stages"]
-    assert "nano@local" in manifest["llm"]
-    # it was never taught to write strategies: what it says is no JSON, and the stand-in's are used
-    assert (stages["strategy"]["asked"], stages["strategy"]["failed"]) == (2, 2)
-    assert {one["failure"] for one in manifest["llm_report"]["failures"] if one["stage"] != "cues"} == {"invalid"}
-    assert manifest["llm_report"]["costs"]["stages"]["strategy"]["completion_tokens"] > 0
-    assert [record.x2.text for record in read_states(cfg.out)]
