@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_chat import Scripted, as_reply
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -45,32 +44,8 @@ SUMMARY = {
 }
 
 
-class Scripted:
-    """A chat model that answers by a function and keeps what it was asked."""
-
-    def __init__(self, answer: Callable[[Request], Reply], name: str = "scripted") -> None:
-        self.answer, self.name = answer, name
-        self.batches: list[list[Request]] = []
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        self.batches.append(list(requests))
-        replies = [self.answer(request) for request in requests]
-        for index, reply in enumerate(replies):
-            if on_reply is not None:
-                on_reply(index, reply)
-        return replies
-
-
-def said(value: Any) -> Reply:
-    """A reply as the client gives it: with a value where there is JSON."""
-    return Reply(value) if isinstance(value, str) else Reply(json.dumps(value), value)
-
-
 def chat(stage: str, value: Any) -> tuple[ChatLLM, Scripted]:
-    reply = value if isinstance(value, Reply) else said(value)
-    model = Scripted(lambda request: reply)
+    model = Scripted(lambda request: value)
     return ChatLLM({stage: model}), model  # type: ignore[dict-item]
 
 
@@ -79,9 +54,9 @@ def state(question: Question = SINGLE) -> AttentionalState:
 
 
 def test_cues_of_all_segments_go_out_together() -> None:
-    def answer(request: Request) -> Reply:
+    def answer(request: Request) -> str:
         text = request.messages[1].text
-        return said("<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text))
+        return "<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text)
 
     model = Scripted(answer)
     llm = ChatLLM({"cues": model})
@@ -249,7 +224,7 @@ def test_gold_reaches_no_model() -> None:
 
 def test_the_name_tells_models_apart() -> None:
     models = [{}, {"cues": "a@x"}, {"cues": "b@x"}, {"summary": "a@x"}, {"judge": "a@x"}]
-    names = [ChatLLM({k: Scripted(said, v) for k, v in one.items()}).name for one in models]  # type: ignore[misc]
+    names = [ChatLLM({k: Scripted(as_reply, v) for k, v in one.items()}).name for one in models]  # type: ignore[misc]
     assert len(set(names)) == 5
     assert names[1] == ChatLLM({"cues": Scripted(lambda request: Reply(""), "a@x")}).name
     assert "cues=a@x" in names[1]
@@ -261,10 +236,10 @@ def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(t
     encoder = SentenceEncoder()
     down = True
 
-    def answer(request: Request) -> Reply:
+    def answer(request: Request) -> Any:
         if request.stage == "strategy":
-            return said(STRATEGY)
-        return Reply("", failure="server", message="down") if down else said("A cue of the model.")
+            return STRATEGY
+        return Reply("", failure="server", message="down") if down else "A cue of the model."
 
     def fresh() -> tuple[Perception, Scripted, ChatLLM]:
         model = Scripted(answer)

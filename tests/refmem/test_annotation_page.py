@@ -175,56 +175,23 @@ def test_files_of_others_are_refused_whole(opened: Opened, made: Path, tmp_path:
     assert opened.said == []
 
 
-def test_flags_the_whole_dialogue_and_finding(opened: Opened, tmp_path: Path) -> None:
+def test_the_whole_dialogue_finding_and_flags(opened: Opened, tmp_path: Path) -> None:
     to_item(opened, "one")
     page = opened.page
     # 20±4 and 95±4 of 120 turns
-    assert page.locator(".turn").count() == 18
-    assert page.locator(".turn.proposed").count() == 2
-    assert page.locator(".gap").count() == 3
+    assert [page.locator(name).count() for name in (".turn", ".turn.proposed", ".gap")] == [18, 2, 3]
     opened.press("v")
     assert page.locator(".turn").count() == 120
     opened.press("v", "/")
     page.keyboard.type("subject 77")
-    assert page.locator("#found").inner_text() == "1 turn"
     opened.press("Enter")
     assert page.locator(".turn.match").inner_text().startswith("דנה: We talked about subject 77")
     opened.press("Escape", "ArrowDown", "Space")
     assert opened.state("one")["evidence"] == ["T77"]
     opened.press("r")
-    assert page.locator("#missing").inner_text() == "Done: flagged for removal."
-    (row,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
-    assert (row.remove, row.answers, row.confidence) == (True, (), None)
-    opened.press("?")
-    assert page.locator("dialog[open]").count() == 1
-    opened.press("b", "Escape")
-    assert page.locator("dialog[open]").count() == 0
-    assert opened.state("one")["answers"] == []
+    (flag,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
+    assert (flag.remove, flag.answers, flag.confidence) == (True, (), None)
     assert opened.said == []
-
-
-def test_every_control_has_a_name_and_the_focus_is_seen(opened: Opened) -> None:
-    page = opened.page
-    nameless = page.evaluate(
-        """() => [...document.querySelectorAll('button, input:not([hidden]), textarea, progress')].filter((node) =>
-            !(node.labels && [...node.labels].some((label) => label.textContent.trim())) &&
-            !node.getAttribute('aria-label') && !node.textContent.trim()).map((node) => node.outerHTML)"""
-    )
-    assert nameless == []
-    seen = set()
-    for _ in range(40):
-        opened.press("Tab")
-        kind, style = page.evaluate(
-            """() => { const node = document.activeElement, row = node.closest('.turn, .choice');
-                const outlines = [node, row].filter(Boolean).map((one) => getComputedStyle(one).outlineStyle);
-                const outlined = outlines.some((style) => style !== 'none');
-                return [node.id || node.name || node.tagName, outlined]; }"""
-        )
-        assert style or kind in ("BODY", "HTML", "main", "turns"), f"no focus to be seen on {kind}"
-        seen.add(kind)
-    assert {"next", "save", "find", "answer", "confidence", "remove", "note"} <= seen
-    # one turn takes the Tab key, not all of them
-    assert page.locator("#turns input[tabindex='0']").count() == 1
 
 
 def given_data(path: Path) -> tuple[str, Any]:
@@ -265,8 +232,7 @@ def test_pictures_go_into_the_page(tmp_path: Path, browser: Any) -> None:
     assert opened.page.wait_for_function(f"(() => {{ {script} }})()").json_value() == [480, 240]
     assert opened.said == []
     opened.context.close()
-    bare, data = given_data(write(tmp_path / "q.html", [given], held, "Ana", pictures=False))
-    assert "base64" not in bare
+    _, data = given_data(write(tmp_path / "q.html", [given], held, "Ana", pictures=False))
     assert data["dialogues"]["d1"][0]["turns"][5]["images"] == [{"index": 0, "caption": "red", "src": None}]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import pytest
 from scripted_chat import Scripted
@@ -20,23 +21,20 @@ from remind.text.words import stems
 Make = Callable[..., Item]
 
 
-def test_an_answer_in_the_question_leaks(make_item: Make) -> None:
-    assert leaks(make_item(question="Why does Ana go walking?"))
-    # another form of the word
-    assert leaks(make_item(question="Why does Ana walk so often?"))
-    assert not leaks(make_item(question="Why does Ana go cooking?"))
-    every = ("walking", "walks", "walked", "a walk")
-    assert not leaks(make_item(question="Why does Ana walk?", options=every))
-    assert leaks(make_item(format="direct", options=(), answers=("the sea", "long walks"), question="Walks how long?"))
-    assert not leaks(make_item(format="direct", options=(), answers=("3",), question="How often in the 13 weeks?"))
-
-
-def test_options_of_uneven_length(make_item: Make) -> None:
-    config = FilterConfig()
-    long = "because she has always liked the quiet of it"
-    assert uneven(make_item(options=(long, "for fun", "for money", "by chance")), config)
-    assert not uneven(make_item(), config)
-    assert not uneven(make_item(options=("a", "bcdefghij", "kl", "m")), config)
+@pytest.mark.parametrize(
+    ("question", "fields", "leaking"),
+    [
+        ("Why does Ana go walking?", {}, True),
+        # another form of the word
+        ("Why does Ana walk so often?", {}, True),
+        ("Why does Ana go cooking?", {}, False),
+        ("Why does Ana walk?", {"options": ("walking", "walks", "walked", "a walk")}, False),
+        ("Walks how long?", {"format": "direct", "options": (), "answers": ("the sea", "long walks")}, True),
+        ("How often in the 13 weeks?", {"format": "direct", "options": (), "answers": ("3",)}, False),
+    ],
+)
+def test_an_answer_in_the_question_leaks(question: str, fields: dict[str, Any], leaking: bool, make_item: Make) -> None:
+    assert leaks(make_item(question=question, **fields)) is leaking
 
 
 def test_every_reason_is_counted_and_the_first_of_its_kind_stays(corpus: Corpus, make_item: Make) -> None:
@@ -68,6 +66,8 @@ def test_every_reason_is_counted_and_the_first_of_its_kind_stays(corpus: Corpus,
     assert set(done.counts) == set(REASONS)
     assert done.counts["evidence"] == 3
     assert sum(done.counts.values()) + len(done.kept) == len(items)
+    # short options may differ by as much
+    assert not uneven(make_item(options=("a", "bcdefghij", "kl", "m")), FilterConfig())
 
 
 @pytest.mark.parametrize("threshold", [0.4, 0.7, 1.0])
@@ -103,7 +103,7 @@ def test_near_pairs_are_those_of_a_brute_force(make_item: Make, threshold: float
 def guesser(known: dict[str, str], broken: str) -> Scripted:
     """Knows the answers to some items without context; its reply to `broken` is invalid."""
 
-    def answer(request: Request, number: int) -> dict[str, list[str]] | None:
+    def answer(request: Request) -> dict[str, list[str]] | None:
         wanted = known.get(request.sample, "")
         lines = request.messages[1].text.split("\n")
         letter = next((line[0] for line in lines if line.endswith(f". {wanted}")), None)
@@ -113,14 +113,16 @@ def guesser(known: dict[str, str], broken: str) -> Scripted:
 
 
 def test_what_a_model_answers_without_the_dialogue_goes(corpus: Corpus, make_item: Make) -> None:
-    by_heart = make_item(id="by heart", question="What do people do with their feet?")
-    hard = make_item(id="hard", question="Which of them is hers?")
-    lucky = make_item(id="lucky", question="And which of them is his?")
-    said = make_item(id="said", format="direct", options=(), answers=("green tea",), question="Her favourite drink?")
-    unsaid = make_item(id="unsaid", format="direct", options=(), answers=("oolong",), question="And her other drink?")
-    broken = make_item(id="broken", question="Which one then?")
+    direct = {"format": "direct", "options": ()}
+    items = [
+        make_item(id="by heart", question="What do people do with their feet?"),
+        make_item(id="hard", question="Which of them is hers?"),
+        make_item(id="lucky", question="And which of them is his?"),
+        make_item(id="said", answers=("green tea",), question="Her favourite drink?", **direct),
+        make_item(id="unsaid", answers=("oolong",), question="And her other drink?", **direct),
+        make_item(id="broken", question="Which one then?"),
+    ]
     chat = guesser({"by heart": "walking", "hard": "cooking", "said": "Green tea"}, "broken")
-    items = [by_heart, hard, lucky, said, unsaid, broken]
     done = apply_filters(items, corpus, FilterConfig(blind_draws=6), chat)
     assert {item.id for item, _ in done.removed} == {"by heart", "said"}
     assert done.counts["blind"] == 2
@@ -129,13 +131,11 @@ def test_what_a_model_answers_without_the_dialogue_goes(corpus: Corpus, make_ite
     shown = [request.messages[1].text for request in chat.requests if request.sample == "by heart"]
     assert len(shown) == 6
     assert len(set(shown)) > 1
-    assert not any(corpus.dialogues[0].turns[0].text in text for text in shown)
-    assert all("Ana:" not in text for text in shown)
+    assert not any("Ana:" in text or corpus.dialogues[0].turns[0].text in text for text in shown)
 
 
 def test_a_draw_moves_the_options_and_keeps_the_answer(make_item: Make) -> None:
     item = make_item(format="multi", answers=("A", "C"))
-    orders = {shuffled(item, f"0:{draw}").options for draw in range(8)}
-    assert len(orders) > 2
-    for draw in range(8):
-        assert set(shuffled(item, f"0:{draw}").gold) == {"walking", "reading"}
+    draws = [shuffled(item, f"0:{draw}") for draw in range(8)]
+    assert len({one.options for one in draws}) > 2
+    assert all(set(one.gold) == {"walking", "reading"} for one in draws)

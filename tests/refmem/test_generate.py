@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 from scripted_chat import Scripted, items_for
 
-from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus
+from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Corpus
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
 from remind.refmem.generate import item_request, write_questions
@@ -17,18 +18,18 @@ from remind.states import prompts
 
 def clusters_of(corpus: Corpus) -> list[Cluster]:
     """Every fourth session is on one subject: those are the clusters; and each speaker's images."""
-    made = []
+    clusters = []
     for dialogue in corpus.dialogues:
         for first in range(4):
             turns = [turn.id for session in dialogue.sessions[first::4] for turn in session.turns]
-            made.append(Cluster(f"{dialogue.id}/text-{first}", dialogue.id, "text", None, tuple(turns)))
+            clusters.append(Cluster(f"{dialogue.id}/text-{first}", dialogue.id, "text", None, tuple(turns)))
         for place, speaker in enumerate(dialogue.speakers):
             own = [turn for turn in dialogue.turns if turn.speaker == speaker and turn.images]
             images = tuple(image.index for turn in own for image in turn.images)
             if images:
                 name = f"{dialogue.id}/image-{place}-0"
-                made.append(Cluster(name, dialogue.id, "image", speaker, tuple(turn.id for turn in own), images))
-    return made
+                clusters.append(Cluster(name, dialogue.id, "image", speaker, tuple(turn.id for turn in own), images))
+    return clusters
 
 
 GOOD = {
@@ -43,26 +44,20 @@ GOOD = {
 
 
 def test_a_chat_model_is_asked_by_cluster_and_dimension(corpus: Corpus) -> None:
-    cluster = clusters_of(corpus)[0]
-    chat = Scripted(lambda request, n: {"items": [GOOD]})
-    items, counts = write_questions(corpus, [cluster], chat, ItemsConfig())
-    assert counts == {"requests": 5, "retried": 0, "dropped": 0}
-    assert [item.dimension for item in items] == list(TEXT_DIMENSIONS)
-    assert {(item.made_by, item.prompt_id) for item in items} == {("scripted", prompts.prompt_id("refmem_items"))}
-    assert all(request.stage == "questions" and request.schema is not None for request in chat.requests)
-    passages = chat.requests[0].messages[1].text
-    assert all(f"[{turn}]" in passages for turn in cluster.turns)
-
-
-def test_items_of_all_dimensions_and_formats_on_evidence_that_exists(corpus: Corpus) -> None:
+    """Items of all dimensions and formats come out, on evidence that exists."""
     clusters = {cluster.id: cluster for cluster in clusters_of(corpus)}
-    chat = Scripted(lambda request, n: items_for(request.messages[0].text, request.messages[1].text))
-    items, _ = write_questions(corpus, list(clusters.values()), chat, ItemsConfig(per_cluster=3))
+    chat = Scripted(lambda request: items_for(request.messages[0].text, request.messages[1].text))
+    items, counts = write_questions(corpus, list(clusters.values()), chat, ItemsConfig(per_cluster=3))
+    assert counts == {"requests": len(chat.requests), "retried": 0, "dropped": 0}
+    assert all(request.stage == "questions" and request.schema is not None for request in chat.requests)
+    first = chat.requests[0]
+    assert all(f"[{turn}]" in first.messages[1].text for turn in clusters[first.sample].turns)
     per_cell = Counter((item.cluster_id, item.dimension, item.format) for item in items)
     assert set(per_cell.values()) == {3}
     assert {dimension for _, dimension, _ in per_cell} == set(DIMENSIONS)
     assert {kind for *_, kind in per_cell} == {"single", "multi", "direct"}
     assert len({item.id for item in items}) == len(items)
+    assert {(item.made_by, item.prompt_id) for item in items} == {("scripted", prompts.prompt_id("refmem_items"))}
     for item in items:
         assert item.problem() is None
         assert not anchors_missing(item, corpus.dialogue(item.dialogue_id))
@@ -74,7 +69,7 @@ def test_options_are_put_in_an_order_of_the_seed(corpus: Corpus) -> None:
     """The script always has the right answer second; a benchmark must not."""
 
     def letters(seed: int) -> Counter[str]:
-        chat = Scripted(lambda request, n: items_for(request.messages[0].text, request.messages[1].text))
+        chat = Scripted(lambda request: items_for(request.messages[0].text, request.messages[1].text))
         config = ItemsConfig(per_cluster=4, formats=["single"], seed=seed)
         items, _ = write_questions(corpus, clusters_of(corpus), chat, config)
         assert all(item.gold == (chosen,) for item in items for chosen in [item.options["ABCD".index(item.answers[0])]])
@@ -98,33 +93,28 @@ def test_what_the_dialogue_says_cannot_close_the_fence(corpus: Corpus) -> None:
     assert sum(bool(re.match(r"\[D\d+:\d+\]", line)) for line in lines) == 5
 
 
-def test_invalid_replies_are_counted_and_unusable_items_asked_for_once_more(corpus: Corpus) -> None:
+def test_invalid_items_are_left_out_and_unusable_replies_asked_for_once_more(corpus: Corpus) -> None:
     cluster = clusters_of(corpus)[0]
-    # the client has asked again for what does not match the schema
-    nonsense = Scripted(lambda request, n: None)
-    counts = {"requests": 5, "retried": 0, "dropped": 5}
-    assert write_questions(corpus, [cluster], nonsense, ItemsConfig()) == ([], counts)
     wrong = {**GOOD, "answers": ["E"]}
-    stubborn = Scripted(lambda request, n: {"items": [wrong]})
-    counts = {"requests": 5, "retried": 5, "dropped": 5}
-    assert write_questions(corpus, [cluster], stubborn, ItemsConfig()) == ([], counts)
+    broken = [wrong, {**GOOD, "options": ["a", "b"]}, {**GOOD, "answers": ["A", "B"]}, GOOD]
+
+    def written(answer: Any, *formats: str) -> tuple[int, dict[str, int], Scripted]:
+        chat = Scripted(answer)
+        items, counts = write_questions(corpus, [cluster], chat, ItemsConfig(formats=list(formats or FORMATS)))
+        assert all(item.gold == ("making bowls",) for item in items)
+        return len(items), counts, chat
+
+    def counted(retried: int, dropped: int) -> dict[str, int]:
+        return {"requests": 5, "retried": retried, "dropped": dropped}
+
+    # the client has asked again for what does not match the schema
+    assert written(lambda request: None)[:2] == (0, counted(0, 5))
+    assert written(lambda request: {"items": broken})[:2] == (5, counted(0, 0))
+    assert written(lambda request: {"items": []})[:2] == (0, counted(0, 0))
+    assert written(lambda request: {"items": [GOOD]}, "direct")[:2] == (0, counted(5, 5))
+    *outcome, stubborn = written(lambda request: {"items": [wrong]})
+    assert outcome == [0, counted(5, 5)]
     assert [message.role for message in stubborn.requests[5].messages] == ["system", "user", "assistant", "user"]
     assert "an answer that is no option" in stubborn.requests[5].messages[-1].text
-    second = Scripted(lambda request, n: {"items": [GOOD if len(request.messages) == 4 else wrong]})
-    items, counts = write_questions(corpus, [cluster], second, ItemsConfig())
-    assert len(items) == 5
-    assert counts == {"requests": 5, "retried": 5, "dropped": 0}
-
-
-def test_invalid_items_are_left_out_and_no_items_are_a_valid_reply(corpus: Corpus) -> None:
-    cluster = clusters_of(corpus)[0]
-    broken = [{**GOOD, "answers": ["E"]}, {**GOOD, "options": ["a", "b"]}, {**GOOD, "answers": ["A", "B"]}]
-    mixed = Scripted(lambda request, n: {"items": [*broken, GOOD]})
-    items, counts = write_questions(corpus, [cluster], mixed, ItemsConfig())
-    assert (len(items), counts["retried"]) == (5, 0)
-    assert items[0].gold == ("making bowls",)
-    unwanted = Scripted(lambda request, n: {"items": [GOOD]})
-    assert write_questions(corpus, [cluster], unwanted, ItemsConfig(formats=["direct"]))[1]["dropped"] == 5
-    empty = Scripted(lambda request, n: {"items": []})
-    none = ([], {"requests": 5, "retried": 0, "dropped": 0})
-    assert write_questions(corpus, [cluster], empty, ItemsConfig()) == none
+    repaired = written(lambda request: {"items": [GOOD if len(request.messages) == 4 else wrong]})
+    assert repaired[:2] == (5, counted(5, 0))
