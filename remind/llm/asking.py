@@ -39,12 +39,8 @@ _VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": F
 
 def _object(**properties: Any) -> dict[str, Any]:
     """The schema of an object that has these properties and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    rest = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **rest}
 
 
 # lengths are cut here and not by the schema: a reply that is only too long is no reason to pay for another
@@ -92,11 +88,7 @@ def request(stage: Stage, template: str, sample: str, schema: Mapping[str, Any] 
 
 
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
-    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2).
-
-    Raises:
-        DataError: an unknown dimension.
-    """
+    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
     check_dimension(dimension)
     ask = guide(dimension) if dimension is not None else None
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
@@ -149,11 +141,7 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
 
 
 def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]]:
-    """S_str, and the target speakers it named who do not speak in the dialogue and are left out.
-
-    Raises:
-        Unusable: the reply is not the JSON asked for, or has no reasoning step.
-    """
+    """S_str, and the target speakers it named who do not speak in the dialogue and are left out. Raises Unusable."""
     value = reply.value
     if not isinstance(value, Mapping):
         raise Unusable("the strategy is not a JSON object")
@@ -216,17 +204,18 @@ def read_summary(question: Question, reply: Reply) -> str:
     value = reply.value if isinstance(reply.value, Mapping) else _sections(reply.text)
     understanding, conclusion = (plain(str(value.get(key) or "")) for key in ("understanding", "conclusion"))
     evidence = value.get("evidence")
-    items = [item for item in evidence if isinstance(item, Mapping)] if isinstance(evidence, list) else []
     findings: dict[str, str] = {}
-    for number, item in enumerate(items):
+    for number, item in enumerate(evidence if isinstance(evidence, list) else []):
+        if not isinstance(item, Mapping):
+            continue
         key = str(item.get("option") or "").strip().upper() if question.options else str(number)
         if text := plain(str(item.get("finding") or "")):
             findings.setdefault(key, text)
     letters = LETTERS[: len(question.options)]
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
-    if not (understanding and conclusion and usable):
-        missing = "understanding" if not understanding else "conclusion" if not conclusion else "evidence"
-        raise Unusable(f"the summary has no {missing}")
+    for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):
+        if not part:
+            raise Unusable(f"the summary has no {name}")
     if question.options:
         lines = ["Evidence by option:"]
         for letter, option in zip(letters, question.options, strict=False):
@@ -256,11 +245,7 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
 def verdicts(
     model: ChatModel, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
 ) -> list[Verdict]:
-    """A verdict per request, in order; what is no verdict is a failure and not a rejection.
-
-    Raises:
-        ModelError: the endpoint as a whole cannot be used.
-    """
+    """A verdict per request, in order; what is no verdict is a failure and not a rejection."""
     return [_verdict(reply) for reply in model.complete(requests, on_reply)]
 
 
@@ -289,24 +274,18 @@ def _shown(question: Question) -> tuple[str, str]:
 
 
 def _strategy_lines(strategy: Strategy) -> str:
-    kinds = {
-        "Target speaker": strategy.speakers,
-        "Related entities": strategy.entities,
-        "Behavioural focus": strategy.focus,
-        "Temporal scope": strategy.scope,
-    }
+    names = ("Target speaker", "Related entities", "Behavioural focus", "Temporal scope")
+    values = (strategy.speakers, strategy.entities, strategy.focus, strategy.scope)
+    kinds = dict(zip(names, values, strict=True))
     anchors = [f"{name}: {'; '.join(map(one_line, values))}" for name, values in kinds.items() if values]
     return "\n".join([*anchors, *(f"Step {n}: {one_line(step)}" for n, step in enumerate(strategy.reasoning, start=1))])
 
 
 def _lines(value: Mapping[str, Any], key: str) -> list[str]:
     """The strings under the key, each on one line, once, at most `MOST`."""
-    items = value.get(key) if isinstance(value.get(key), list) else None
-    texts = (
-        [plain(item)[:_MAX_CHARACTERS].strip() for item in items if isinstance(item, str)]
-        if isinstance(items, list)
-        else []
-    )
+    items = value.get(key)
+    strings = [item for item in items if isinstance(item, str)] if isinstance(items, list) else []
+    texts = (plain(item)[:_MAX_CHARACTERS].strip() for item in strings)
     return list(dict.fromkeys(text for text in texts if text))[:MOST]
 
 

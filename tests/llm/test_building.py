@@ -89,14 +89,13 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         assert proxy.faults
         assert not any("x-gold" in json.dumps(body) for body in proxy.bodies)
         direct, single = read_states(first)
-        assert (
+        strategy = (
             "Target speaker: Ana\nRelated entities: cigarettes\nTemporal scope: March\nStep 1: Find what stopped."
-            in (direct.x0.text)
         )
+        assert strategy in direct.x0.text
         assert "Evidence:\n- She says so.\nConclusion: A change of habits.\n\nQuestion" in direct.x2.text
         assert "A. running - About A.\nB. violin - About B.\nConclusion" in single.x2.text
-        assert direct.target is not None
-        assert "x-gold" in direct.target
+        assert "x-gold" in (direct.target or "")
 
         manifest = read_manifest(first)
         report = manifest["llm_report"]
@@ -105,8 +104,8 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
             "strategy": (prompts.prompt_id("ask_strategy"), 0),
             "summary": (prompts.prompt_id("ask_summary"), 0),
         }
-        assert [(one["stage"], one["failure"]) for one in report["failures"]] == [("cues", "too_long")]
-        assert report["failures"][0]["sample"].startswith("c s2:0..")
+        [failure] = report["failures"]
+        assert (failure["stage"], failure["failure"], failure["sample"][:8]) == ("cues", "too_long", "c s2:0..")
         assert report["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
         total = report["costs"]["total"]
         assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * len(paid), 3 * len(paid))
@@ -120,9 +119,8 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         second = build_states(cfg)
         assert proxy.hits == hits + 1
         assert dict(proxy.paid) == paid
-        assert [p.read_bytes() for p in sorted(first.glob("part-*"))] == [
-            p.read_bytes() for p in sorted(second.glob("part-*"))
-        ]
+        contents = [[path.read_bytes() for path in sorted(one.glob("part-*"))] for one in (first, second)]
+        assert contents[0] == contents[1]
 
 
 def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +139,8 @@ def test_a_dripping_reply_is_given_up(quick: None) -> None:
 def test_concurrency_holds_over_threads() -> None:
     with Proxy(delay=0.1) as proxy:
         model = chat(proxy.url, concurrency=3)
-        threads = [
-            threading.Thread(target=lambda k=k: model.complete([ask(f"{k} {n}") for n in range(6)])) for k in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda k: model.complete([ask(f"{k} {n}") for n in range(6)]), range(3)))
     assert proxy.hits == 18
     assert proxy.most_busy == 3
 
@@ -276,21 +272,19 @@ def test_json_is_repaired_once(text: str, reason: str) -> None:
 
 
 def test_a_reply_cut_off_by_max_tokens_is_no_json() -> None:
-    with Proxy(answer=lambda body: (200, {}, completion('{"n": 3} and', reason="length"))) as proxy:
-        plain, strict = chat(proxy.url).complete([ask("free"), ask("count", schema=SCHEMA)])
-    assert (plain.text, plain.finished, plain.failure) == ('{"n": 3} and', False, None)
-    assert strict.failure == "invalid"
-    assert "cut off" in strict.message
+    """And there may be no room to ask again."""
 
-
-def test_json_without_room_for_a_repair_is_invalid() -> None:
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        return (200, {}, completion("no")) if len(body["messages"]) == 1 else error(400, "context length")
+        full = body["messages"][0]["content"] == "full" and len(body["messages"]) > 1
+        return error(400, "context length") if full else (200, {}, completion('{"n": 3} and', reason="length"))
 
     with Proxy(answer=answer) as proxy:
-        [reply] = chat(proxy.url).complete([ask("count", schema=SCHEMA)])
-    assert (reply.failure, reply.text) == ("invalid", "no")
-    assert reply.message.endswith("no room to ask again")
+        requests = [ask("free"), ask("count", schema=SCHEMA), ask("full", schema=SCHEMA)]
+        plain, strict, full = chat(proxy.url).complete(requests)
+    assert (plain.text, plain.finished, plain.failure) == ('{"n": 3} and', False, None)
+    assert (strict.failure, full.failure, full.text) == ("invalid", "invalid", plain.text)
+    assert "cut off" in strict.message
+    assert full.message.endswith("no room to ask again")
 
 
 @pytest.mark.parametrize(
