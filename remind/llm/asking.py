@@ -9,7 +9,7 @@ from typing import Any
 
 from remind.data.dialogue import Dialogue, Question
 from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced
-from remind.llm.structured import without_thought
+from remind.llm.structured import object_schema, without_thought
 from remind.states import prompts
 from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
@@ -37,23 +37,17 @@ _VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b
 _VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """The schema of an object that has these properties and no others."""
-    rest = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **rest}
-
-
 # lengths are cut here and not by the schema: a reply that is only too long is no reason to pay for another
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
-STRATEGY_SCHEMA: Mapping[str, Any] = _object(
+STRATEGY_SCHEMA: Mapping[str, Any] = object_schema(
     target_speaker=_TEXTS,
     related_entities=_TEXTS,
     behavioural_focus=_TEXTS,
     temporal_scope=_TEXTS,
     reasoning={**_TEXTS, "minItems": 1},
 )
-VERDICT_SCHEMA: Mapping[str, Any] = _object(verdict={"type": "boolean"})
+VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 
 
 class Unusable(ValueError):
@@ -162,8 +156,8 @@ def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]
 def summary_schema(question: Question) -> dict[str, Any]:
     """What G_ref consists of: understanding, a finding for each option (or on its own), conclusion (Table 11)."""
     option = {"option": {"type": "string", "enum": list(LETTERS[: len(question.options)])}} if question.options else {}
-    findings = {"type": "array", "minItems": 1, "items": _object(**option, finding=_TEXT)}
-    return _object(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
+    findings = {"type": "array", "minItems": 1, "items": object_schema(**option, finding=_TEXT)}
+    return object_schema(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
 
 
 def summary_request(state: AttentionalState) -> Request:

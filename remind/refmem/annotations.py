@@ -11,7 +11,7 @@ from typing import Any
 from remind.core.errors import DataError, named
 from remind.core.files import write_rows
 from remind.data.readers.source import Place, Source, shown
-from remind.refmem.items import Item
+from remind.refmem.items import Item, image_indices
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,6 @@ def parse_row(place: Place, value: object) -> Row:
     name = place.name(record.get("item_id"), "item_id")
     annotator = place.at(name).name(record.get("annotator"), "annotator")
     place = place.at(name)
-    images = _list(place, record, "images")
-    if not all(type(index) is int and index >= 0 for index in images):
-        raise place.error("images should be a list of image indices")
     remove, confidence, seconds = record.get("remove", False), record.get("confidence"), record.get("seconds", 0.0)
     if not isinstance(remove, bool):
         raise place.error("remove should be true or false")
@@ -91,7 +88,7 @@ def parse_row(place: Place, value: object) -> Row:
         annotator=annotator,
         answers=_texts(place, record, "answers"),
         evidence=_texts(place, record, "evidence"),
-        images=tuple(dict.fromkeys(images)),
+        images=image_indices(place, record.get("images")),
         confidence=confidence,
         remove=remove,
         note=place.optional_text(record.get("note"), "note") or "",
@@ -101,13 +98,9 @@ def parse_row(place: Place, value: object) -> Row:
 
 
 def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(place.name(text, key).strip() for text in _list(place, record, key)))
-
-
-def _list(place: Place, record: Mapping[str, Any], key: str) -> list[Any]:
-    """A list that may be left out, or null."""
-    value = record.get(key)
-    return [] if value is None else place.sequence(value, key)
+    """The distinct texts of a list that may be left out, or null."""
+    entries = [] if record.get(key) is None else place.sequence(record[key], key)
+    return tuple(dict.fromkeys(place.name(text, key).strip() for text in entries))
 
 
 def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:

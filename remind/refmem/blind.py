@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from remind.core.progress import Counter as Bar
 from remind.evaluation.metrics import token_f1
-from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
+from remind.llm.request import ChatModel, Message, Request, code_for, fenced
+from remind.llm.structured import object_schema
 from remind.refmem.items import Item, shuffled
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
 
 TEMPLATE = "refmem_blind"
 MAX_TOKENS = 256
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"answers": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
-    "required": ["answers"],
-    "additionalProperties": False,
-}
+SCHEMA = object_schema(answers={"type": "array", "items": {"type": "string"}, "minItems": 1})
 #: Token F1 from which a guess counts as a direct answer.
 _SAME = 0.99
 
@@ -49,15 +44,11 @@ def answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: int
     wrong: set[str] = set()
     unusable = 0
     for (item, shown), reply in zip(cases, replies, strict=True):
-        answers = _answers(reply)
+        answers = [] if reply.failure is not None else list(reply.value["answers"])
         unusable += not answers
         if not answers or not _correct(shown, answers):
             wrong.add(item.id)
     return {item.id for item, _ in cases} - wrong, unusable
-
-
-def _answers(reply: Reply) -> list[str]:
-    return [] if reply.failure is not None else list(reply.value["answers"])
 
 
 def _correct(item: Item, answers: list[str]) -> bool:

@@ -91,11 +91,6 @@ def near_pairs(items: Sequence[Item], threshold: float) -> list[tuple[int, int]]
     return sorted(pairs)
 
 
-def _content(item: Item) -> tuple[Any, ...]:
-    gold = sorted(" ".join(words(answer)) for answer in item.gold)
-    return item.dialogue_id, item.format, " ".join(words(item.question)), tuple(gold)
-
-
 def apply_filters(
     items: Sequence[Item], corpus: Corpus, config: FilterConfig, chat: ChatModel | None = None
 ) -> Filtered:
@@ -122,7 +117,9 @@ def apply_filters(
     drop("uneven", lambda item: uneven(item, config))
     seen: set[tuple[Any, ...]] = set()
     for number in left():
-        content = _content(items[number])
+        item = items[number]
+        gold = sorted(" ".join(words(answer)) for answer in item.gold)
+        content = (item.dialogue_id, item.format, " ".join(words(item.question)), *gold)
         if content in seen:
             reasons[number] = "duplicate"
         seen.add(content)

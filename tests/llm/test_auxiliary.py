@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,19 +203,6 @@ def test_a_judge_without_a_verdict_is_no_rejection() -> None:
         llm.judge("Q?", ["a"], "a")
     llm, _ = chat("judge", {"verdict": False})
     assert llm.judge("Q?", ["a"], "a") is False
-
-
-def test_gold_reaches_no_model() -> None:
-    secret = "zebra-crossing"
-    gold = replace(SINGLE, answers=(secret,), evidence=("1:4",), category=secret, split=secret)
-    for stage in ("strategy", "summary"):
-        asked: list[list[Request]] = []
-        for question in (SINGLE, gold):
-            llm, model = chat(stage, STRATEGY if stage == "strategy" else SUMMARY)
-            llm.strategies(TALK, [question]) if stage == "strategy" else llm.summaries([state(question)])
-            asked += model.batches
-        assert asked[0] == asked[1]
-        assert secret not in str(asked)
 
 
 def test_the_name_tells_models_apart() -> None:

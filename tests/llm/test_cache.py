@@ -228,21 +228,6 @@ def test_a_kill_between_reply_and_repair_loses_neither(tmp_path: Path) -> None:
     assert [len(body["messages"]) for body in proxy.bodies] == [1, 3, 3]
 
 
-def test_many_requests_from_the_cache(tmp_path: Path) -> None:
-    requests = [ask(f"{n} " + "words " * 500, sample=str(n)) for n in range(200)]
-    cache, ledger, seen = ReplyCache(tmp_path / "c.sqlite"), Ledger(), []
-    model = chat("http://127.0.0.1:9/v1", cache, ledger)
-    for request in requests:
-        cache.put(model.key_of(request), Reply(f"reply {request.sample}", None, 500, 3, True, 0.4, 1), "e", "judge")
-    started = time.process_time()
-    replies = model.complete(requests, lambda index, reply: seen.append(index))
-    assert time.process_time() - started < 2
-    assert seen == list(range(200))
-    assert [(reply.text, reply.cached, reply.calls) for reply in replies] == [(f"reply {n}", True, 0) for n in seen]
-    total = ledger.summary()["total"]
-    assert (total["calls"], total["now"]["calls"], total["seconds"]["p95"]) == (200, 0, 0.4)
-
-
 def test_files_that_are_no_cache(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello " * 1000)
     with closing(sqlite3.connect(tmp_path / "other")) as db, db:

@@ -63,15 +63,6 @@ def test_the_ledger_adds_by_stage_and_endpoint() -> None:
     assert [line.split()[0] for line in table(summary).splitlines()] == ["stage", "cues", "judge", "total"]
 
 
-@pytest.mark.parametrize(("n", "p50", "p95"), [(1, 1, 1), (4, 2, 4), (100, 50, 95)])
-def test_percentiles_by_nearest_rank(n: int, p50: int, p95: int) -> None:
-    ledger = Ledger()
-    for seconds in range(n, 0, -1):
-        reply = Reply("", seconds=seconds)
-        ledger.add(ask("a"), reply, [Exchange(str(seconds), reply)], EndpointConfig("m", "http://h/v1"))
-    assert ledger.summary()["total"]["seconds"] == {"p50": p50, "p95": p95}
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

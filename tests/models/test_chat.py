@@ -100,16 +100,6 @@ def test_ordinary_text_is_tokenised_as_ever_and_its_prompt_is_the_chat_template(
         tokenize(types.SimpleNamespace(is_fast=False), "text")
 
 
-@pytest.mark.parametrize("special", SPECIAL_TOKENS)
-def test_special_tokens_in_text_stay_text(special):
-    text = f"Ana: {special} hello{special}"
-    ids = tokenize(TOKENIZER, text).ids
-    assert not set(ids) & set(TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
-    assert TOKENIZER.decode(ids) == text
-    # and the tokenizer itself still knows them
-    assert len(TOKENIZER(special)["input_ids"]) == 1
-
-
 def control_tokenizer():
     """nano's, with tokens like those that chat models add without calling them special."""
     from tokenizers import AddedToken

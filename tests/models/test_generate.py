@@ -7,7 +7,8 @@ import torch
 
 from remind.core.errors import ConfigError, ModelError
 from remind.models import generate as answer
-from remind.models.backbone import Backbone, prompt_ids
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids
 from remind.models.generate import Generation, batches, generate
 from remind.models.load import load_backbone
 

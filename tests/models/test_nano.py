@@ -32,11 +32,6 @@ def test_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(ids) == text
 
 
-def test_words_of_the_sample_are_few_tokens(tokenizer):
-    text = "Viktor: I've dropped bouldering for good and feel lighter.\n"
-    assert len(tokenizer(text)["input_ids"]) < 20 < len(text)
-
-
 def test_special_tokens_are_wired_into_the_config(tokenizer):
     config = nano_config()
     ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)), strict=True))

@@ -22,12 +22,9 @@ WORKED = [
 ]  # fmt: skip
 
 
-def test_the_worked_example() -> None:
+def test_the_worked_example_and_one_by_hand() -> None:
     subjects = [tuple(str(c) for c, n in enumerate(counts) for _ in range(n)) for counts in WORKED]
     assert fleiss(subjects) == pytest.approx(0.210, abs=5e-4)
-
-
-def test_by_hand() -> None:
     # P̄ = (1 + 1/3 + 1) / 3 = 7/9; p(x) = 5/9, p(y) = 4/9, P̄e = 41/81; κ = (63 - 41) / (81 - 41)
     assert fleiss([("x", "x", "x"), ("x", "x", "y"), ("y", "y", "y")]) == pytest.approx(22 / 40)
 

@@ -16,15 +16,8 @@ from annotation_samples import HOSTILE, corpus, dialogue, item
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Image
 from remind.data.readers import write_refmem
-from remind.refmem.annotate import (
-    AnnotateConfig,
-    candidates_for,
-    order_for,
-    page_data,
-    page_html,
-    windows,
-    write_pages,
-)
+from remind.refmem import annotate
+from remind.refmem.annotate import candidates_for, order_for, page_data, windows
 from remind.refmem.annotations import read_annotations, write_annotations
 from remind.refmem.items import Item, write_items
 
@@ -42,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(path: Path, items: list[Item], held: Corpus, annotator: str, **options: Any) -> Path:
     """An annotator's page."""
-    path.write_text(page_html(page_data(items, held, annotator, **options)), encoding="utf-8")
+    path.write_text(annotate.page_html(page_data(items, held, annotator, **options)), encoding="utf-8")
     return path
 
 
@@ -92,10 +85,6 @@ def to_item(opened: Opened, name: str) -> None:
     assert opened.page.evaluate("item().id") == name
 
 
-def by_name(rows: list[Any]) -> dict[str, Any]:
-    return {row.item_id: row for row in rows}
-
-
 def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, made: Path, tmp_path: Path) -> None:
     candidates = candidates_for(ITEMS[2], "Ana <b>", 0)
     for place, one in enumerate(order_for(ITEMS, "Ana <b>", 0)):
@@ -114,7 +103,7 @@ def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, m
         assert "Done" in opened.page.locator("#missing").inner_text()
         opened.press("Enter")
     assert opened.page.locator("#count").inner_text() == "3 of 3 done"
-    saved = by_name(read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS))
+    saved = {row.item_id: row for row in read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS)}
     one, two, three = (saved[name] for name in ("one", "two", "three"))
     assert (one.answers, one.evidence, one.images, one.confidence) == (("C",), ("T20", "T21"), (), 4)
     assert one.note == 'said "so" \\ n 5'
@@ -240,8 +229,8 @@ def test_a_page_for_every_annotator(tmp_path: Path) -> None:
     write_items(tmp_path / "items.jsonl", ITEMS[:1])
     write_refmem(corpus(), tmp_path / "dialogues.jsonl")
     paths = {"drafts": str(tmp_path / "items.jsonl"), "input": str(tmp_path / "dialogues.jsonl"), "out": str(tmp_path)}
-    config = AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1)
-    pages = write_pages(config)
+    config = annotate.AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1)
+    pages = annotate.write_pages(config)
     assert [page.name for page in pages] == ["annotate_Ana.html", "annotate_Ben_C.html"]
     (shown,) = given_data(pages[1])[1]["items"]
     assert shown["near"] == [[19, 21], [94, 96]]

@@ -15,7 +15,6 @@ from remind.data.dialogue import Corpus
 from remind.perception.segment import SegmentConfig, turn_text
 from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig
-from remind.refmem.images import image_clusters
 from remind.states.pyramid import Segment
 
 
@@ -95,14 +94,3 @@ def test_a_text_cluster_spans_sessions(corpus: Corpus, monkeypatch: pytest.Monke
     clusters, count = text_clusters(Corpus((talk,)), encoder, SegmentConfig(), ClusterConfig(min_size=2))
     assert [(one.turns[0], one.turns[-1]) for one in clusters] == [("D2:1", "D3:5")]
     assert count == 4
-
-
-def test_an_image_cluster_has_one_speaker(corpus: Corpus) -> None:
-    talk = corpus.dialogues[0]
-    encoder: Any = Encoder({})
-    clusters, counts = image_clusters(Corpus((talk,)), encoder, None, ClusterConfig(min_size=2, max_size=500))
-    assert [one.speaker for one in clusters] == ["Ana", "Bo"]
-    for one in clusters:
-        assert {talk.turn(turn).speaker for turn in one.turns} == {one.speaker}
-    assert sorted(index for one in clusters for index in one.images) == list(range(len(talk.images)))
-    assert counts == {"clip": 0, "caption": len(talk.images), "neither": 0}

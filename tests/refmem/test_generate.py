@@ -86,10 +86,9 @@ def test_what_the_dialogue_says_cannot_close_the_fence(corpus: Corpus) -> None:
     request = item_request(corpus.dialogues[0], clusters_of(corpus)[0], "belief_modeling", ItemsConfig(max_turns=5))
     opening, *lines, closing = request.messages[1].text.split("\n")
     code = opening.split()[-1]
-    assert opening == f"<<<passages {code}"
-    assert closing == f"passages {code}>>>"
-    assert not any(code in line for line in lines)
+    assert (opening, closing) == (f"<<<passages {code}", f"passages {code}>>>")
     assert code in request.messages[0].text
+    assert not any(code in line for line in lines)
     assert sum(bool(re.match(r"\[D\d+:\d+\]", line)) for line in lines) == 5
 
 

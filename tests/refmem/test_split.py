@@ -36,12 +36,9 @@ def test_the_sides_share_nothing(corpus: Corpus, make_item: Callable[..., Item],
             continue
         assert a.cluster_id != b.cluster_id
         if a.dialogue_id == b.dialogue_id:
-            dialogue = corpus.dialogue(a.dialogue_id)
-            held = [
-                {*one.evidence, *(t.id for t in dialogue.turns for i in t.images if i.index in one.images)}
-                for one in (a, b)
-            ]
-            assert not held[0] & held[1]
+            shared = [(turn.id, image.index) for turn in corpus.dialogue(a.dialogue_id).turns for image in turn.images]
+            first, second = ({*x.evidence, *(turn for turn, index in shared if index in x.images)} for x in (a, b))
+            assert not first & second
     assert all(sides[items[i].id] == sides[items[j].id] for i, j in near_pairs(items, 0.85))
     assert split(list(reversed(items)), corpus, 0.2, seed, 0.85) == sides
 
