@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced
+from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import object_schema, without_thought
-from remind.states import prompts
 from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
@@ -74,13 +73,6 @@ def plain(text: str) -> str:
     return one_line(_MARKUP.sub(" ", without_thought(text)))
 
 
-def request(stage: Stage, template: str, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
-    """The request that a filled template makes: its system block, then its user block."""
-    parts = prompts.blocks(template, **values)
-    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, stage, sample, prompts.prompt_id(template), ROOM[stage], schema=schema)
-
-
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
     """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
     check_dimension(dimension)
@@ -88,9 +80,8 @@ def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> 
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
     text = shown.text[slice(*shown.dialogue)]
     code = code_for([text])
-    return request(
+    return _request(
         "cues",
-        TEMPLATES["cues"],
         dialogue.id,
         None,
         code=code,
@@ -117,9 +108,8 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     text, options = _shown(question)
     code = code_for([speakers, text, options])
     ask = guide(kind_of(question))
-    return request(
+    return _request(
         "strategy",
-        TEMPLATES["strategy"],
         question.id,
         STRATEGY_SCHEMA,
         code=code,
@@ -170,9 +160,8 @@ def summary_request(state: AttentionalState) -> Request:
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
     shown = render(replace(state, marker=marker))
-    return request(
+    return _request(
         "summary",
-        TEMPLATES["summary"],
         question.id,
         summary_schema(question),
         code=code,
@@ -224,9 +213,8 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
     question, prediction = one_line(question), one_line(prediction)
     gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
     code = code_for([question, gold, prediction])
-    return request(
+    return _request(
         "judge",
-        TEMPLATES["judge"],
         sample,
         VERDICT_SCHEMA,
         code=code,
@@ -258,6 +246,10 @@ def _verdict(reply: Reply) -> Verdict:
     value = reply.value.get("verdict") if isinstance(reply.value, Mapping) else None
     value = value if isinstance(value, bool) else read_verdict(reply.text)
     return Verdict(None, "neither", "the judge's reply is neither verdict") if value is None else Verdict(value)
+
+
+def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
+    return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
 
 
 def _shown(question: Question) -> tuple[str, str]:

@@ -144,10 +144,11 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
     position_of = {image.index: n for n, turn in enumerate(dialogue.turns) for image in turn.images}
     anchors = [("turn", turn, dialogue.positions.get(turn)) for turn in item.evidence]
     anchors += [("image", str(index), position_of.get(index)) for index in item.images]
+    positions: set[int] = set()
     for kind, name, position in anchors:
         if position is None:
             raise DataError(f"its evidence {kind} {name} is not in dialogue {dialogue.id!r}", record=item.id)
-    positions = {position for *_, position in anchors}
+        positions.add(position)
     shown: set[int] = set()
     start = 0
     for session in dialogue.sessions:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from remind.core.progress import Counter as Bar
 from remind.evaluation.metrics import token_f1
-from remind.llm.request import ChatModel, Message, Request, code_for, fenced
+from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
 from remind.refmem.items import Item, shuffled
-from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
 
 TEMPLATE = "refmem_blind"
@@ -24,9 +23,8 @@ def blind_request(item: Item) -> Request:
     lines = [one_line(item.question), *(f"{a}. {one_line(b)}" for a, b in zip(LETTERS, item.options, strict=False))]
     text = "\n".join(lines)
     code = code_for([text])
-    parts = prompts.blocks(TEMPLATE, format=item.format, code=code, question=fenced("question", text, code))
-    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, "answer", item.id, prompts.prompt_id(TEMPLATE), MAX_TOKENS, schema=SCHEMA)
+    shown = {"format": item.format, "code": code, "question": fenced("question", text, code)}
+    return from_template("answer", TEMPLATE, item.id, SCHEMA, MAX_TOKENS, **shown)
 
 
 def answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: int) -> tuple[set[str], int]:

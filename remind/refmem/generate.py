@@ -9,7 +9,7 @@ from typing import Any
 
 from remind.core.progress import Counter as Bar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
-from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
+from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import NotValid, object_schema, repair
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
@@ -50,8 +50,12 @@ def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: I
     text = "\n".join(passages)
     code = code_for([text])
     ask = guide(dimension)
-    parts = prompts.blocks(
+    return from_template(
+        "questions",
         TEMPLATE,
+        cluster.id,
+        SCHEMA,
+        MAX_TOKENS,
         demand=ask.demand,
         reasoning=ask.reasoning,
         visual=ask.visual,
@@ -60,8 +64,6 @@ def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: I
         code=code,
         passages=fenced("passages", text, code),
     )
-    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, "questions", cluster.id, prompts.prompt_id(TEMPLATE), MAX_TOKENS, schema=SCHEMA)
 
 
 def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConfig, made_by: str) -> list[Item]:

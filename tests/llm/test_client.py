@@ -25,6 +25,13 @@ from remind.llm.request import Message, Reply, Request
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
+def reply_to(answer: Any, **fields: Any) -> tuple[Reply, Proxy]:
+    """What becomes of one request to a server that answers so."""
+    with Proxy(answer=answer) as proxy:
+        [reply] = chat(proxy.url, **fields).complete([ask("hello")])
+    return reply, proxy
+
+
 def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(quick: None, tmp_path: Path) -> None:
     requests = [ask(f"word {number}") for number in range(60)]
     seen: list[int] = []
@@ -43,14 +50,12 @@ def test_a_third_of_the_tries_is_spoiled_and_no_reply_lost_or_paid_for_twice(qui
 
 def test_retry_after_is_waited_for_but_not_an_hour(quick: None) -> None:
     answers = iter([error(429, "slow down", **{"Retry-After": "0.7"}), (200, {}, completion("well"))])
-    with Proxy(answer=lambda body: next(answers)) as proxy:
-        reply = chat(proxy.url).complete([ask("hello")])[0]
-        assert (reply.text, reply.calls) == ("well", 2)
-        assert proxy.times[1] - proxy.times[0] >= 0.7
-        assert reply.seconds >= 0.7
-    with Proxy(answer=lambda body: error(429, "later", **{"Retry-After": "3600"})) as proxy:
-        started = time.monotonic()
-        reply = chat(proxy.url).complete([ask("hello")])[0]
+    reply, proxy = reply_to(lambda body: next(answers))
+    assert (reply.text, reply.calls) == ("well", 2)
+    assert proxy.times[1] - proxy.times[0] >= 0.7
+    assert reply.seconds >= 0.7
+    started = time.monotonic()
+    reply, proxy = reply_to(lambda body: error(429, "later", **{"Retry-After": "3600"}))
     assert (reply.failure, proxy.hits) == ("server", 1)
     assert "Retry-After: 3600 s" in reply.message
     assert time.monotonic() - started < 60
@@ -79,8 +84,7 @@ def test_retry_after_is_waited_for_but_not_an_hour(quick: None) -> None:
 )
 def test_what_no_further_try_can_mend_is_not_tried_again(status: int, body: Any, failure: str) -> None:
     answer = error(status, body) if isinstance(body, str) else (status, {}, json.dumps(body).encode())
-    with Proxy(answer=lambda _: answer) as proxy:
-        reply = chat(proxy.url).complete([ask("hello")])[0]
+    reply, proxy = reply_to(lambda body: answer)
     assert (reply.failure, reply.calls, proxy.hits) == (failure, 1, 1)
     assert str(status) in reply.message
     assert "sk-abcd" not in reply.message
@@ -88,8 +92,7 @@ def test_what_no_further_try_can_mend_is_not_tried_again(status: int, body: Any,
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
 def test_what_may_pass_is_tried_again(status: int, quick: None) -> None:
-    with Proxy(answer=lambda _: (status, {}, b"<html>busy</html>")) as proxy:
-        reply = chat(proxy.url, retries=2).complete([ask("hello")])[0]
+    reply, proxy = reply_to(lambda body: (status, {}, b"<html>busy</html>"), retries=2)
     assert (reply.failure, reply.calls, proxy.hits) == ("server", 3, 3)
     assert reply.message == f"HTTP {status} (after 3 tries)"
 
@@ -292,8 +295,7 @@ def test_a_reply_cut_off_by_max_tokens_is_no_json() -> None:
 )
 def test_a_body_that_is_no_completion_is_tried_again(content: bytes, quick: None) -> None:
     answers = iter([(200, {}, content), (200, {}, completion("well"))])
-    with Proxy(answer=lambda body: next(answers)) as proxy:
-        reply = chat(proxy.url).complete([ask("hello")])[0]
+    reply, _ = reply_to(lambda body: next(answers))
     assert (reply.text, reply.calls) == ("well", 2)
 
 
