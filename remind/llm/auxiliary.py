@@ -202,15 +202,11 @@ class ChatLLM(AuxiliaryLLM):
         """The report for a person: costs by stage, and how much the stand-in wrote."""
         costs = [table(self.ledger.summary())] if self.ledger is not None else []
         failed = Counter((failure.stage, failure.failure) for failure in self.failures)
-        return "\n".join(
-            [
-                *costs,
-                *(
-                    f"{n} of {self.asked[s]} {s}: {why}; the offline stand-in wrote them"
-                    for (s, why), n in failed.items()
-                ),
-            ]
-        )
+        lines = [
+            f"{n} of {self.asked[stage]} {stage}: {why}; the offline stand-in wrote them"
+            for (stage, why), n in failed.items()
+        ]
+        return "\n".join([*costs, *lines])
 
     def take(self) -> dict[str, Any]:
         """What was asked, what failed and what it cost, as JSON for `merge`; all counts start again."""

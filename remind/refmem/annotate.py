@@ -142,7 +142,7 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
     DataError for evidence that is not in the dialogue.
     """
     position_of = {image.index: n for n, turn in enumerate(dialogue.turns) for image in turn.images}
-    anchors = [("turn", turn, dialogue.positions.get(turn)) for turn in item.evidence]
+    anchors = [("turn", repr(turn), dialogue.positions.get(turn)) for turn in item.evidence]
     anchors += [("image", str(index), position_of.get(index)) for index in item.images]
     positions: set[int] = set()
     for kind, name, position in anchors:
