@@ -54,11 +54,9 @@ def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
     by_id = {item.id: item for item in items}
     rows: dict[str, Row] = {}
     for place, value in Source(path).any_records:
-        row = parse_row(place, value)
-        place = place.at(row.item_id)
-        check_row(place, row, by_id)
+        row = _row(place, value, by_id)
         if row.item_id in rows:
-            raise place.error("the item is annotated twice in this file; keep one of the rows")
+            raise place.at(row.item_id).error("the item is annotated twice in this file; keep one of the rows")
         rows[row.item_id] = row
     names = sorted({row.annotator for row in rows.values()})
     if len(names) > 1:
@@ -67,8 +65,8 @@ def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
     return list(rows.values())
 
 
-def parse_row(place: Place, value: object) -> Row:
-    """A row, checked without its item. Raises DataError."""
+def _row(place: Place, value: object, items: Mapping[str, Item]) -> Row:
+    """A row, checked against the items by id. Raises DataError."""
     record = place.mapping(value, "an annotation")
     name = place.name(record.get("item_id"), "item_id")
     annotator = place.at(name).name(record.get("annotator"), "annotator")
@@ -83,7 +81,7 @@ def parse_row(place: Place, value: object) -> Row:
     # whole numbers may be larger than any float
     if type(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
         raise place.error("seconds should be a number from 0")
-    return Row(
+    row = Row(
         item_id=name,
         annotator=annotator,
         answers=_texts(place, record, "answers"),
@@ -95,16 +93,6 @@ def parse_row(place: Place, value: object) -> Row:
         seconds=float(seconds),
         fingerprint=place.optional_text(record.get("fingerprint"), "fingerprint"),
     )
-
-
-def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The distinct texts of a list that may be left out, or null."""
-    entries = [] if record.get(key) is None else place.sequence(record[key], key)
-    return tuple(dict.fromkeys(place.name(text, key).strip() for text in entries))
-
-
-def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:
-    """Check a row against the items by id. Raises DataError."""
     item = items.get(row.item_id)
     if item is None:
         raise place.error("no such item: these annotations are of another build; give the items they were made from")
@@ -113,6 +101,13 @@ def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:
     if not row.answers and not row.remove:
         raise place.error("answers are missing; skipped items have no row")
     check_answers(place, item, row.answers)
+    return row
+
+
+def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The distinct texts of a list that may be left out, or null."""
+    entries = [] if record.get(key) is None else place.sequence(record[key], key)
+    return tuple(dict.fromkeys(place.name(text, key).strip() for text in entries))
 
 
 def check_answers(place: Place, item: Item, answers: Sequence[str]) -> None:

@@ -14,10 +14,10 @@ from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
 from remind.llm.chat_models import Chats
 from remind.llm.ledger import table
-from remind.refmem import blind, generate
+from remind.refmem import generate
 from remind.refmem.cluster import read_clusters, text_clusters
 from remind.refmem.config import STAGES, RefMemConfig
-from remind.refmem.filters import make_filtered
+from remind.refmem.filters import BLIND_TEMPLATE, make_filtered
 from remind.refmem.images import ClipEncoder, image_clusters
 from remind.refmem.items import Item, anchors_missing, read_items, write_items
 from remind.refmem.split import split
@@ -133,7 +133,7 @@ class Build:
             "items": items.key,
             "filters": asdict(self.cfg.filters),
             "blind_by": None if self.guesser is None else self.guesser.name,
-            "prompt_id": prompts.prompt_id(blind.TEMPLATE),
+            "prompt_id": prompts.prompt_id(BLIND_TEMPLATE),
         }
 
         def write(to: Path) -> dict[str, Any]:
