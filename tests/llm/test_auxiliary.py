@@ -131,7 +131,7 @@ def test_a_summary_is_laid_out_by_option() -> None:
     llm, _ = chat("summary", one)
     expected[2:4] = ["A. smoking - nothing was said to it", "B. music - Plays."]
     assert llm.summary(state()) == "\n".join(expected)
-    direct = {**SUMMARY, "evidence": [{"finding": "She says so."}, {"finding": " "}, {"finding": "Twice."}]}
+    direct = {**SUMMARY, "evidence": [{"finding": "She says so."}, {"finding": " "}, "?", {"finding": "Twice."}]}
     llm, _ = chat("summary", direct)
     assert llm.summary(state(DIRECT)).splitlines()[1:4] == ["Evidence:", "- She says so.", "- Twice."]
 

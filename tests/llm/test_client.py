@@ -15,7 +15,7 @@ import pytest
 from chat_samples import ask, chat
 from fault_proxy import Proxy, completion, error
 
-from remind.core.errors import ModelError
+from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
@@ -229,6 +229,9 @@ def test_keys_that_are_missing_or_not_meant_for_the_server(monkeypatch: pytest.M
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ModelError, match="OPENAI_API_KEY"):
         OpenAIChat(EndpointConfig("m"))
+    for endpoint, reason in ((EndpointConfig(), "no model is named"), (EndpointConfig("m", "local"), "base_url")):
+        with pytest.raises(ConfigError, match=reason):
+            OpenAIChat(endpoint)
     with pytest.raises(ModelError, match="NO_SUCH_KEY"):
         chat("http://127.0.0.1:1/v1", key_env="NO_SUCH_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai-only")
