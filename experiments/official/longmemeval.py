@@ -14,10 +14,10 @@ from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.asking import VERDICT_SCHEMA, Verdict, request
+from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict
 from remind.llm.asking import verdicts as llm_verdicts
 from remind.llm.chat_models import Chats
-from remind.llm.request import ChatModel, Request, code_for, fenced
+from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.states import prompts
 from remind.states.pyramid import one_line
 
@@ -164,11 +164,12 @@ def judge_request(reference: Reference, hypothesis: str) -> Request:
     role = role_of(reference)
     question, gold, response = (one_line(text) for text in (reference.question, reference.answer, hypothesis))
     code = code_for([question, gold, response])
-    return request(
+    return from_template(
         "judge",
         _TEMPLATE + role,
         reference.question_id,
         VERDICT_SCHEMA,
+        ROOM["judge"],
         code=code,
         question=fenced("question", question, code),
         reference=fenced(_GOLD.get(role, "reference answer"), gold, code),
