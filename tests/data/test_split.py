@@ -48,18 +48,12 @@ def test_several_dialogues_are_never_divided_inside() -> None:
     assert other != splits
 
 
-def test_a_given_split_is_kept() -> None:
+def test_a_given_split_is_kept_and_shares_are_shares() -> None:
     data = corpus([("d", ("t0",), "test"), ("d", ("t1",), "train"), ("e", (), None)])
-    splits = assign_splits(data, SplitConfig())
-    assert (splits["q0"], splits["q1"]) == ("test", "train")
-    assert splits["q2"] == "test"
-
-
-def test_shares_must_be_shares() -> None:
-    with pytest.raises(ConfigError):
-        SplitConfig(train=0.8, dev=0.3)
-    with pytest.raises(ConfigError):
-        SplitConfig(train=-0.1)
+    assert assign_splits(data, SplitConfig()) == {"q0": "test", "q1": "train", "q2": "test"}
+    for wrong in ({"train": 0.8, "dev": 0.3}, {"train": -0.1}):
+        with pytest.raises(ConfigError):
+            SplitConfig(**wrong)
 
 
 def test_overlap_names_both_questions() -> None:
