@@ -1,4 +1,4 @@
-"""BM25 over the turns of a dialogue (bm25s, Lucene's variant), in a form that `store` keeps on disk."""
+"""BM25 over the turns of a dialogue (bm25s, Lucene's variant), as tensors that a cache can hold."""
 
 from __future__ import annotations
 

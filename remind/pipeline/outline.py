@@ -95,7 +95,7 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
         found.dangling += [item for item in corpus.dangling if item.question_id in built]
     if not found.questions:
         raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
-    found.splits = assign_splits(found, split)
+    found.splits = assign_splits(found.questions, split)
     check_overlap(
         ((q.id, q.dialogue_id, found.splits[q.id], (*q.evidence, *q.images)) for q in found.questions),
         lambda dialogue_id: first["dialogue", dialogue_id],

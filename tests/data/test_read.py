@@ -71,7 +71,7 @@ def test_records_tell_the_format(tmp_path, record, format):
         (b"hello", "[line 1]: not JSON"),
         (GOOD.encode() + b"\n\n{oops}\n", "[line 3]: not JSON: Expecting property name"),
         (GOOD.encode() + b'\n{"speaker": "Ana"', "[line 2]: not JSON"),
-        (b"[" * 100_000, ": nested too deeply"),
+        (b"[" * 100_000, "[line 1]: nested too deeply"),
     ],
 )
 def test_files_that_are_no_records(tmp_path, refused, content, message):

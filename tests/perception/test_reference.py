@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.data.dialogue import Dialogue, Session, Turn
+from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig, scan
 from remind.perception.index import DialogueIndex
 from remind.perception.retrieve import retrieve
-from remind.states.pyramid import FactualState, Segment, render, turn_text
+from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.text.words import stems
 from tests.perception.conftest import Bag
 
@@ -27,6 +27,13 @@ WORDS = ["dog", "cat", "boat", "violin", "rain", "moon", "tea", "bread", "river"
 
 def section(index: DialogueIndex, positions: Sequence[int]) -> int:
     return index.costs.of(sorted(positions), index.session_of)
+
+
+def rendered_cost(index: DialogueIndex, positions: Sequence[int]) -> int:
+    """Tokens of the dialogue section as it is really rendered."""
+    single = tuple(Segment(position, position) for position in positions)
+    rendered = render(FactualState(index.dialogue, Question("q", "random", "?"), single, Strategy(())))
+    return index.encoder.count_tokens(rendered.text[slice(*rendered.dialogue)])
 
 
 def within(segments: Sequence[Segment]) -> list[int]:
@@ -154,20 +161,22 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             )
             vector = encoder.encode([question])[0] * 3
             wanted = expected(index, question, vector, config)
+            assert section(index, wanted) == rendered_cost(index, wanted)
             if section(index, wanted) > config.max_context_tokens:
                 continue  # a single segment over the cap is cut, which has tests of its own
             assert within(retrieve(index, question, vector, None, config)) == wanted
 
 
-@pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk/Chat_5_Nicolas_Nebraas.json"])
-@pytest.mark.parametrize("method", ["cue", "hybrid"])
+@pytest.mark.parametrize(
+    ("name", "method"), [("locomo/locomo_dev.json", "hybrid"), ("realtalk/Chat_5_Nicolas_Nebraas.json", "cue")]
+)
 def test_real_dialogues_to_the_prompt(
     name: str, method: str, remind_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "SMALL", 1)
     corpus = read(remind_data / name)
     dialogue = corpus.dialogues[0]
-    questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:12]
+    questions = [question for question in corpus.questions if question.dialogue_id == dialogue.id][:8]
     config = PerceptionConfig(retrieve=RetrieveConfig(method=method, max_context_tokens=2000))  # type: ignore[arg-type]
     perception = Perception(config, Loose(64), OfflineLLM(), tmp_path)  # type: ignore[arg-type]
     index = perception.index(dialogue)

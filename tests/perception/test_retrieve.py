@@ -14,7 +14,6 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
 from remind.perception.config import RetrieveConfig, SegmentConfig
-from remind.perception.hybrid import runs, take_turns
 from remind.perception.index import DialogueIndex
 from remind.perception.ranking import falling
 from remind.perception.retrieve import relevance, retrieve, retrieve_segments, top_count
@@ -89,30 +88,6 @@ def test_segments_are_the_top_share_less_the_lowest(park_index: DialogueIndex, d
         assert part.start == part.end or rendered_cost(index, kept) <= cap
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_turns_fit_the_budget_as_rendered_and_none_is_left_that_would(
-    park_index: DialogueIndex, data: st.DataObject
-) -> None:
-    index = park_index
-    n = len(index.dialogue.turns)
-    scores = np.array(data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)), dtype=float)
-    budget = data.draw(st.integers(1, 260))
-    kept = take_turns(index, scores, budget)
-    assert kept == sorted(set(kept))
-    assert int(scores.argmax()) in kept
-    spent = rendered_cost(index, runs(index, kept))
-    assert spent == index.cost(kept)
-    assert len(kept) == 1 or spent <= budget
-    # brute force: take in order whatever fits as rendered
-    expected: list[int] = []
-    for position in sorted(range(n), key=lambda p: (-scores[p], p)):
-        trial = sorted([*expected, position])
-        if not expected or rendered_cost(index, runs(index, trial)) <= budget:
-            expected = trial
-    assert kept == expected
-
-
 def test_cost_is_what_the_prompt_takes(encoder: object, park: Dialogue) -> None:
     index = index_of(park, encoder)
     for chosen in ((Segment(0, 15),), (Segment(0, 1), Segment(3, 3), Segment(8, 9)), (Segment(15, 15),)):
@@ -120,7 +95,9 @@ def test_cost_is_what_the_prompt_takes(encoder: object, park: Dialogue) -> None:
 
 
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_finds_the_turns_a_question_is_about(method: str, encoder: object, park: Dialogue) -> None:
+def test_finds_the_turns_a_question_is_about(
+    method: str, encoder: object, bag: object, park: Dialogue, make_dialogue: Callable[..., Dialogue]
+) -> None:
     index = index_of(park, encoder, max_tokens=40)
     config = RetrieveConfig(method=method)  # type: ignore[arg-type]
     for question, wanted in (
@@ -129,36 +106,25 @@ def test_finds_the_turns_a_question_is_about(method: str, encoder: object, park:
         ("With whom does Ben share the flat in Lisbon?", "2:5"),
     ):
         vector = index.encoder.encode([question])[0]
-        kept = retrieve(index, question, vector, None, config)
-        assert wanted in {park.turns[p].id for p in positions(kept)}
-        assert kept == retrieve(index, question, vector, None, config)
+        segments = retrieve(index, question, vector, None, config)
+        assert wanted in {park.turns[p].id for p in positions(segments)}
+        assert segments == retrieve(index, question, vector, None, config)
+    # no word of the dialogue
+    assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config)
+    single = index_of(make_dialogue(["Ana: hello"]), bag)
+    assert retrieve(single, "hello?", torch.ones(32), None, config) == (Segment(0, 0),)
 
 
 def test_hybrid_spends_no_more_than_eq_1(encoder: object, park: Dialogue) -> None:
     index = index_of(park, encoder, max_tokens=40)
+    question = "Where is Ben moving?"
+    vector = index.encoder.encode([question])[0]
+    cheapest = min(rendered_cost(index, (Segment(p, p),)) for p in range(16))
     for cap in (30, 60, 7200):
-        question = "Where is Ben moving?"
-        vector = index.encoder.encode([question])[0]
         cue = retrieve(index, question, vector, None, RetrieveConfig(max_context_tokens=cap))
         hybrid = retrieve(index, question, vector, None, RetrieveConfig(method="hybrid", max_context_tokens=cap))
-        assert rendered_cost(index, hybrid) <= max(
-            rendered_cost(index, cue), min(rendered_cost(index, (Segment(p, p),)) for p in range(16))
-        )
+        assert rendered_cost(index, hybrid) <= max(rendered_cost(index, cue), cheapest)
         assert rendered_cost(index, cue) <= cap
-
-
-def test_a_question_without_a_known_word_still_ranks(encoder: object, park: Dialogue) -> None:
-    index = index_of(park, encoder)
-    question = "¿Qué?"
-    kept = retrieve(index, question, index.encoder.encode([question])[0], None, RetrieveConfig(method="hybrid"))
-    assert kept
-
-
-def test_single_turn_dialogue(bag: object, make_dialogue: Callable[..., Dialogue]) -> None:
-    index = index_of(make_dialogue(["Ana: hello"]), bag)
-    for method in ("cue", "hybrid"):
-        config = RetrieveConfig(method=method)  # type: ignore[arg-type]
-        assert retrieve(index, "hello?", torch.ones(32), None, config) == (Segment(0, 0),)
 
 
 def test_a_turn_longer_than_the_cap_is_kept_and_logged(

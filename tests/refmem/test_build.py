@@ -104,7 +104,7 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
     assert made.dialogues == corpus.dialogues
     assert not made.dangling
     assert {question.dimension for question in made.questions} == set(DIMENSIONS)
-    assert assign_splits(made, SplitConfig()) == {question.id: question.split for question in made.questions}
+    assert assign_splits(made.questions, SplitConfig()) == {question.id: question.split for question in made.questions}
     clusters = {item.id: item.cluster_id for item in read_items(whole / "benchmark" / "items.jsonl")}
     check_overlap(((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in made.questions), lambda _: result)
     sides = [{clusters[q.id] for q in made.questions if q.split == side} for side in ("train", "test")]
