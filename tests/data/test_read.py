@@ -57,6 +57,7 @@ def test_content_tells_the_format(remind_data, tmp_path, name, format):
     ],
 )
 def test_records_tell_the_format(tmp_path, record, format):
+    assert next(Source(make(tmp_path, "empty", "")).any_records, None) is None
     for content in (record, [record]):
         assert sniff(Source(make(tmp_path, "x", json.dumps(content)))) == format
 

@@ -140,9 +140,9 @@ def long_file(path: Path, format: str, count: int) -> None:
 @pytest.mark.parametrize("format", ["locomo", "chat", "refmem"])
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, format):
     monkeypatch.setattr(window, "CHUNK", 1 << 15)
-    small, large = tmp_path / "3.json", tmp_path / "40.json"
-    long_file(small, format, 3)
-    long_file(large, format, 40)
+    small, large = tmp_path / "20.json", tmp_path / "60.json"
+    long_file(small, format, 20)
+    long_file(large, format, 60)
     # ids and questions stay
     assert peak(large) - peak(small) < 0.2 * large.stat().st_size
 
