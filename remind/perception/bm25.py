@@ -44,10 +44,10 @@ class BM25:
 
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """Score of every document, float64 [n]; zeros if no query term occurs."""
-        known = self._model.get_tokens_ids(query)
-        if not known:
+        ids = self._model.get_tokens_ids(query)
+        if not ids:
             return np.zeros(self.n_documents)
-        return np.asarray(self._model.get_scores_from_ids(known), dtype=np.float64)
+        return np.asarray(self._model.get_scores_from_ids(ids), dtype=np.float64)
 
     def _empty_model(self) -> Any:
         import bm25s

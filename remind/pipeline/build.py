@@ -137,18 +137,16 @@ class _Build:
         def step(units: float, stage: str) -> None:
             bar.step(units, f"{finished} of {len(mine)} dialogues{stage and f', {stage}'}")
 
-        def done(task: Task) -> None:
-            nonlocal finished
-            finished += 1
-            account = self._account(keys[task.number])
-            for stage, spent in account["seconds"].items():
-                seconds[stage] += spent
-            if self.chat is not None:
-                self.chat.merge(account["report"])
-                self.chat.check(self.cfg.max_failed, done=False)
-
         with Counter("states", sum(mine), percent=True) as bar:
-            build_all(self.cfg, self.identity, self.saes, missing(), step, done)
+            for task in build_all(self.cfg, self.identity, self.saes, missing(), step):
+                finished += 1
+                account = self._account(keys[task.number])
+                for stage, spent in account["seconds"].items():
+                    seconds[stage] += spent
+                if self.chat is not None:
+                    self.chat.merge(account["report"])
+                    self.chat.check(self.cfg.max_failed, done=False)
+                step(0.0, "")
         if any(seconds.values()):
             print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
         return keys

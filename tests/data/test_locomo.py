@@ -1,6 +1,5 @@
 import json
 import re
-import time
 from collections import Counter
 
 import pytest
@@ -52,15 +51,6 @@ def test_turns_and_questions_are_those_of_the_file(dev, raw):
             assert set(plain) <= set(question.evidence)
             if len(plain) == len(item["evidence"]):
                 assert list(question.evidence) == list(dict.fromkeys(plain))
-
-
-def test_reads_in_well_under_a_second(remind_data):
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        read(remind_data / "locomo" / "locomo_dev.json")
-        times.append(time.process_time() - start)
-    assert min(times) < 0.7
 
 
 def test_times():

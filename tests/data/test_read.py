@@ -21,23 +21,17 @@ def make(folder, name, content):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("locomo/locomo_dev.json", "locomo"),
-        ("realtalk/Chat_1_Emi_Elise.json", "realtalk"),
-        ("longmemeval/longmemeval_single.json", "longmemeval"),
-        ("longmemeval/longmemeval_s_queries.json", None),
-        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
-        ("locomo_audit/errors.json", None),
+def test_content_tells_the_format(remind_data, tmp_path):
+    path = tmp_path / "data.txt"
+    for name, format in (
         ("msc/session_3_valid.jsonl", "msc"),
         ("friends/emorynlp_csv/emorynlp_dev_final.csv", "friends"),
-    ],
-)
-def test_content_tells_the_format(remind_data, tmp_path, name, format):
-    path = tmp_path / "data.txt"
-    path.symlink_to(remind_data / name)
-    assert sniff(Source(path)) == format
+        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
+        ("locomo_audit/errors.json", None),
+    ):
+        path.unlink(missing_ok=True)
+        path.symlink_to(remind_data / name)
+        assert sniff(Source(path)) == format
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from forked import Forked
@@ -121,12 +120,7 @@ def test_vectors_are_views_of_the_file(park: Dialogue, bag: SentenceEncoder, tmp
         assert any(index.vectors.data_ptr() in addresses for addresses in mapped)
 
 
-def test_words_on_disk_score_as_those_in_memory(park: Dialogue) -> None:
-    documents = [turn.text.lower().split() for turn in park.turns]
-    bm25 = BM25(documents)
-    read = BM25.from_tensors(len(documents), bm25.terms, bm25.tensors())
-    for query in (["pixel", "is", "pixel"], ["zebra"], [], [""], ["ä"], ["blue", "zebra"]):
-        assert np.array_equal(bm25.scores(query), read.scores(query))
+def test_bm25_without_words_scores_nothing() -> None:
     assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]
 
 

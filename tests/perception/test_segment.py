@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.perception.config import SegmentConfig
 from remind.perception.segment import segment
@@ -52,7 +52,7 @@ def test_boundary_stands_where_the_topic_changes() -> None:
     # three turns on each of three topics: orthogonal directions, a little noise
     rng = np.random.default_rng(0)
     topics = np.repeat(np.eye(3), 3, axis=0) + 0.05 * rng.normal(size=(9, 3))
-    parts = segment(dialogue_of([9]), torch.tensor(topics), SegmentConfig(max_tokens=1000))
+    parts = segment(dialogue_of([9]), torch.tensor(topics), SegmentConfig(max_tokens=1000), [1] * 9)
     assert [(part.start, part.end) for part in parts] == [(0, 2), (3, 5), (6, 8)]
 
 
@@ -63,11 +63,9 @@ def test_the_cap_cuts_one_topic_and_a_longer_turn_stands_alone() -> None:
     assert {part.end - part.start + 1 for part in parts} <= {2, 3, 4}
     parts = segment(dialogue_of([5]), torch.ones(5, 4), SegmentConfig(max_tokens=50), [10, 10, 900, 10, 10])
     assert Segment(2, 2) in parts
-    assert segment(dialogue_of([1]), torch.ones(1, 4)) == [Segment(0, 0)]
+    assert segment(dialogue_of([1]), torch.ones(1, 4), SegmentConfig(), [1]) == [Segment(0, 0)]
 
 
-def test_vectors_of_another_dialogue_are_refused() -> None:
-    with pytest.raises(DataError, match="4 turns, but 3 vectors"):
-        segment(dialogue_of([4]), torch.ones(3, 4))
+def test_a_cap_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError):
         SegmentConfig(max_tokens=0)

@@ -12,10 +12,11 @@ from sklearn.cluster import KMeans
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus
-from remind.perception.segment import SegmentConfig, turn_text
+from remind.perception.config import SegmentConfig
 from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig
 from remind.refmem.images import image_clusters
+from remind.states.pyramid import turn_text
 
 
 def partition(labels: np.ndarray) -> set[frozenset[int]]:

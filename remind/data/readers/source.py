@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,7 +165,7 @@ class Source:
             return []
         with Window(self.path) as window:
             try:
-                return next(csv.reader(_csv_lines(window)), [])
+                return next(csv.reader(line for _, line in window.lines()), [])
             except csv.Error:
                 return []
 
@@ -179,7 +178,7 @@ class Source:
         if repeated := [name for name in self.columns if self.columns.count(name) > 1]:
             raise self.place.error(f"the column {shown(repeated[0])} occurs twice in the header")
         with Window(self.path) as window:
-            reader = csv.DictReader(_csv_lines(window), strict=True)
+            reader = csv.DictReader((f"{line}\n" for _, line in window.lines()), strict=True)
             while True:
                 try:
                     row = next(reader)
@@ -191,9 +190,3 @@ class Source:
                 if None in row or None in row.values():
                     raise place.error(f"the row should have {len(self.columns)} columns")
                 yield Record(place, row)
-
-
-def _csv_lines(window: Window) -> Iterator[str]:
-    """Lines as the csv module wants them: any line end counts, and is kept."""
-    for _, line in window.lines():
-        yield from io.StringIO(line + "\n", newline="")
