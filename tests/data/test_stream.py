@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from remind import Corpus, read
 from remind.core.errors import DataError
-from remind.data.readers import FORMATS, stream, window, write_refmem
+from remind.data.readers import FORMATS, refmem, stream, window, write_refmem
 from remind.data.readers.source import Source
 
 
@@ -97,13 +98,16 @@ def test_a_byte_order_mark_is_no_content(tmp_path, refused, monkeypatch, chunk):
     assert [record.value for record in Source(path).records] == [{"text": "hi"}]
 
 
-def test_refmem_gives_each_context_with_its_questions(tmp_path):
+def test_refmem_gives_each_context_with_its_questions(tmp_path, monkeypatch):
     contexts = [{**seeds.REFMEM[0], "id": f"c{number}"} for number in range(3)]
     questions = [{**seeds.REFMEM[1], "id": f"q{n}", "context_id": f"c{c}"} for n, c in enumerate([1, 0, 2, 0])]
     path = tmp_path / "x.jsonl"
     path.write_bytes(seeds.as_lines([*questions, *contexts]))
     pieces = [([d.id for d in piece.dialogues], [q.id for q in piece.questions]) for piece in stream(path)]
     assert pieces == [(["c0"], ["q1", "q3"]), (["c1"], ["q0"]), (["c2"], ["q2"])]
+    monkeypatch.setattr(refmem, "_count", lambda _: Counter(c0=9))
+    with pytest.raises(DataError, match="changed while it was read"):
+        read(path)
 
 
 def peak(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,38 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """Contexts become dialogues; images are numbered in order over the whole context. Files of a folder are one corpus:
     a question may be in another file than its context, and before it. Questions come in the order of their contexts.
 
-    A first pass holds the questions, a second one reads the contexts. A piece is a context with its questions.
+    A first pass counts the questions of each context; then contexts and questions are read side by side, and a piece is
+    a context with its questions. Questions that come before their turn are held.
 
     Raises:
         DataError: a record of another type or that lacks what it needs, a question whose context is missing.
         ImagePathError: an image that is missing or leaves the folder of its file.
     """
+    counts = _count(sources)
+    out = CorpusBuilder()
+    questions = (item for item in _records(sources) if item[1]["type"] == "question")
+    held: dict[str, list[tuple[Place, dict[str, Any]]]] = {}
+    for place, record in _records(sources):
+        if record["type"] == "question":
+            continue
+        dialogue = out.add_dialogue(_context(place, record))
+        own = held.setdefault(dialogue.id, [])
+        while len(own) < counts[dialogue.id]:
+            if (item := next(questions, None)) is None:
+                raise place.error("changed while it was read; try again when nothing writes to it")
+            held.setdefault(item[0].name(item[1].get("context_id"), "context_id"), []).append(item)
+        for where, question in held.pop(dialogue.id):
+            _question(out, where, question, dialogue)
+        yield out.piece()
+    out.end(sources)
+
+
+def _count(sources: Sequence[Source]) -> Counter[str]:
+    """Number of questions of each context. Raises DataError for a question id twice or a context that is missing."""
     contexts: set[str] = set()
+    first: dict[str, Place] = {}
     places: dict[str, Place] = {}
-    questions: dict[str, list[tuple[Place, str, dict[str, Any]]]] = {}
+    counts: Counter[str] = Counter()
     for place, record in _records(sources):
         name = place.name(record.get("id"), "id")
         if record["type"] == "context":
@@ -43,17 +67,13 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
         if name in places:
             raise place.error(f"question id {shown(name)} occurs twice, first in {places[name]}")
         places[name] = place
-        questions.setdefault(place.name(record.get("context_id"), "context_id"), []).append((place, name, record))
-    for context in questions.keys() - contexts:
-        raise questions[context][0][0].error(f"its dialogue {shown(context)} is missing")
-    out = CorpusBuilder()
-    for place, record in _records(sources):
-        if record["type"] == "context":
-            dialogue = out.add_dialogue(_context(place, record))
-            for where, name, item in questions.get(dialogue.id, ()):
-                _question(out, where, name, item, dialogue)
-            yield out.piece()
-    out.end(sources)
+        context = place.name(record.get("context_id"), "context_id")
+        first.setdefault(context, place)
+        counts[context] += 1
+    for context, place in first.items():
+        if context not in contexts:
+            raise place.error(f"its dialogue {shown(context)} is missing")
+    return counts
 
 
 def _records(sources: Sequence[Source]) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -89,7 +109,9 @@ def _image(draft: Draft, place: Place, value: object) -> Image:
     return draft.image(place, path, caption, source)
 
 
-def _question(out: CorpusBuilder, place: Place, name: str, record: dict[str, Any], dialogue: Dialogue) -> None:
+def _question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue: Dialogue) -> None:
+    name = place.name(record.get("id"), "id")
+    place = place.at(name)
     images = place.sequence(record.get("images") or [], "images")
     if not all(isinstance(index, int) and not isinstance(index, bool) for index in images):
         raise place.error("images should be a list of whole numbers")
