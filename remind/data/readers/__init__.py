@@ -56,8 +56,9 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
 def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
-    A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and questions of
-    RefMem-Bench and, where a later line may belong to an earlier dialogue (chat in single turns, Friends), one file.
+    A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
+    RefMem-Bench questions, and one file where a later line may belong to an earlier dialogue (chat in single turns,
+    Friends).
 
     Raises:
         As `read`, before the first piece or between two.
