@@ -111,8 +111,8 @@ class DialogueBuilder:
             llm = open_llm(self.cfg.llm, encoder)
             chat = llm if isinstance(llm, ChatLLM) else None
             # chat models have a cache of replies of their own
-            llm = llm if chat is not None else CachedLLM(llm, self._stages)
-            self._opened = Perception(self.cfg.perception, encoder, llm, self._cache / "index"), llm, chat
+            cached = CachedLLM(llm, self._stages) if chat is None else chat
+            self._opened = Perception(self.cfg.perception, encoder, cached, self._cache / "index"), cached, chat
         return self._opened
 
     def _perceive(self, perception: Perception, task: Task) -> list[FactualState]:
