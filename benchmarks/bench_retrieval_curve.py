@@ -127,7 +127,7 @@ def _row(
         "segments": len(index.segments),
         "questions": len(asked),
         "build_s": build,
-        "disk_mb": sum(path.stat().st_size for path in (folder / "index").iterdir()) / 1e6,
+        "disk_mb": sum(path.stat().st_size for path in (folder / "index").rglob("*.safetensors")) / 1e6,
         **figures,
     }
 

@@ -117,7 +117,7 @@ def _measure(cfg: BenchStatesConfig, pieces: Sequence[Corpus], count: int, folde
     for number, corpus in enumerate(perturbed(pieces, count)):
         write_refmem(corpus, path / f"{number:05d}.jsonl")
     first = _build(cfg, path, folder / "a", cache)
-    accounts = [read_json(note)["account"] for note in (cache / "states").rglob("*.json")]
+    accounts = [read_json(note)["value"]["account"] for note in (cache / "states").rglob("*.json")]
     seconds = {stage: sum(account["seconds"][stage] for account in accounts) for stage in STAGES}
     again = _build(cfg, path, folder / "b", cache)
     unchanged = _build(cfg, path, folder / "a", cache)

@@ -11,9 +11,11 @@ import numpy as np
 from remind.core.errors import DataError
 from remind.core.progress import track
 from remind.data.dialogue import Corpus
-from remind.perception.segment import SegmentConfig, segment, turn_text
+from remind.perception.config import SegmentConfig
+from remind.perception.segment import segment
 from remind.refmem.config import ClusterConfig
 from remind.refmem.items import read_rows
+from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder

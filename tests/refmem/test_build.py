@@ -100,7 +100,9 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
     assert benchmark.dialogues == corpus.dialogues
     assert not benchmark.dangling
     assert {question.dimension for question in benchmark.questions} == set(DIMENSIONS)
-    assert assign_splits(benchmark, SplitConfig()) == {question.id: question.split for question in benchmark.questions}
+    assert assign_splits(benchmark.questions, SplitConfig()) == {
+        question.id: question.split for question in benchmark.questions
+    }
     rows = ((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in benchmark.questions)
     check_overlap(rows, lambda _: result)
     counts = read_json(whole / "benchmark" / "statistics.json")
