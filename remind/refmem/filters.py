@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.files import write_rows
-from remind.core.progress import Counter as Bar
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
 from remind.evaluation.metrics import token_f1
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
@@ -118,7 +118,7 @@ def _answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: in
         for item in items
         for draw in range(draws if item.options else min(draws, 1))
     ]
-    with Bar("blind", len(cases)) as bar:
+    with ProgressBar("blind", len(cases)) as bar:
         replies = chat.complete([_blind_request(shown) for _, shown in cases], lambda *_: bar.step())
     wrong: set[str] = set()
     unusable = 0

@@ -18,11 +18,11 @@ from sklearn.cluster import KMeans
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.models.chat import opened
-from remind.perception.segment import SegmentConfig, turn_text
+from remind.perception.config import SegmentConfig
 from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig
 from remind.refmem.images import ClipEncoder, image_clusters
-from remind.states.pyramid import Segment
+from remind.states.pyramid import Segment, turn_text
 
 
 def partition(labels: np.ndarray) -> set[frozenset[int]]:
