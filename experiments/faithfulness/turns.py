@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import DataError
-from remind.evaluation.rebuild import blocks_of
 from remind.grounding.places import first_character
 from remind.models.chat import prompt_tokens
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import Rendered
+from remind.states.rebuild import blocks_of
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from remind.evaluation.conditions import Prompter, control, load_questions, most
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import corpus_hashes
-from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
 from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
 from remind.models.generate import Generation
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, read_part, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.states.rebuild import attentional_of, blocks_of, segments_of, strategy_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
