@@ -171,9 +171,7 @@ def test_letters_that_only_look_like_options():
     [
         {"failure": ...},
         {"text": "\ud800"},
-        {"evidence_shown": [[]]},
-        {"images_shown": ["0"]},
-        {"cut_turns": True},
+        {"prompt": 5},
         {"new_tokens": None},
     ],
 )

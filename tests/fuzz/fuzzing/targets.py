@@ -133,10 +133,10 @@ def _predictions(data: bytes, folder: Path) -> None:
     from remind.evaluation.predictions import PREDICTIONS, RunFolder
 
     out = folder / "run"
-    run = RunFolder(out, {}) if not out.exists() else RunFolder.reopen(out, {})
+    run = RunFolder(out, {})
     (out / PREDICTIONS).write_bytes(data)
     for name, item in run.read().items():
-        json.dumps([name, dataclasses.asdict(item)], ensure_ascii=False).encode()
+        json.dumps([name, dataclasses.asdict(item.output)], ensure_ascii=False).encode()
 
 
 def _manifest(data: bytes, folder: Path) -> None:
