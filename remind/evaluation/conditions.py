@@ -25,8 +25,9 @@ from remind.states.pyramid import (
     Span,
     Strategy,
     render,
+    segments_of,
 )
-from remind.states.rebuild import attentional_of, positions_of, segments_of, strategy_end
+from remind.states.rebuild import attentional_of, positions_of, strategy_end
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts

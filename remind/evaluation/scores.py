@@ -12,7 +12,7 @@ from remind.evaluation.intervals import Estimate, bootstrap, wilson
 from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord, evidence_share
+from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,8 +25,16 @@ from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, write_manifest, write_part
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
-from remind.states.rebuild import attentional_of, segments_of, strategy_of
+from remind.states.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    render,
+    segments_of,
+)
+from remind.states.rebuild import attentional_of, strategy_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
