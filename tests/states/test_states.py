@@ -81,11 +81,7 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
         read_states(tmp_path, "test")
     manifest = tmp_path / "manifest.json"
     newer = {**json.loads(manifest.read_text()), "format_version": 3}
-    for text, message in (
-        (json.dumps(newer), "build them again"),
-        ("{]", "not JSON"),
-        ("{}", "not the manifest"),
-    ):
+    for text, message in ((json.dumps(newer), "build them again"), ("{]", "not JSON"), ("{}", "not the manifest")):
         manifest.write_text(text)
         with pytest.raises(DataError, match=message):
             read_states(tmp_path)
