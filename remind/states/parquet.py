@@ -290,5 +290,6 @@ def read_states(folder: str | Path, split: str | None = None) -> list[StateRecor
 
 def check_split(records: Iterable[StateRecord], folder: str | Path | None = None) -> None:
     """Raise DataError where one piece of gold evidence serves both a training and a test question."""
-    questions = ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records)
-    check_overlap(questions, lambda _: folder)
+    check_overlap(
+        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), lambda _: folder
+    )

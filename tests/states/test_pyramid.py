@@ -58,39 +58,27 @@ def states(draw: st.DrawFn) -> AttentionalState:
 
 
 @given(states(), TEXT)
-def test_dialogue_section_without_markers_is_that_of_x0(state: AttentionalState, summary: str) -> None:
-    first, x1 = render(state.factual), render(state)
+def test_sections_markers_and_spans(state: AttentionalState, summary: str) -> None:
+    first, x1, x2 = render(state.factual), render(state), render(ReflectiveState(state, summary))
     section = first.text[slice(*first.dialogue)]
     assert strip_markers(x1) == section
     # the same by an independent route: a marker is a whole line, and no dialogue line can be one
-    marked = x1.text[slice(*x1.dialogue)]
-    lines = [line for line in marked.split("\n") if line != MARKER]
-    assert "\n".join(lines) == section
-    assert marked.split("\n").count(MARKER) == 2 * len(state.blocks)
+    lines = x1.text[slice(*x1.dialogue)].split("\n")
+    assert "\n".join(line for line in lines if line != MARKER) == section
+    assert lines.count(MARKER) == 2 * len(state.blocks)
     assert first.text[: first.dialogue[0]] == x1.text[: x1.dialogue[0]]
-    x2 = render(ReflectiveState(state, summary))
-    shared = x1.text.rindex("\nQuestion: ")
     end = x1.text.rindex("markers") if state.blocks else x1.dialogue[1]
-    assert x2.text[:shared].startswith(x1.text[:end])
+    assert x2.text[: x1.text.rindex("\nQuestion: ")].startswith(x1.text[:end])
 
-
-@given(states())
-def test_markers_enclose_the_blocks_and_never_nest(state: AttentionalState) -> None:
-    rendered = render(state)
-    pairs = list(zip(rendered.markers[::2], rendered.markers[1::2], strict=True))
-    assert len(pairs) == len(state.blocks)
+    pairs = list(zip(x1.markers[::2], x1.markers[1::2], strict=True))
     for (start, end), (opened, closed) in zip(state.blocks, pairs, strict=True):
-        assert opened[1] == rendered.turns[start].start
-        assert closed[0] == rendered.turns[end].end
-        inside = rendered.text[opened[1] : closed[0]].split("\n")
+        assert (opened[1], closed[0]) == (x1.turns[start].start, x1.turns[end].end)
+        inside = x1.text[opened[1] : closed[0]].split("\n")
         assert MARKER not in inside
         assert "[…]" not in inside or any("[…]" in turn.text for turn in state.factual.turns)
 
-
-@given(states())
-def test_spans_cut_out_what_they_name(state: AttentionalState) -> None:
     strategy = state.factual.strategy
-    for rendered in (render(state.factual), render(state)):
+    for rendered in (first, x1):
         for span, turn in zip(rendered.turns, state.factual.turns, strict=True):
             assert (span.turn_id, len(span.captions)) == (turn.id, len(turn.images))
             assert rendered.text[slice(*span.speaker)] == f"{turn.speaker}:"
