@@ -131,11 +131,11 @@ def html(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
     template = (files("remind.evaluation") / "report.html.j2").read_text(encoding="utf-8")
-    parts = tables.conditions(report)
+    parts = report["conditions"]
     return environment.from_string(template).render(
         report=report,
         judge=judge_label(report),
-        base=tables.reference_of(report),
+        base=report["reference"],
         parts=parts,
         first=[*tables.comparisons(report), *tables.failures(report)],
         measures={name: tables.measures(part) for name, part in parts.items()},

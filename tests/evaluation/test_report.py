@@ -26,22 +26,23 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
     def rows(groups: dict[str, list[Score]]) -> dict[str, Any]:
         return {name: summarise(members, 20) for name, members in groups.items()}
 
-    return {
+    part = {
         "config": CONFIG,
         "identity": {"judge": "rule", "states": "5" * 64, "model": HOSTILE, "llm": HOSTILE},
         "model": {"name": HOSTILE, "kind": "chat", "max_length": None},
         "states": {"inputs": {HOSTILE: "7"}},
         "prompts": {"answer": "abc"},
-        "counts": {**counts(scores), "left_out": {HOSTILE: 1}},
+        "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
         "overall": summarise(scores, 20),
         "by_format": rows(group(scores, lambda r: r.format)),
         "by_dimension": rows(group(scores, lambda r: r.dimension)),
         "by_category": rows(group(scores, lambda r: r.category)),
-        "seconds": {"answering": 1.0, "scoring": 1.0},
+        "seconds": {"model": 1.0, "answering": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
         "versions": {"torch": "2.9"},
     }
+    return {**part, "reference": "x0", "conditions": {"x0": part}, "differences": {}}
 
 
 ROW = {
@@ -63,7 +64,6 @@ def beside(scores: list[Score]) -> dict[str, Any]:
     gain = {"value": -0.125, "low": -0.25, "high": 0.0, "n": 2}
     return {
         **report,
-        "reference": "x0",
         "conditions": {"x0": report, "rag": report},
         "differences": {"rag": {"all": {"accuracy": gain}, "single": {"accuracy": gain}}},
         "costs": {"total": ROW, "stages": {"answer": ROW}, "endpoints": {HOSTILE: ROW}},
