@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def _reply(number: int, asked: list[int]) -> str:
 
 
 def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
-    """Run, run again, and report again; prints seconds, and per question what is not model time."""
+    """Run and run again; prints seconds, and per question what is not model time."""
     asked: list[int] = []
     answerer = FixedAnswers("none", lambda n: _reply(n, asked))
     rows: dict[str, dict[str, float]] = {}
@@ -58,7 +58,6 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         SentenceEncoder().encode(["a first forward costs more than the others"])
         rows["first run"] = _timed(lambda: evaluate(run, answerer=answerer))
         rows["again, all known"] = _timed(lambda: evaluate(run, answerer=answerer))
-        rows["stage report alone"] = _timed(lambda: evaluate(replace(run, stage="report")))
         if len(asked) != cfg.questions:
             raise DataError(f"{len(asked)} questions were asked, not {cfg.questions}: known answers were asked again")
     machine = about("torch", "transformers", "sentence-transformers", "remind-toolkit")

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.evaluation.rebuild import blocks_of
 from remind.grounding.places import first_character
 from remind.models.chat import prompt_tokens
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import Rendered
+from remind.states.rebuild import blocks_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t  # type: ignore[import-untyped]
 
 from remind.core.errors import DataError
-from remind.evaluation.intervals import Estimate
+from remind.evaluation.intervals import Estimate, interval
 
 Array = NDArray[np.float64]
 
@@ -85,5 +85,5 @@ def share_of(part: Array, whole: Array, dialogues: Sequence[str], resamples: int
 
 
 def _estimate(value: float, means: Array, n: int) -> Estimate:
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Estimate(value=value, low=min(float(low), value), high=max(float(high), value), n=n)
+    low, high = interval(means)
+    return Estimate(value=value, low=min(low, value), high=max(high, value), n=n)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -26,18 +25,15 @@ class Answerer(ABC):
     Attributes:
         key: identifies the model: a hash of its weights, or endpoint and model.
         about: name, kind and max_length, for the report.
-        seconds: spent in the model so far.
     """
 
     def __init__(self, key: str, name: str, kind: str, max_length: int | None = None) -> None:
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
-        self.seconds = 0.0
 
-    def answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        """An output for each prompt; None where `done` says that it has one.
+    @abstractmethod
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        """Give an output for each prompt that is not `done`.
 
         Args:
             ids: of the questions.
@@ -45,16 +41,6 @@ class Answerer(ABC):
         Raises:
             ModelError: an endpoint that cannot be used as a whole.
         """
-        started = time.perf_counter()
-        try:
-            return self._answer(prompts, ids, done, on_output)
-        finally:
-            self.seconds += time.perf_counter() - started
-
-    @abstractmethod
-    def _answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]: ...
 
 
 class LocalAnswers(Answerer):
@@ -72,10 +58,8 @@ class LocalAnswers(Answerer):
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
         self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
 
-    def _answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        return generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output)
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output)
 
 
 class ChatAnswers(Answerer):
@@ -85,23 +69,14 @@ class ChatAnswers(Answerer):
         super().__init__(chat.name, chat.name, "chat")
         self.chat, self.max_new_tokens = chat, max_new_tokens
 
-    def _answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        open_ = [n for n, skip in enumerate(done) if not skip]
-        outputs: list[Generation | None] = [None] * len(prompts)
-
-        def put(place: int, reply: Reply) -> None:
-            outputs[open_[place]] = output = _generation(reply)
-            on_output(open_[place], output)
-
-        prompt_id = f"answer-{templates.fingerprint('answer')}"
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        prompt_id = templates.prompt_id("answer")
+        pending = [n for n, skip in enumerate(done) if not skip]
         requests = [
-            Request((Message("user", prompts[n]),), "answer", ids[n], prompt_id, self.max_new_tokens) for n in open_
+            Request((Message("user", prompts[n]),), "answer", ids[n], prompt_id, self.max_new_tokens) for n in pending
         ]
         if requests:
-            self.chat.complete(requests, put)
-        return outputs
+            self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
 
 
 class FixedAnswers(Answerer):
@@ -115,15 +90,10 @@ class FixedAnswers(Answerer):
         super().__init__("none", "none", kind)
         self.text_of = text_of
 
-    def _answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        outputs: list[Generation | None] = [None] * len(prompts)
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         for n, skip in enumerate(done):
             if not skip:
-                outputs[n] = output = Generation(self.text_of(n), 0, finished=True)
-                on_output(n, output)
-        return outputs
+                on_output(n, Generation(self.text_of(n), 0, finished=True))
 
 
 def _generation(reply: Reply) -> Generation:

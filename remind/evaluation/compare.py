@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,29 +91,22 @@ class Run:
     rows: Rows
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        value: Mapping[str, Any] = self.report["identity"]
-        return value
-
-    @property
-    def measures(self) -> list[str]:
-        """Names of the scores, in the report's order."""
-        return [name for name in self.report["overall"] if name not in ("n", "failed")]
-
-    @property
     def yardstick(self) -> dict[str, Any]:
         """What two runs must share for their scores to mean the same: data, split, judge and its prompts, encoder."""
-        states = self.report.get("states") or {}
-        judge = str(self.identity.get("judge"))
-        prompts = self.report.get("prompts") or {}
+        identity, states, prompts = (
+            self.report["identity"],
+            self.report.get("states") or {},
+            self.report.get("prompts") or {},
+        )
+        judge = str(identity.get("judge"))
         judging = {name: value for name, value in prompts.items() if "judge" in name and "longmemeval" not in name}
         return {
-            "data": states.get("inputs") or {"states": self.identity.get("states")},
-            "split": self.identity.get("split"),
+            "data": states.get("inputs") or {"states": identity.get("states")},
+            "split": identity.get("split"),
             "judge": judge,
             # the offline judge is a rule: its version is in its name
-            "judge prompt": None if judge.startswith("offline") else self.identity.get("judge_prompt", judging),
-            "encoder": self.identity.get("encoder"),
+            "judge prompt": None if judge.startswith("offline") else identity.get("judge_prompt", judging),
+            "encoder": identity.get("encoder"),
         }
 
 
@@ -151,17 +144,17 @@ def check_comparable(first: Run, second: Run, only_common: bool = False) -> list
     one, two = first.yardstick, second.yardstick
     problems = [f"{key} ({_pair(one[key], two[key])})" for key in one if one[key] != two[key]]
     common = [name for name in first.rows if name in second.rows]
-    missing = {
-        "first": [name for name in first.rows if name not in second.rows],
-        "second": [name for name in second.rows if name not in first.rows],
-    }
-    if any(missing.values()) and not only_common:
-        parts = [f"{len(names)} only in the {side}{_some(names)}" for side, names in missing.items() if names]
-        problems.append(f"questions ({', '.join(parts)}; --only_common true compares the other {len(common)})")
-    changed = [name for name in common if _gold(first.rows[name]) != _gold(second.rows[name])]
-    if changed:
-        values = _pair(_gold(first.rows[changed[0]]), _gold(second.rows[changed[0]]))
-        problems.append(f"gold answers of {len(changed)} questions ({changed[0]}: {values})")
+    missing = []
+    for side, run, other in (("first", first, second), ("second", second, first)):
+        if names := [name for name in run.rows if name not in other.rows]:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            missing.append(f"{len(names)} only in the {side}: {', '.join(names[:_SHOWN])}{more}")
+    if missing and not only_common:
+        problems.append(f"questions ({', '.join(missing)}; --only_common true compares the other {len(common)})")
+    gold = [[[run.rows[name].get(key) for key in ("format", "gold")] for name in common] for run in (first, second)]
+    if changed := [place for place in zip(common, *gold, strict=True) if place[1] != place[2]]:
+        name, *values = changed[0]
+        problems.append(f"gold answers of {len(changed)} questions ({name}: {_pair(*values)})")
     if problems:
         raise ConfigError(
             f"{first.folder} and {second.folder} cannot be compared, they differ in: {'; '.join(problems)}"
@@ -169,15 +162,6 @@ def check_comparable(first: Run, second: Run, only_common: bool = False) -> list
     if not common:
         raise ConfigError(f"{first.folder} and {second.folder} have no question in common")
     return common
-
-
-def _gold(row: Mapping[str, Any]) -> Any:
-    return [row.get("format"), row.get("gold")]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f": {', '.join(names[:_SHOWN])}{more}"
 
 
 def _pair(one: Any, two: Any) -> str:
@@ -214,12 +198,15 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
     differences = {
         group or "all": {
             measure: change
-            for measure in first.measures
-            if (change := difference(first.rows, second.rows, measure, group, cfg.by_dialogue, cfg.resamples, cfg.seed))
+            for measure in first.report["overall"]
+            if measure not in ("n", "failed")
+            and (
+                change := difference(first.rows, second.rows, measure, group, cfg.by_dialogue, cfg.resamples, cfg.seed)
+            )
         }
         for group in groups
     }
-    one, two = first.identity, second.identity
+    one, two = first.report["identity"], second.report["identity"]
     keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key)]
     result = {
         "format": "remind-comparison",

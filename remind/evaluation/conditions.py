@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
-from remind.evaluation.rebuild import attentional_of, positions_of, segments_of, strategy_end
 from remind.llm.offline import declines
 from remind.reflect import summarise_all
 from remind.states.auxiliary import blind
@@ -26,7 +25,9 @@ from remind.states.pyramid import (
     Span,
     Strategy,
     render,
+    segments_of,
 )
+from remind.states.rebuild import attentional_of, positions_of, strategy_end
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
@@ -59,27 +60,14 @@ class Prompter:
     """Makes the prompts of every condition.
 
     Args:
-        names: the conditions that will be asked for.
-        corpus: the dialogues that the states were built from; needed by some conditions.
-        contexts: chooses turns; needed by full_context, oracle and rag.
+        corpus: the dialogues that the states were built from; needed by the conditions marked so in `CONDITIONS`.
+        contexts: chooses turns; needed by full_context and rag.
         llm: writes the summary of the altered order.
-
-    Raises:
-        ConfigError: a condition needs a part that is not given.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        corpus: Corpus | None = None,
-        contexts: Contexts | None = None,
-        llm: AuxiliaryLLM | None = None,
+        self, corpus: Corpus | None = None, contexts: Contexts | None = None, llm: AuxiliaryLLM | None = None
     ) -> None:
-        from_corpus = [name for name in names if CONDITIONS[name].corpus]
-        if from_corpus and (corpus is None or contexts is None):
-            raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
-        if "altered" in names and llm is None:
-            raise ConfigError("altered needs an LLM that writes summaries")
         self.corpus, self.contexts, self.llm = corpus, contexts, llm
         self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
 
@@ -107,14 +95,15 @@ class Prompter:
 
     def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
         """x0's prompt with other turns: oracle keeps the strategy, which the others do without."""
-        assert self.contexts is not None
         if name == "oracle":
-            positions = self.contexts.gold(dialogue, question)
+            positions = _gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
         elif name == "rag":
+            assert self.contexts is not None
             positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
+            assert self.contexts is not None
             positions = self.contexts.full(dialogue)
         state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), Strategy(()))
         rendered = render(state)
@@ -139,6 +128,13 @@ class Prompter:
             Prompt(render(ReflectiveState(state, summary)).text, record.evidence_found, record.images_found)
             for record, state, summary in zip(records, marked, summaries, strict=True)
         ]
+
+
+def _gold(dialogue: Dialogue, question: Question) -> list[int]:
+    """Positions of the gold evidence turns and of those with a gold image."""
+    images = set(question.images)
+    with_image = (p for p, turn in enumerate(dialogue.turns) if images & {image.index for image in turn.images})
+    return sorted({*(dialogue.positions[turn_id] for turn_id in question.evidence), *with_image})
 
 
 def _dialogue(rendered: Rendered) -> str:
@@ -227,9 +223,8 @@ def load_questions(
         FormatError: not a states folder.
         DataError: no questions in the split, a question whose options and answers do not fit its format, a question
             id twice, gold evidence that train and test share, or dialogue files that are not those of the states.
-        ConfigError: a condition that needs more than the states, and no prompter.
     """
-    prompter = prompter or Prompter(names)
+    prompter = prompter or Prompter()
     chosen = None if limit is None else spread(states, split, limit)
     asking = [name for name in names if CONDITIONS[name].asks]
     spans = any(name not in LEVELS for name in asking)

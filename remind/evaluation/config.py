@@ -96,8 +96,8 @@ class EvaluateConfig:
     """Model that answers: nano, or a Hugging Face folder or id, such as an exported checkpoint. With answers server:
     a name for the report."""
     out: str
-    """Folder for predictions.jsonl, verdicts.jsonl, report.json, report.html and report.md; of several conditions each
-    has a folder of its own in it. A run that was stopped is resumed."""
+    """Folder for predictions.jsonl, verdicts.jsonl, report.json and report.html; several conditions have a folder each
+    in it. A run that was stopped is resumed."""
     split: Literal["train", "dev", "test"] = "test"
     """Questions to answer."""
     level: Literal["x0", "x1", "x2"] = "x0"
@@ -105,8 +105,6 @@ class EvaluateConfig:
     conditions: list[str] = field(default_factory=list)
     """What to answer from, side by side: x0, x1, x2, evidence, altered, no_context, full_context, oracle, rag,
     always_a, most_frequent, abstain; or a set of them: layers, ladder, baselines, controls, all."""
-    stage: Literal["all", "answer", "judge", "report"] = "all"
-    """Stage to run. judge and report read what the stages before them left in out, and load no answering model."""
     answers: Literal["local", "server"] = "local"
     """local: the model answers here, in batches. server: the endpoint llm.answer does."""
     max_new_tokens: int = 512
@@ -145,8 +143,6 @@ class EvaluateConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
-        if self.overwrite and self.stage in ("judge", "report"):
-            raise ConfigError(f"overwrite would drop the answers that stage {self.stage} reads; leave one of them out")
         _ = self.names
 
     @property

@@ -1,7 +1,8 @@
-"""Which turns of a dialogue a condition shows, within a cap on tokens: all of them, naive chunks, the gold evidence."""
+"""Which turns of a dialogue a condition shows within a cap on tokens: all of them, or naive chunks."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,18 +45,15 @@ class Contexts:
 
     def full(self, dialogue: Dialogue) -> list[int]:
         """Every turn, or as many of the newest (oldest) as fit `full_tokens` together; at least one."""
-        measured, last = self._measure(dialogue), len(dialogue.turns) - 1
-        newest = self.config.keep == "newest"
-        chosen: list[int] = []
-        spent, session = 0, None
-        for position in range(last, -1, -1) if newest else range(last + 1):
-            own = measured.session_of[position]
-            price = measured.costs.turns[position] + (measured.costs.headings[own] if own != session else 0)
-            if chosen and spent + price > self.config.full_tokens:
-                break
-            chosen.append(position)
-            spent, session = spent + price, own
-        return sorted(chosen)
+        measured, turns = self._measure(dialogue), range(len(dialogue.turns))
+
+        def first(count: int) -> range:
+            return turns[-count:] if self.config.keep == "newest" else turns[:count]
+
+        def cost(count: int) -> int:
+            return measured.costs.of(first(count), measured.session_of)
+
+        return list(first(max(1, bisect_right(range(1, len(turns) + 1), self.config.full_tokens, key=cost))))
 
     def rag(self, dialogue: Dialogue, question: Question, shown: Sequence[int]) -> list[int]:
         """The chunks with the highest cosine to the question (ties: earlier first) up to the first that does not fit.
@@ -78,12 +76,6 @@ class Contexts:
                 break
             chosen = wider
         return chosen
-
-    def gold(self, dialogue: Dialogue, question: Question) -> list[int]:
-        """The gold evidence turns and those with a gold image."""
-        images = set(question.images)
-        with_image = (p for p, turn in enumerate(dialogue.turns) if images & {image.index for image in turn.images})
-        return sorted({*(dialogue.positions[turn_id] for turn_id in question.evidence), *with_image})
 
     def _measure(self, dialogue: Dialogue) -> _Measured:
         # by identity: hashing a dialogue's content takes longer than all the rest

@@ -1,6 +1,6 @@
 """J(ŷ, y) of Eq. 9: whether a direct answer is equivalent to an acceptable one (Figure 10), and verdicts.jsonl.
 
-The file has one line per question, with the judge that gave the verdict and the hash of what it saw.
+The file has one line per direct answer, with the judge that gave the verdict and the hash of what it saw.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.errors import ConfigError, RemindError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Cases put to a judge at once, where it takes several; their verdicts are kept before the next ones are asked for.
 _AT_ONCE = 64
-#: Stands for the judge of questions with options: their letters are compared.
-LETTERS_RULE = "letters"
 
 
 class Case(NamedTuple):
@@ -131,24 +129,6 @@ def _judge_one(judge: AuxiliaryLLM, case: Case) -> Ruling:
     return Ruling(verdict)
 
 
-class Verdicts(NamedTuple):
-    """The rulings on a run's answers.
-
-    Attributes:
-        judge: who judged the direct ones.
-        rulings: one per question; None where there was nothing to judge: options, no gold answer, no output.
-        resumed: how many were known from before.
-    """
-
-    judge: str
-    rulings: list[Ruling | None]
-    resumed: int = 0
-
-    def summary(self) -> dict[str, int]:
-        judged = [ruling for ruling in self.rulings if ruling is not None]
-        return {"judged": len(judged), "without a verdict": sum(ruling.value is None for ruling in judged)}
-
-
 def case_of(record: StateRecord, output: Generation, parsed: ParsedAnswer) -> Case | None:
     """What a judge has to decide; None where there is nothing to: options, no gold answer, no output."""
     if record.format != "direct" or not record.answers or output.failure is not None:
@@ -162,8 +142,11 @@ def judge_run(
     outputs: Sequence[Generation],
     parsed: Sequence[ParsedAnswer],
     path: Path,
-) -> Verdicts:
-    """Judge the direct answers, and write a row per question. Verdicts that stand there already are not asked again.
+) -> tuple[list[Ruling | None], int]:
+    """Judge the direct answers, and write a row for each. Verdicts that are in the file already are not asked again.
+
+    Returns:
+        One ruling per question (None: there was nothing to judge), and how many were known from before.
 
     Raises:
         DataError: rows at `path` that are no verdicts.
@@ -174,45 +157,16 @@ def judge_run(
     cases, ids = list(direct.values()), [records[n].question_id for n in direct]
     stored = _stored(path)
     known = {case: Ruling(stored[judge.name, case.hash]) for case in cases if (judge.name, case.hash) in stored}
+
+    def row(n: int, ruling: Ruling) -> dict[str, Any]:
+        about = {"verdict": ruling.value, "why": ruling.why, "message": ruling.message}
+        return {"question_id": ids[n], "judge": judge.name, "case": cases[n].hash, **about}
+
     with path.open("a", encoding="utf-8") as file:
-        rulings = judge_answers(
-            judge, cases, known, lambda n, ruling: put_row(file, _row(ids[n], judge.name, ruling, cases[n])), ids
-        )
+        rulings = judge_answers(judge, cases, known, lambda n, ruling: put_row(file, row(n, ruling)), ids)
+    write_rows(path, [row(n, ruling) for n, ruling in enumerate(rulings)])
     by_place = dict(zip(direct, rulings, strict=True))
-    rows = [
-        _row(record.question_id, judge.name, by_place[n], direct[n])
-        if n in direct
-        else _row(record.question_id, LETTERS_RULE, _compare_letters(record, outputs[n], parsed[n]))
-        for n, record in enumerate(records)
-    ]
-    write_rows(path, rows)
-    return Verdicts(judge.name, [by_place.get(n) for n in range(len(records))], sum(case in known for case in cases))
-
-
-def read_verdicts(
-    records: Sequence[StateRecord], outputs: Sequence[Generation], parsed: Sequence[ParsedAnswer], path: Path
-) -> Verdicts:
-    """The rulings that an earlier stage wrote.
-
-    Raises:
-        DataError: an answer without a verdict, or verdicts of several judges.
-    """
-    rows = {row["question_id"]: row for _, row in read_rows(path, "a verdict")}
-    judges: set[str] = set()
-    rulings: list[Ruling | None] = []
-    for record, output, answer in zip(records, outputs, parsed, strict=True):
-        case = case_of(record, output, answer)
-        if case is None:
-            rulings.append(None)
-            continue
-        row = rows.get(record.question_id)
-        if row is None or row.get("case") != case.hash:
-            raise DataError("its answer has no verdict yet; run stage judge", path, record.question_id)
-        judges.add(str(row.get("judge")))
-        rulings.append(Ruling(row.get("verdict"), str(row.get("why", "")), str(row.get("message", ""))))
-    if len(judges) > 1:
-        raise DataError(f"verdicts of several judges ({', '.join(sorted(judges))}); run stage judge", path)
-    return Verdicts(judges.pop() if judges else "none", rulings, len(rulings))
+    return [by_place.get(n) for n in range(len(records))], sum(case in known for case in cases)
 
 
 def _stored(path: Path) -> dict[tuple[str, str], bool]:
@@ -222,27 +176,6 @@ def _stored(path: Path) -> dict[tuple[str, str], bool]:
         verdict, judge, case = row.get("verdict"), row.get("judge"), row.get("case")
         if not isinstance(verdict, bool | None) or not isinstance(judge, str) or not isinstance(case, str):
             raise bad_row(path, number, "a verdict")
-        if verdict is not None and judge != LETTERS_RULE:
+        if verdict is not None:
             verdicts[judge, case] = verdict
     return verdicts
-
-
-def _row(question_id: str, judge: str, ruling: Ruling, case: Case | None = None) -> dict[str, Any]:
-    return {
-        "question_id": question_id,
-        "judge": judge,
-        "case": case.hash if case else "",
-        "verdict": ruling.value,
-        "why": ruling.why,
-        "message": ruling.message,
-    }
-
-
-def _compare_letters(record: StateRecord, output: Generation, parsed: ParsedAnswer) -> Ruling:
-    if output.failure is not None:
-        return Ruling(None, output.failure)
-    if not record.answers:
-        return Ruling(None, "no gold answer")
-    if not parsed.readable:
-        return Ruling(None, "unparsable")
-    return Ruling(set(parsed.letters) == set(record.answers))

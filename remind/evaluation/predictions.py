@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, get_args
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import atomic_path, read_json, unique_keys, write_json, write_rows
+from remind.core.files import atomic_path, read_json, unique_keys, write_json
 
 if TYPE_CHECKING:
     from remind.evaluation.conditions import Prompt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 IDENTITY = "run.json"
 PREDICTIONS = "predictions.jsonl"
 VERDICTS = "verdicts.jsonl"
+#: report.md is what earlier versions wrote beside the page.
 REPORTS = ("report.json", "report.html", "report.md")
 _FORMAT = "remind-evaluation"
 _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool, "message": str}
@@ -72,39 +73,24 @@ def put_row(file: TextIO, row: Mapping[str, Any]) -> None:
     file.flush()
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """An output, and what the prompt it answers showed.
-
-    Attributes:
-        prompt: sixteen hex digits of the prompt's SHA-256; "" in rows from before there were any.
-        evidence, images: gold evidence in the prompt. cut_turns: as in `Prompt`.
-        left_out: why the question takes no part, or None.
-    """
+class Prediction(NamedTuple):
+    """An output on disk, and sixteen hex digits of its prompt's SHA-256 ("" in rows from before there were any)."""
 
     output: Generation
-    prompt: str = ""
-    evidence: tuple[str, ...] = ()
-    images: tuple[int, ...] = ()
-    cut_turns: int = 0
-    left_out: str | None = None
+    prompt: str
 
-    @classmethod
-    def of(cls, prompt: Prompt, output: Generation) -> Prediction:
-        """An output with what its prompt showed."""
-        return cls(output, prompt_hash(prompt), prompt.evidence, prompt.images, prompt.cut_turns, prompt.left_out)
 
-    def row(self, question_id: str) -> dict[str, Any]:
-        """The row of predictions.jsonl: what `RunFolder.read` reads."""
-        return {
-            "question_id": question_id,
-            **asdict(self.output),
-            "prompt": self.prompt,
-            "evidence_shown": list(self.evidence),
-            "images_shown": list(self.images),
-            "cut_turns": self.cut_turns,
-            "left_out": self.left_out,
-        }
+def output_row(question_id: str, prompt: Prompt, output: Generation) -> dict[str, Any]:
+    """The row of predictions.jsonl: an output, and what the prompt it answers showed."""
+    return {
+        "question_id": question_id,
+        **asdict(output),
+        "prompt": prompt_hash(prompt),
+        "evidence_shown": list(prompt.evidence),
+        "images_shown": list(prompt.images),
+        "cut_turns": prompt.cut_turns,
+        "left_out": prompt.left_out,
+    }
 
 
 def prompt_hash(prompt: Prompt) -> str:
@@ -142,23 +128,6 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / IDENTITY, {"format": _FORMAT, "identity": identity})
 
-    @classmethod
-    def reopen(cls, folder: str | Path, known: Mapping[str, Any]) -> RunFolder:
-        """A folder that an earlier stage claimed, with the identity it was claimed for.
-
-        Args:
-            known: the part of the identity that is known now.
-
-        Raises:
-            ConfigError: no earlier stage was here, or it differs in what is known.
-        """
-        path = Path(folder) / IDENTITY
-        if not path.is_file():
-            raise ConfigError(f"{folder} holds no answers; run stage answer first")
-        content = read_json(path)
-        before = content.get("identity") if isinstance(content, dict) else None
-        return cls(folder, {**before, **known} if isinstance(before, dict) else dict(known))
-
     def _check(self, identity: Mapping[str, Any]) -> None:
         content = read_json(self.folder / IDENTITY)
         before = content.get("identity") if isinstance(content, dict) and content.get("format") == _FORMAT else None
@@ -174,13 +143,10 @@ class RunFolder:
                 "choose another out, or set overwrite to drop it"
             )
 
-    def read(self, again: Sequence[str] = PASSING) -> dict[str, Prediction]:
-        """The outputs so far, by question id.
+    def read(self) -> dict[str, Prediction]:
+        """The outputs so far by question id, without failures that another try may mend.
 
         A last line without its line end is the trace of a killed run and is dropped.
-
-        Args:
-            again: failures to leave out, so that they are tried again.
 
         Raises:
             DataError: any other line that is not an output.
@@ -191,19 +157,11 @@ class RunFolder:
                 prediction = _prediction(row)
                 if prediction is None:
                     raise bad_row(self.path, number, "an output")
-                if prediction.output.failure is None or prediction.output.failure not in again:
+                if prediction.output.failure not in PASSING:
                     predictions[row["question_id"]] = prediction
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", self.path) from None
         return predictions
-
-    def append(self) -> TextIO:
-        """The predictions file, open for `put_row`."""
-        return self.path.open("a", encoding="utf-8")
-
-    def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the predictions by the final rows, which hold at least what `Prediction.row` gives."""
-        write_rows(self.path, rows)
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction | None:
@@ -212,18 +170,11 @@ def _prediction(row: Mapping[str, Any]) -> Prediction | None:
     failure = row.get("failure")
     if failure not in (None, *get_args(Failure)) or any(type(row.get(key)) is not kind for key, kind in _TYPES.items()):
         return None
-    output = Generation(failure=failure, **{name: row[name] for name in _TYPES})
-    evidence, images, cut = row.get("evidence_shown", []), row.get("images_shown", []), row.get("cut_turns", 0)
-    left_out, prompt = row.get("left_out"), row.get("prompt", "")
-    valid = _all_of(evidence, str) and _all_of(images, int) and type(cut) is int and isinstance(prompt, str)
-    if not valid or not isinstance(left_out, str | None):
+    output, prompt = Generation(failure=failure, **{name: row[name] for name in _TYPES}), row.get("prompt", "")
+    if not isinstance(prompt, str):
         return None
     try:  # JSON can spell half a character, which UTF-8 could not hold when the row is written again
-        "".join((row["question_id"], output.text, output.message, prompt, left_out or "", *evidence)).encode()
+        "".join((row["question_id"], output.text, output.message)).encode()
     except UnicodeEncodeError:
         return None
-    return Prediction(output, prompt, tuple(evidence), tuple(images), cut, left_out)
-
-
-def _all_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
+    return Prediction(output, prompt)

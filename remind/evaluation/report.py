@@ -1,8 +1,7 @@
-"""The report of an evaluation: report.json, one self-contained HTML page, Markdown."""
+"""The report of an evaluation: report.json and one self-contained HTML page."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import chain, zip_longest
@@ -14,21 +13,19 @@ from jinja2 import Environment, StrictUndefined
 from remind.core.files import write_json, write_text
 from remind.data.dialogue import FORMATS
 from remind.evaluation import tables
-from remind.evaluation.tables import Table, judge_label, percent
+from remind.evaluation.tables import judge_label, percent
 from remind.states.pyramid import LETTERS
 
 if TYPE_CHECKING:
     from remind.evaluation.scores import Score
 
-#: Characters that embed, override or isolate a direction.
-_TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _LONGEST_QUOTE = 1200
 
 
 def write_report(
     folder: str | Path, report: dict[str, Any], scores: Sequence[Score], failed: Mapping[str, Sequence[Score]]
 ) -> None:
-    """Write report.html, report.md and, last, report.json.
+    """Write report.html and, last, report.json.
 
     Args:
         scores: of the reference condition; its wrong answers are shown.
@@ -38,7 +35,6 @@ def write_report(
     limit = report["config"]["examples"]
     wrong, broken = examples(scores, limit), failed_examples(failed, limit)
     write_text(folder / "report.html", html(report, wrong, broken))
-    write_text(folder / "report.md", markdown(report, wrong, broken))
     write_json(folder / "report.json", report)
 
 
@@ -124,67 +120,6 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def markdown(
-    report: Mapping[str, Any], wrong: Sequence[Mapping[str, Any]] = (), broken: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """The report for a pull request or a note. Text of data and models cannot become markup, nor turn direction.
-
-    Args:
-        wrong, broken: as in `html`.
-    """
-    counts, config = report["counts"], report["config"]
-    failures = ", ".join(f"{n} {_md(name)}" for name, n in counts["failures"].items()) or "none"
-    base = tables.reference_of(report)
-    lines = [
-        f"# Evaluation of {_md(config['model'])}",
-        "",
-        f"Split {config['split']}, answered from {_md(base)}, judge {_md(judge_label(report))}. "
-        f"{counts['questions']} questions, {counts['answered']} answered; failures: {failures}; "
-        f"{counts['without_gold_answer']} without a gold answer, "
-        f"{counts['without_gold_evidence']} without gold evidence.",
-        "Percent with 95 % intervals; failures are neither right nor wrong, and told apart.",
-    ]
-    suffix = f" ({base})" if len(tables.conditions(report)) > 1 else ""
-    own = [table._replace(title=table.title + suffix) for table in tables.measures(report)]
-    for table in (*tables.comparisons(report), *tables.failures(report), *own, *tables.costs(report)):
-        lines += ["", f"## {table.title}", "", *_md_table(table)]
-    for title, items in (("Some wrong answers", wrong), ("Some failures", broken)):
-        if items:
-            lines += ["", f"## {title}", "", *(line for item in items for line in _md_example(item))]
-    lines += ["", "## What was run", "", *(f"- {_md(key)}: {_md(value)}" for key, value in _facts(report)), ""]
-    return "\n".join(lines)
-
-
-def _md_example(item: Mapping[str, Any]) -> list[str]:
-    gold = item["gold"] or [f"{o['letter']}. {o['text']}" for o in item["options"] if o["gold"]]
-    lines = [f"- {_md(item['question'])} ({_md(item['id'])}, {_md(item['kind'])})"]
-    if "failure" in item:
-        lines.append(f"  - {_md(item['condition'])}: {_md(item['failure'])} {_md(item['message'])}".rstrip())
-    lines += [f"  - gold: {_md(' / '.join(gold))}", f"  - answer: {_md(item['answer'] or item['output'])}"]
-    lines += [f"  - evidence shown: {_md(line)}" for line in item["found"]]
-    lines += [f"  - evidence not shown: {_md(line)}" for line in item["missed"]]
-    return lines
-
-
-def _md_table(table: Table) -> list[str]:
-    return [
-        f"| | {' | '.join(map(_md, table.heads))} |",
-        f"|---|{'---:|' * len(table.heads)}",
-        *(f"| {_md(row.name)} | {' | '.join(_md(cell, links=False) for cell in row.cells)} |" for row in table.rows),
-    ]
-
-
-def _md(text: Any, links: bool = True) -> str:
-    """Text that stays text in a Markdown line or table cell; characters that turn its direction are spelled out.
-
-    Args:
-        links: whether brackets could make a link; those of our own intervals cannot.
-    """
-    special = r"([\\`*_{}\[\]<>|#~!&$])" if links else r"([\\`*_{}<>|#~!&$])"
-    escaped = re.sub(special, r"\\\1", " ".join(str(text).split()))
-    return _TURNING.sub(lambda match: f"(U+{ord(match.group()):04X})", escaped)
-
-
 def html(
     report: Mapping[str, Any], wrong: Sequence[Mapping[str, Any]] = (), broken: Sequence[Mapping[str, Any]] = ()
 ) -> str:
@@ -196,11 +131,11 @@ def html(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = percent
     template = (files("remind.evaluation") / "report.html.j2").read_text(encoding="utf-8")
-    parts = tables.conditions(report)
+    parts = report["conditions"]
     return environment.from_string(template).render(
         report=report,
         judge=judge_label(report),
-        base=tables.reference_of(report),
+        base=report["reference"],
         parts=parts,
         first=[*tables.comparisons(report), *tables.failures(report)],
         measures={name: tables.measures(part) for name, part in parts.items()},

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remind.evaluation import metrics
 from remind.evaluation.intervals import Estimate, bootstrap, wilson
-from remind.evaluation.judge import Ruling, case_of, judge_answers
+from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord, evidence_share
+from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from remind.states.auxiliary import AuxiliaryLLM
 
 #: The averaged scores, in the order of the tables; `accuracy` is a share of ones, the others are means.
 MEASURES = (
@@ -88,25 +86,6 @@ def parse_all(records: Sequence[StateRecord], outputs: Sequence[Generation]) -> 
 def score(
     records: Sequence[StateRecord],
     generations: Sequence[Generation],
-    judge: AuxiliaryLLM,
-    encode: Callable[[list[str]], Tensor],
-) -> list[Score]:
-    """Parse, judge and score every output.
-
-    Args:
-        encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
-    """
-    parsed = parse_all(records, generations)
-    cases = list(map(case_of, records, generations, parsed))
-    rulings = iter(judge_answers(judge, [case for case in cases if case is not None]))
-    return score_judged(
-        records, generations, parsed, [None if case is None else next(rulings) for case in cases], encode
-    )
-
-
-def score_judged(
-    records: Sequence[StateRecord],
-    generations: Sequence[Generation],
     parsed: Sequence[ParsedAnswer],
     rulings: Sequence[Ruling | None],
     encode: Callable[[list[str]], Tensor],
@@ -115,29 +94,23 @@ def score_judged(
 
     Args:
         rulings: None where there was nothing to judge.
-        encode: as in `score`.
+        encode: φ of Eq. 10, lines to unit rows; called once, on all lines.
     """
-    rows = _encoded_once(encode, (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p)))
-    return [
-        _score(record, generation, answer, ruling, rows)
-        for record, generation, answer, ruling in zip(records, generations, parsed, rulings, strict=True)
-    ]
+    lines = (line for r, p in zip(records, parsed, strict=True) for line in _compared(r, p))
+    place = {line: number for number, line in enumerate(dict.fromkeys(lines))}
+    rows = encode(list(place)) if place else None
+
+    def look_up(wanted: list[str]) -> Tensor:
+        assert rows is not None
+        return rows[[place[line] for line in wanted]]
+
+    return [_score(*parts, look_up) for parts in zip(records, generations, parsed, rulings, strict=True)]
 
 
 def _compared(record: StateRecord, parsed: ParsedAnswer) -> tuple[str, ...]:
     if record.visual or not record.evidence_lines or not parsed.evidence:
         return ()
     return (*record.evidence_lines, *parsed.evidence)
-
-
-def _encoded_once(encode: Callable[[list[str]], Tensor], lines: Iterable[str]) -> Callable[[list[str]], Tensor]:
-    """`encode` by look-up, every distinct line encoded once in one call."""
-    distinct = list(dict.fromkeys(lines))
-    if not distinct:
-        return encode
-    place = {line: number for number, line in enumerate(distinct)}
-    rows = encode(distinct)
-    return lambda wanted: rows[[place[line] for line in wanted]]
 
 
 def _score(

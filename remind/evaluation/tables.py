@@ -61,17 +61,6 @@ def judge_label(report: Mapping[str, Any]) -> str:
     return f"{name} (a rule, not a model)" if name.startswith("offline") else name
 
 
-def conditions(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The conditions of a report; one of a single condition has itself."""
-    parts: Mapping[str, Any] = report.get("conditions") or {str(report["config"]["level"]): report}
-    return parts
-
-
-def reference_of(report: Mapping[str, Any]) -> str:
-    """The condition that the others are compared with."""
-    return str(report.get("reference", report["config"]["level"]))
-
-
 def _condition(name: str, cells: list[str], accuracy: Mapping[str, Any] | None = None) -> Row:
     return Row(name, cells, CONDITIONS[name].title if name in CONDITIONS else "", accuracy)
 
@@ -81,7 +70,7 @@ def comparisons(report: Mapping[str, Any]) -> list[Table]:
 
     None where there is only one condition.
     """
-    parts, base = conditions(report), reference_of(report)
+    parts, base = report["conditions"], report["reference"]
     if len(parts) < 2:
         return []
     shown = [m for m in _SIDE_BY_SIDE if any(part["overall"][m] is not None for part in parts.values())]
@@ -124,10 +113,10 @@ def measures(part: Mapping[str, Any]) -> list[Table]:
     tables = []
     for title, rows in groups.items():
         shown = measured(rows)
-        lines = [
-            Row(name, [str(row["n"]), str(row["failed"]), *(_with_n(row[m]) for m in shown)], accuracy=row["accuracy"])
-            for name, row in rows.items()
-        ]
+        lines = []
+        for name, row in rows.items():
+            values = [percent(row[m], interval=True) + (f" n {row[m]['n']}" if row[m] else "") for m in shown]
+            lines.append(Row(name, [str(row["n"]), str(row["failed"]), *values], accuracy=row["accuracy"]))
         if lines:
             tables.append(Table(title, "", ["n", "failed", *(HEADS[m] for m in shown)], lines))
     return tables
@@ -138,13 +127,9 @@ def measured(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [name for name in HEADS if any(row[name] is not None for row in rows.values())]
 
 
-def _with_n(estimate: Mapping[str, Any] | None) -> str:
-    return percent(estimate, interval=True) + ("" if estimate is None else f" n {estimate['n']}")
-
-
 def failures(report: Mapping[str, Any]) -> list[Table]:
     """Conditions as rows, kinds of failure as columns. None where nothing failed."""
-    parts = {name: part["counts"] for name, part in conditions(report).items()}
+    parts = {name: part["counts"] for name, part in report["conditions"].items()}
     kinds = list(dict.fromkeys(kind for counts in parts.values() for kind in counts["failures"]))
     rows = [
         _condition(name, [str(counts["questions"]), *(str(counts["failures"].get(kind, 0)) for kind in kinds)])
@@ -157,13 +142,13 @@ def failures(report: Mapping[str, Any]) -> list[Table]:
 def costs(report: Mapping[str, Any]) -> list[Table]:
     """Tokens and seconds of this sitting by condition; what endpoints were asked, by stage, by endpoint and in all."""
     rows: list[Row] = []
-    for name, part in conditions(report).items():
+    for name, part in report["conditions"].items():
         counts, seconds = part["counts"], part["seconds"]
         tokens = [counts[key] for key in ("prompt_tokens", "new_tokens")]
         cells = [f"{number:,}" for number in tokens]
         cells += [f"{number / max(1, counts['questions']):,.1f}" for number in tokens]
-        cells += [f"{seconds.get(key, 0.0):.1f}" for key in ("model", "answering", "scoring")]
-        cells += [str(part.get("resumed", 0)), f"{counts.get('cut_prompts', 0)} ({counts.get('cut_turns', 0)})"]
+        cells += [f"{seconds[key]:.1f}" for key in ("model", "answering", "scoring")]
+        cells += [str(part["resumed"]), f"{counts['cut_prompts']} ({counts['cut_turns']})"]
         rows.append(_condition(name, cells))
     heads = ["tokens read", "written", "read each", "written each", "s in the model", "s answering", "s scoring"]
     tables = [Table("Costs", "condition", [*heads, "from earlier sittings", "prompts cut (turns)"], rows)]

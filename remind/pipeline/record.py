@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from remind.states.parquet import Picture, StateRecord, evidence_share
 from remind.states.pyramid import ReflectiveState, line_of, render, render_target, shown_images
+from remind.states.records import Picture, StateRecord, evidence_share
 
 
 def record_of(state: ReflectiveState, split: str) -> StateRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,27 +16,7 @@ from remind.core.files import atomic_path, read_json, sha256_file, write_json
 from remind.data.readers.source import Place
 from remind.data.split import check_overlap
 from remind.states.pyramid import LEVELS, Rendered, TurnSpan
-from remind.states.records import Picture, StateRecord, evidence_share, problems
-
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST",
-    "SCHEMA",
-    "Picture",
-    "StateRecord",
-    "check_split",
-    "evidence_share",
-    "iterate_states",
-    "manifest_hashes",
-    "part_name",
-    "read_manifest",
-    "read_part",
-    "read_states",
-    "state_parts",
-    "write_manifest",
-    "write_part",
-    "write_records",
-]
+from remind.states.records import Picture, StateRecord, problems
 
 FORMAT_VERSION = 2
 #: Version 1 knew nothing of image files.
@@ -159,11 +140,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         DataError: a manifest that cannot be read, or an entry that others build on is of another kind.
     """
     path = Path(folder) / MANIFEST
-    try:
-        there = path.is_file()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", folder) from None
-    if not there:
+    if not os.path.isfile(path):  # False for names that the system cannot take, too
         raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
@@ -224,19 +201,16 @@ def state_parts(folder: str | Path) -> list[Path]:
         what = "is missing" if min(other) in known else "is not of this build"
         raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
     for path in parts:
-        if _digest(path) != known[path.name]:
+        _check_regular(path)
+        if sha256_file(path) != known[path.name]:
             raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
     return parts
 
 
-def _digest(path: Path) -> str:
+def _check_regular(path: Path) -> None:
     # a pipe would be waited for
     if not path.is_file():
         raise DataError("no such file, or not a regular one", path)
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
 
 
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
@@ -285,18 +259,15 @@ def _record(row: dict[str, Any], levels: Sequence[str], spans: bool, place: Plac
 
 def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:
     """The columns asked for, each value of the type it should be."""
-    if not path.is_file():
-        raise DataError("no such file, or not a regular one", path)
+    _check_regular(path)
     plain = [name for name in SCHEMA.names if name not in LEVELS]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             if schema.names not in (SCHEMA.names, SCHEMA.names[:-1]):
                 raise FormatError("its columns are not those of states", path)
-            if wrong := next(
-                (name for name in schema.names if schema.field(name).type != SCHEMA.field(name).type), None
-            ):
-                raise FormatError(f"its column {wrong} is not of the type that states have", path)
+            if wrong := [name for name in schema.names if schema.field(name).type != SCHEMA.field(name).type]:
+                raise FormatError(f"its column {wrong[0]} is not of the type that states have", path)
             wanted = [*(n for n in plain if n in schema.names), *(name if spans else f"{name}.text" for name in levels)]
             table = file.read(columns=wanted)
         # a damaged file may hold text that is no UTF-8, or lists that end before they begin
@@ -320,6 +291,5 @@ def read_states(folder: str | Path, split: str | None = None) -> list[StateRecor
 def check_split(records: Iterable[StateRecord], folder: str | Path | None = None) -> None:
     """Raise DataError where one piece of gold evidence serves both a training and a test question."""
     check_overlap(
-        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records),
-        lambda _: folder,
+        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), lambda _: folder
     )

@@ -7,7 +7,7 @@ instructions, dialogue, strategy, marker reminder (x1, x2), summary (x2), questi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from remind.core.errors import DataError
@@ -19,6 +19,14 @@ LEVELS = ("x0", "x1", "x2")
 #: m* of Section 4.3 as plain text. It stands alone on its line; a dialogue line begins with a speaker or `[Image #`.
 MARKER = "[ATTENTION]"
 _MARKERS = re.compile(re.escape(MARKER))
+
+#: Head of each line of anchors in a prompt, and the field of `Strategy` that it shows.
+ANCHOR_KINDS = {
+    "Target speaker": "speakers",
+    "Related entities": "entities",
+    "Behavioural focus": "focus",
+    "Temporal scope": "scope",
+}
 
 Span = tuple[int, int]
 
@@ -56,6 +64,19 @@ class Strategy:
         return self.speakers + self.entities + self.focus + self.scope
 
 
+def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, ...]:
+    """Ascending positions joined into segments; none crosses a session."""
+    joined: list[list[int]] = []
+    turns, sessions = dialogue.turns, dialogue.session_of
+    for position in positions:
+        after = joined and joined[-1][1] == position - 1
+        if after and sessions[turns[position - 1].id] is sessions[turns[position].id]:
+            joined[-1][1] = position
+        else:
+            joined.append([position, position])
+    return tuple(Segment(start, end) for start, end in joined)
+
+
 @dataclass(frozen=True)
 class FactualState:
     """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy."""
@@ -87,18 +108,8 @@ class FactualState:
 
         Between two runs there is a gap that broadcast, windows and blocks do not cross.
         """
-        runs: list[int] = []
-        previous: int | None = None
-        for position in self.positions:
-            turns, sessions = self.dialogue.turns, self.dialogue.session_of
-            joined = (
-                previous is not None
-                and position == previous + 1
-                and sessions[turns[position].id] is sessions[turns[previous].id]
-            )
-            runs.append(runs[-1] if joined else (runs[-1] + 1 if runs else 0))
-            previous = position
-        return tuple(runs)
+        joined = segments_of(self.dialogue, self.positions)
+        return tuple(n for n, run in enumerate(joined) for _ in range(run.start, run.end + 1))
 
 
 @dataclass(frozen=True)
@@ -258,13 +269,8 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
     if not strategy.reasoning and not strategy.anchors:
         return reasoning, anchors
     out.put(f"\nGuide to the question\n{prompts.render('strategy').strip()}\n")
-    kinds = (
-        ("Target speaker", strategy.speakers),
-        ("Related entities", strategy.entities),
-        ("Behavioural focus", strategy.focus),
-        ("Temporal scope", strategy.scope),
-    )
-    for name, values in kinds:
+    for name, kind in ANCHOR_KINDS.items():
+        values = getattr(strategy, kind)
         for number, value in enumerate(values):
             out.put(f"{name}: " if number == 0 else "; ")
             anchors.append(out.put(one_line(value)))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from remind.core.errors import DataError, shown
 from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS
-from remind.states.pyramid import LETTERS, LEVELS, Rendered
+from remind.states.pyramid import LETTERS, LEVELS, Rendered, strip_markers
 
 SPLITS = ("train", "dev", "test")
 
@@ -101,7 +101,7 @@ def problems(record: StateRecord, levels: Sequence[str]) -> Iterator[str]:
         captions = {turn.turn_id: len(turn.captions) for turn in record.x0.turns}
         if any(not 0 <= picture.place < captions.get(picture.turn_id, 0) for picture in record.pictures):
             yield "a picture is of no image in x0"
-        dialogues = {name: _unmarked(record.level(name)) for name in levels}
+        dialogues = {name: strip_markers(record.level(name)) for name in levels}
         for name, text in dialogues.items():
             if text != dialogues["x0"]:
                 yield f"{name}: its dialogue without markers is not that of x0"
@@ -153,12 +153,3 @@ def _ordered(spans: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> bool:
             return False
         last = stop
     return True
-
-
-def _unmarked(level: Rendered) -> str:
-    """The dialogue section without its markers."""
-    parts, start = [], level.dialogue[0]
-    for opens, closes in level.markers:
-        parts.append(level.text[start:opens])
-        start = closes
-    return "".join([*parts, level.text[start : level.dialogue[1]]])

@@ -1,4 +1,4 @@
-"""Records of states, and a judge that needs no model."""
+"""Records of states, and an encoder that needs no model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-
-
-class SameWords:
-    """Accepts an answer that equals a reference but for case."""
-
-    name = "same-words"
-
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        return prediction.casefold() in {reference.casefold() for reference in references}
 
 
 class Lines:
@@ -64,11 +55,6 @@ def make_record() -> Callable[..., StateRecord]:
 
 
 @pytest.fixture
-def judge() -> SameWords:
-    return SameWords()
-
-
-@pytest.fixture
 def write_states(tmp_path: Path) -> Callable[..., Path]:
     def write(*records: StateRecord, name: str = "states") -> Path:
         folder = tmp_path / name
@@ -84,18 +70,11 @@ def write_states(tmp_path: Path) -> Callable[..., Path]:
 def six(make_record: Callable[..., StateRecord]) -> list[StateRecord]:
     """Two of each format, one visual, two of LoCoMo's categories, one without evidence, and one for training."""
     options = ("red", "green", "blue", "grey")
+    belief, visual = {"dimension": "belief_modeling"}, {"dimension": "personalized_visual_baselines"}
     return [
-        make_record("s1", format="single", options=options, answers=("B",), dimension="belief_modeling"),
-        make_record("m1", format="multi", options=options, answers=("A", "D"), dimension="belief_modeling"),
-        make_record(
-            "v1",
-            format="single",
-            options=options,
-            answers=("A",),
-            dimension="personalized_visual_baselines",
-            evidence=(),
-            images=(0, 1),
-        ),
+        make_record("s1", format="single", options=options, answers=("B",), **belief),
+        make_record("m1", format="multi", options=options, answers=("A", "D"), **belief),
+        make_record("v1", format="single", options=options, answers=("A",), evidence=(), images=(0, 1), **visual),
         make_record("d1", answers=("a hiking trip", "hiking"), category=4),
         make_record("d2", answers=("No information available",), evidence=(), category=5),
         make_record("m2", format="multi", options=options, answers=("C",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +16,25 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import input_hashes
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import write_refmem
-from remind.evaluation.answerers import Answerer, OnOutput
+from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Prompter, control, load_questions, most_frequent
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import corpus_hashes
-from remind.evaluation.rebuild import attentional_of, blocks_of, segments_of, strategy_of
 from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
-from remind.models.generate import Generation
 from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, read_part, write_manifest, write_part
-from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.pyramid import (
+    AttentionalState,
+    FactualState,
+    ReflectiveState,
+    Segment,
+    Strategy,
+    render,
+    segments_of,
+)
+from remind.states.rebuild import attentional_of, strategy_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
@@ -96,10 +104,10 @@ class Told:
         return [f"{len(state.blocks)} blocks" for state in states]
 
 
-def prompter(llm: object = None, *names: str, **context: object) -> Prompter:
-    corpus = Corpus((DIALOGUE,), (QUESTION, VISUAL))
+def prompter(llm: object = None, *questions: Question, **context: object) -> Prompter:
+    corpus = Corpus((DIALOGUE,), questions or (QUESTION, VISUAL))
     contexts = Contexts(Words(), ContextConfig(**context))  # type: ignore[arg-type]
-    return Prompter(names or tuple(CONDITIONS), corpus, contexts, llm or Told())  # type: ignore[arg-type]
+    return Prompter(corpus, contexts, llm or Told())  # type: ignore[arg-type]
 
 
 def shown(name: str, record: StateRecord = RECORD, **context: object) -> str:
@@ -112,38 +120,36 @@ def rendered(positions: Sequence[int], strategy: Strategy = Strategy(())) -> str
     return render(FactualState(DIALOGUE, QUESTION, segments, strategy)).text
 
 
-def test_levels_are_the_texts_of_the_states() -> None:
+def dialogue_tokens(positions: Sequence[int]) -> int:
+    """Counted on the rendered page, not from parts."""
+    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions), Strategy(())))
+    return Words().count_tokens(whole.text[slice(*whole.dialogue)])
+
+
+def record_with(factual: FactualState) -> StateRecord:
+    return record_of(ReflectiveState(replace(ATTENTIONAL, factual=factual), "s"), "test")
+
+
+def test_levels_evidence_and_no_context_are_what_the_renderer_gives() -> None:
     assert [shown(level) for level in ("x0", "x1", "x2")] == [RECORD.x0.text, RECORD.x1.text, RECORD.x2.text]
-
-
-def test_evidence_and_no_context_are_what_the_renderer_gives_without_strategy_and_turns() -> None:
     assert shown("evidence") == rendered([1, 2, 6, 7, 8])
     assert shown("no_context") == rendered([])
     assert not any(words in rendered([]) for words in ("w7 w7", "kite", "the dog"))
-    bare = record_of(
-        ReflectiveState(replace(ATTENTIONAL, factual=replace(FACTUAL, strategy=Strategy(()))), "s"), "test"
-    )
+    bare = record_with(replace(FACTUAL, strategy=Strategy(())))
     assert shown("evidence", bare) == bare.x0.text
     assert shown("no_context", bare) == rendered([])
 
 
-def test_oracle_shows_the_gold_evidence_with_the_strategy() -> None:
+def test_oracle_shows_the_gold_evidence_with_the_strategy_or_leaves_out() -> None:
     (prompt,) = prompter().prompts("oracle", [RECORD])
     assert prompt.text == rendered([7, 13], STRATEGY)
     assert prompt.evidence == ("t7", "t13")
-    state = ReflectiveState(AttentionalState(replace(FACTUAL, question=VISUAL), ()), "s")
-    visual = record_of(state, "test")
-    (prompt,) = prompter().prompts("oracle", [visual])
+    (prompt,) = prompter().prompts("oracle", [record_with(replace(FACTUAL, question=VISUAL))])
     assert "[Image #1 Caption]" in prompt.text
     assert "[Image #0 Caption]" not in prompt.text
     assert prompt.images == (1,)
-
-
-def test_oracle_leaves_out_questions_without_gold_evidence() -> None:
     question = replace(QUESTION, evidence=())
-    record = record_of(ReflectiveState(replace(ATTENTIONAL, factual=replace(FACTUAL, question=question)), "s"), "test")
-    parts = Prompter(("oracle",), Corpus((DIALOGUE,), (question,)), Contexts(Words(), ContextConfig()))  # type: ignore[arg-type]
-    (prompt,) = parts.prompts("oracle", [record])
+    (prompt,) = prompter(None, question).prompts("oracle", [record_with(replace(FACTUAL, question=question))])
     assert (prompt.left_out, prompt.text) == ("no gold evidence", "")
 
 
@@ -158,20 +164,15 @@ def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: st
 
     assert prompt.text == rendered(positions(kept))
 
-    def tokens(n: int) -> int:  # counted on the rendered page, not from parts
-        state = FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, positions(n)), Strategy(()))
-        whole = render(state)
-        return Words().count_tokens(whole.text[slice(*whole.dialogue)])
-
-    assert tokens(kept) <= cap or kept == 1
-    assert kept == 15 or tokens(kept + 1) > cap
+    assert dialogue_tokens(positions(kept)) <= cap or kept == 1
+    assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap
     assert prompt.evidence == tuple(t for t in ("t7", "t13") if int(t[1:]) in positions(kept))
 
 
 def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
     chunks = Contexts(Words(), ContextConfig(chunk_tokens=20))  # type: ignore[arg-type]
-    # tokens of turn n: speaker, n + 1 words, and 5 ("[Image #0 Caption] a red kite" is 6, "(no caption)" 5) for images
-    costs = [len(line.split()) for line in _turn_lines()]
+    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, range(15)), Strategy(())))
+    costs = [len(whole.text[span.start : span.end].split()) for span in whole.turns]
     by_hand: list[list[int]] = []
     for position, cost in enumerate(costs):
         same = by_hand and by_hand[-1][0] // 5 == position // 5
@@ -181,12 +182,11 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
             by_hand.append([position])
     vectors = Words().encode([" ".join(DIALOGUE.turns[p].text for p in chunk) for chunk in by_hand])
     cosines = (vectors @ Words().encode([QUESTION.text])[0]).tolist()
-    cap = Words().count_tokens(RECORD.x0.text[slice(*RECORD.x0.dialogue)])
+    cap = dialogue_tokens([1, 2, 6, 7, 8])
     kept: list[int] = []
     for number in sorted(range(len(by_hand)), key=lambda n: -cosines[n]):
         wider = sorted([*kept, *by_hand[number]])
-        whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, wider), Strategy(())))
-        if kept and Words().count_tokens(whole.text[slice(*whole.dialogue)]) > cap:
+        if kept and dialogue_tokens(wider) > cap:
             break
         kept = wider
     assert {7, 8} <= set(kept)
@@ -197,29 +197,18 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
     assert one.rag(DIALOGUE, QUESTION, range(15)) in by_hand
 
 
-def _turn_lines() -> list[str]:
-    whole = render(FactualState(DIALOGUE, QUESTION, segments_of(DIALOGUE, range(15)), Strategy(())))
-    return [whole.text[span.start : span.end] for span in whole.turns]
-
-
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
     llm = Told()
     (prompt,) = prompter(llm).prompts("altered", [RECORD])
     # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
     assert llm.asked[0].blocks == ((0, 1), (2, 4))
-    assert llm.asked[0].factual.question.answers == ()
-    assert llm.asked[0].factual.question.evidence == ()
+    assert (llm.asked[0].factual.question.answers, llm.asked[0].factual.question.evidence) == ((), ())
     assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
     assert prompt.text != RECORD.x2.text
-
-
-def test_states_come_back_from_their_records() -> None:
-    assert strategy_of(RECORD.x0).reasoning == STRATEGY.reasoning
     assert strategy_of(RECORD.x2) == STRATEGY
-    assert blocks_of(RECORD.x1) == ATTENTIONAL.blocks
     again = attentional_of(RECORD, DIALOGUE, QUESTION)
+    assert (again.blocks, again.salience) == (ATTENTIONAL.blocks, ATTENTIONAL.salience)
     assert render(again).text == RECORD.x1.text
-    assert again.salience == ATTENTIONAL.salience
 
 
 LINES = st.text(alphabet="ab;:[] ", min_size=1, max_size=12).map(lambda text: " ".join(text.split())).filter(bool)
@@ -228,15 +217,12 @@ KINDS = st.lists(LINES, max_size=3).map(tuple)
 
 @given(st.builds(Strategy, KINDS, KINDS, KINDS, KINDS, KINDS))
 def test_any_strategy_comes_back(strategy: Strategy) -> None:
-    whole = render(replace(FACTUAL, strategy=strategy))
-    assert strategy_of(whole) == strategy
+    assert strategy_of(render(replace(FACTUAL, strategy=strategy))) == strategy
 
 
 def test_other_dialogues_or_prompts_are_refused() -> None:
     changed = Dialogue("d", tuple(replace(s, time="another day") for s in DIALOGUE.sessions))
-    parts = Prompter(
-        ("altered",), Corpus((changed,), (QUESTION,)), Contexts(Words(), ContextConfig()), Told()  # type: ignore[arg-type]
-    )  # fmt: skip
+    parts = Prompter(Corpus((changed,), (QUESTION,)), None, Told())  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"\[q\]: x0 cannot be rebuilt"):
         parts.prompts("altered", [RECORD])
     text = "Other rules." + RECORD.x0.text[1:]
@@ -245,28 +231,6 @@ def test_other_dialogues_or_prompts_are_refused() -> None:
         prompter().prompts("full_context", [moved])
     with pytest.raises(DataError, match="not in the dialogue files"):
         prompter().prompts("rag", [replace(RECORD, question_id="other")])
-
-
-def test_conditions_that_need_dialogues_say_so(make_record: Callable[..., StateRecord]) -> None:
-    with pytest.raises(ConfigError, match="rag shows the dialogues: set corpus"):
-        Prompter(("x0", "rag"))
-    with pytest.raises(ConfigError, match="needs an LLM"):
-        Prompter(("altered",), Corpus((DIALOGUE,)), Contexts(Words(), ContextConfig()))  # type: ignore[arg-type]
-
-
-class Echo(Answerer):
-    """Answers each prompt with its hash, so that prompts can be told apart in the predictions."""
-
-    def __init__(self) -> None:
-        super().__init__("echo", "echo", "none")
-
-    def _answer(
-        self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput
-    ) -> list[Generation | None]:
-        outputs = [Generation(f"<answer>{hash(text)}</answer>", len(text), 1, finished=True) for text in prompts]
-        for n, output in enumerate(outputs):
-            on_output(n, output)
-        return list(outputs)
 
 
 def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
@@ -280,10 +244,11 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     names = ["x0", "full_context", "oracle", "rag", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
+    words = FixedAnswers("none", lambda _: "<answer>so</answer>")
     with pytest.raises(ConfigError, match="full_context shows the dialogues: set corpus"):
-        evaluate(cfg, answerer=Echo())
+        evaluate(cfg, answerer=words)
     cfg.corpus = [str(path)]
-    report = evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+    report = evaluate(cfg, llm=OfflineLLM(), answerer=words)
     parts = report["conditions"]
     assert {name: part["overall"]["evidence_recall"]["value"] for name, part in parts.items()} == {
         "x0": 0.5,
@@ -294,23 +259,19 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     }
     assert parts["full_context"]["counts"]["cut_prompts"] == 1
     assert parts["full_context"]["counts"]["cut_turns"] > 5
-    outputs = {(tmp_path / "out" / name / "predictions.jsonl").read_text().split(",")[1] for name in names}
-    assert len(outputs) == 5
-    again = evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+    rows = [json.loads((tmp_path / "out" / name / "predictions.jsonl").read_text()) for name in names]
+    assert len({row["prompt"] for row in rows}) == 5
+    again = evaluate(cfg, llm=OfflineLLM(), answerer=words)
     assert [part["resumed"] for part in again["conditions"].values()] == [1] * 5
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
-        evaluate(cfg, llm=OfflineLLM(), answerer=Echo())
+        evaluate(cfg, llm=OfflineLLM(), answerer=words)
+    for inputs in ([1], {"talk.jsonl": 5}):
+        with pytest.raises(DataError, match=r"manifest\.json: inputs"):
+            corpus_hashes([path], {"inputs": inputs}, tmp_path)
     other = path.rename(tmp_path / "other.jsonl")
     with pytest.raises(DataError, match=r"other.jsonl is none of the files that the states were built"):
-        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=Echo())
-
-
-@pytest.mark.parametrize("inputs", [[1], {"talk.jsonl": 5}])
-def test_a_manifest_without_hashes_is_told(tmp_path: Path, inputs: object) -> None:
-    (tmp_path / "talk.jsonl").touch()
-    with pytest.raises(DataError, match=r"manifest\.json: inputs"):
-        corpus_hashes([tmp_path / "talk.jsonl"], {"inputs": inputs}, tmp_path)
+        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
 
 
 def test_names() -> None:
@@ -323,16 +284,6 @@ def test_names() -> None:
     assert EvaluateConfig("s", "m", "o", level="x1", conditions=["x2", "x0"]).names == ("x2", "x0")
     with pytest.raises(ConfigError, match="rag_tokens must be at least 1"):
         ContextConfig(rag_tokens=0)
-
-
-def test_a_part_can_be_read_without_the_levels_nobody_asks_for(write_states: Callable[..., Path]) -> None:
-    path = write_states(RECORD) / "part-00000.parquet"
-    (whole,), (texts,), (bare,) = read_part(path), read_part(path, ("x1",), spans=False), read_part(path, ())
-    assert whole == RECORD
-    assert (texts.x1.text, texts.x1.turns, texts.x0.text) == (RECORD.x1.text, (), "")
-    assert bare == replace(texts, x1=bare.x1)
-    assert bare.x1.text == ""
-    assert (bare.question, bare.evidence_found, bare.salience) == (whole.question, whole.evidence_found, whole.salience)
 
 
 def test_controls(make_record: Callable[..., StateRecord], write_states: Callable[..., Path]) -> None:

@@ -20,28 +20,24 @@ def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
     return np.array([sum(sums[i] for i in draw) / sum(sizes[i] for i in draw) for draw in draws])
 
 
-def test_against_every_resample() -> None:
-    first, second = [0.0, 1.0, 0.25, 0.5, 0.0], [1.0, 1.0, 0.5, 0.25, 0.75]
-    gains = [b - a for a, b in zip(first, second, strict=True)]
-    means = every_mean(gains, [1] * 5)
-    found = paired_bootstrap(first, second, resamples=40_000)
+@pytest.mark.parametrize(
+    ("first", "second", "clusters", "sums", "sizes"),
+    [
+        ([0.0, 1.0, 0.25, 0.5, 0.0], [1.0, 1.0, 0.5, 0.25, 0.75], None, [1.0, 0.0, 0.25, -0.25, 0.75], [1] * 5),
+        ([0.0] * 7, [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0], "abaacdd", [2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2]),
+    ],
+)
+def test_against_every_resample(
+    first: list[float], second: list[float], clusters: str | None, sums: list[float], sizes: list[int]
+) -> None:
+    means = every_mean(sums, sizes)
+    found = paired_bootstrap(first, second, clusters and list(clusters), resamples=40_000)
     assert found is not None
-    value = sum(gains) / 5
-    assert (found["value"], found["n"], found["units"]) == (pytest.approx(value), 5, 5)
-    assert (found["first"], found["second"]) == (pytest.approx(0.35), pytest.approx(0.7))
+    value = sum(sums) / sum(sizes)
+    assert (found["value"], found["n"], found["units"]) == (pytest.approx(value), len(first), len(sums))
+    assert (found["first"], found["second"]) == pytest.approx((np.mean(first), np.mean(second)))
     assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
     assert found["p"] == pytest.approx(np.mean(np.abs(means - value) >= value - 1e-12), abs=0.01)
-
-
-def test_clusters_against_every_resample() -> None:
-    first, second = [0.0] * 7, [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    clusters = ["a", "b", "a", "a", "c", "d", "d"]
-    means = every_mean([2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2])
-    found = paired_bootstrap(first, second, clusters, resamples=40_000)
-    assert found is not None
-    assert (found["value"], found["units"]) == (pytest.approx(4 / 7), 4)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
-    assert found["p"] == pytest.approx(np.mean(np.abs(means - 4 / 7) >= 4 / 7 - 1e-12), abs=0.01)
 
 
 def test_many_questions_against_scipy() -> None:
@@ -79,11 +75,6 @@ def test_wilson_bounds_solve_its_equation(ones: int, n: int) -> None:
     assert (estimate["high"] == 1.0) == (ones == n)
 
 
-def test_one_cluster_per_question_is_no_clustering() -> None:
-    first, second = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
-    assert paired_bootstrap(first, second, list("abcd")) == paired_bootstrap(first, second)
-
-
 def test_questions_of_a_dialogue_that_always_agree_are_worth_one_question() -> None:
     values = np.random.default_rng(0).normal(2.0, 3.0, size=900)
     low, high = interval(cluster_bootstrap(values, None, 2000))
@@ -103,16 +94,16 @@ def test_questions_of_a_dialogue_that_always_agree_are_worth_one_question() -> N
 
 def test_edges() -> None:
     assert paired_bootstrap([], []) is None
+    four = [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]
+    assert paired_bootstrap(*four, list("abcd")) == paired_bootstrap(*four) == paired_bootstrap(*four)
     same = paired_bootstrap([0.3, 0.7, 1.0], [0.3, 0.7, 1.0])
     assert same is not None
     assert (same["value"], same["low"], same["high"], same["p"]) == (0.0, 0.0, 0.0, 1.0)
     for single in (paired_bootstrap([0.0], [1.0]), paired_bootstrap([0.0, 0.0], [1.0, 0.0], ["a", "a"])):
         assert single is not None
         assert (single["low"], single["high"], single["p"], single["units"]) == (None, None, None, 1)
-    assert paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1) == paired_bootstrap([0.0, 1.0], [1.0, 0.0], seed=1)
-    with pytest.raises(ConfigError, match="one length"):
-        paired_bootstrap([0.0], [])
-    with pytest.raises(ConfigError, match="one length"):
-        paired_bootstrap([0.0], [1.0], [])
+    for wrong in (([0.0], []), ([0.0], [1.0], [])):
+        with pytest.raises(ConfigError, match="one length"):
+            paired_bootstrap(*wrong)
     with pytest.raises(ConfigError, match="at least 1"):
         paired_bootstrap([0.0], [1.0], resamples=0)

@@ -17,10 +17,8 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "é"]), max_size=8).map(" 
 
 
 def test_accuracy_is_equality_of_sets() -> None:
-    assert metrics.accuracy({"D", "A"}, {"A", "D"}) == 1.0
-    assert metrics.accuracy({"A"}, {"A", "D"}) == 0.0
-    assert metrics.accuracy({"A", "D", "B"}, {"A", "D"}) == 0.0
-    assert metrics.accuracy(set(), {"A"}) == 0.0
+    given: list[set[str]] = [{"D", "A"}, {"A"}, {"A", "D", "B"}, set()]
+    assert [metrics.accuracy(predicted, {"A", "D"}) for predicted in given] == [1.0, 0.0, 0.0, 0.0]
 
 
 def unit_rows(lines: list[str]) -> torch.Tensor:
@@ -35,19 +33,13 @@ def test_text_memory_recall_against_brute_force() -> None:
     assert metrics.memory_recall_text(gold, predicted, unit_rows) == pytest.approx(sum(expected) / 3, abs=1e-12)
 
 
-def test_text_memory_recall_takes_sets_and_leaves_out_empty_sides() -> None:
+def test_memory_recall_takes_sets_and_leaves_out_empty_sides() -> None:
     once = metrics.memory_recall_text(["a", "b"], ["c"], unit_rows)
     assert metrics.memory_recall_text(["a", "b", "a", "a"], ["c", "c"], unit_rows) == once
     assert metrics.memory_recall_text([], ["c"], unit_rows) is None
     assert metrics.memory_recall_text(["a"], [], unit_rows) is None
-
-
-def test_text_memory_recall_may_be_negative() -> None:
     rows = {"up": [1.0, 0.0], "down": [-1.0, 0.0]}
     assert metrics.memory_recall_text(["up"], ["down"], lambda lines: torch.tensor([rows[x] for x in lines])) == -1.0
-
-
-def test_visual_memory_recall() -> None:
     assert metrics.memory_recall_visual({0, 3, 5}, {3, 5, 9}) == pytest.approx(2 / 3)
     assert metrics.memory_recall_visual({1}, set()) == 0.0
     assert metrics.memory_recall_visual(set(), {1}) is None
@@ -124,20 +116,14 @@ def test_locomo_f1_by_hand(prediction: str, answer: str, category: int, expected
     assert metrics.locomo_f1(prediction, answer, category) == pytest.approx(expected, abs=1e-12)
 
 
-def test_locomo_f1_knows_five_categories() -> None:
-    with pytest.raises(ConfigError, match="no category 6"):
-        metrics.locomo_f1("a", "a", 6)
-
-
-def test_ranks_one_and_two_weigh_the_same() -> None:
+def test_rankings() -> None:
+    # ranks 1 and 2 weigh the same
     assert metrics.ndcg_any(["g", "x", "y"], {"g"}, 3) == 1.0
     assert metrics.ndcg_any(["x", "g", "y"], {"g"}, 3) == 1.0
     assert metrics.ndcg_any(["x", "y", "g"], {"g"}, 3) == pytest.approx(1 / math.log2(3))
     # DCG = 1 + 1/log2(3), ideal DCG = 1 + 1 (ranks 1 and 2)
     assert metrics.ndcg_any(["g", "x", "h"], {"g", "h"}, 3) == pytest.approx((1 + 1 / math.log2(3)) / 2)
 
-
-def test_ranking_edges() -> None:
     assert metrics.recall_any(["x"], {"g"}, 100) == 0.0
     assert metrics.recall_any([], {"g"}, 5) == metrics.recall_all([], {"g"}, 5) == metrics.ndcg_any([], {"g"}, 5) == 0.0
     assert (metrics.recall_any(["x"], set(), 5), metrics.recall_all(["x"], set(), 5)) == (0.0, 1.0)
@@ -148,3 +134,5 @@ def test_ranking_edges() -> None:
     for metric in (metrics.recall_any, metrics.recall_all, metrics.ndcg_any):
         with pytest.raises(ConfigError, match="at least 1"):
             metric(["g"], {"g"}, 0)
+    with pytest.raises(ConfigError, match="no category 6"):
+        metrics.locomo_f1("a", "a", 6)

@@ -16,7 +16,8 @@ from experiments.proof.store import BenchConfig, RunStore, Spec
 from remind.alignment.config import TrainConfig
 from remind.alignment.objective import Edge, Objective
 from remind.core.errors import ConfigError
-from remind.evaluation.scores import score
+from remind.evaluation.judge import Ruling, case_of
+from remind.evaluation.scores import parse_all, score
 from remind.llm.offline import OfflineLLM
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
@@ -169,7 +170,10 @@ def test_scores_are_those_of_the_evaluation() -> None:
     for shift in (0, 1):
         outputs = [Generation(texts[(n + shift) % len(texts)], 9) for n in range(len(texts))]
         found = [is_correct(record, output) for record, output in zip(asked, outputs, strict=True)]
-        expected = score(asked, outputs, OfflineLLM(), lambda lines: torch.zeros(len(lines), 1))
+        parsed = parse_all(asked, outputs)
+        cases = map(case_of, asked, outputs, parsed)
+        rulings = [None if case is None else Ruling(OfflineLLM().judge(*case)) for case in cases]
+        expected = score(asked, outputs, parsed, rulings, lambda lines: torch.zeros(len(lines), 1))
         assert found == [one.accuracy == 1.0 for one in expected]
         assert all(found) == (shift == 0)
     assert not is_correct(asked[0], Generation("", 9, failure="error"))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -55,29 +56,23 @@ def requests(question: Question, dialogue: Dialogue = TALK) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("format", "visual", "digest"),
-    [
-        ("single", False, "ebdc217a75ca5e20"),
-        ("single", True, "3398e7c4eec6554a"),
-        ("multi", False, "3d5db5fe281d017c"),
-        ("multi", True, "829001af85ad1b62"),
-        ("direct", False, "d3ae488adf3d1f81"),
-        ("direct", True, "f1fa8a9005ad422b"),
-    ],
-)
-def test_answer_instructions_are_those_the_shipped_model_learnt(format: str, visual: bool, digest: str) -> None:
-    text = prompts.render("answer", format=format, visual=visual, no_information=NO_INFORMATION)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
+DIGESTS = {
+    ("answer", "single", False): "ebdc217a75ca5e20",
+    ("answer", "single", True): "3398e7c4eec6554a",
+    ("answer", "multi", False): "3d5db5fe281d017c",
+    ("answer", "multi", True): "829001af85ad1b62",
+    ("answer", "direct", False): "d3ae488adf3d1f81",
+    ("answer", "direct", True): "f1fa8a9005ad422b",
+    ("strategy", "single", False): "1e7c7d1bf4667fbe",
+    ("reminder", "single", False): "53e3a43d54d7f75b",
+    ("summary", "single", False): "5ee290db11fb8f47",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"),
-    [("strategy", "1e7c7d1bf4667fbe"), ("reminder", "53e3a43d54d7f75b"), ("summary", "5ee290db11fb8f47")],
-)
-def test_section_texts_are_those_the_shipped_model_learnt(name: str, digest: str) -> None:
-    text = prompts.render(name, marker=MARKER)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
+@pytest.mark.parametrize(("name", "format", "visual"), DIGESTS)
+def test_texts_are_those_the_shipped_model_learnt(name: str, format: str, visual: bool) -> None:
+    text = prompts.render(name, format=format, visual=visual, no_information=NO_INFORMATION, marker=MARKER)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, format, visual]
 
 
 def test_every_template_has_an_id_that_follows_its_bytes() -> None:
@@ -105,9 +100,8 @@ def test_a_request_names_its_template_and_whose_it_is() -> None:
 def test_the_exact_messages_of_a_cue() -> None:
     request = cue_request(TALK, Segment(0, 1), "personalized_visual_baselines")
     system, user = (message.text for message in request.messages)
-    lines = user.splitlines()
-    code = lines[0].removeprefix("<<<excerpt ")
-    assert lines == [
+    code = user.splitlines()[0].removeprefix("<<<excerpt ")
+    assert user.splitlines() == [
         f"<<<excerpt {code}",
         "[Session 1, 8 May 2023]",
         "Ana: I quit smoking in March.",
@@ -128,35 +122,18 @@ def test_the_exact_messages_of_a_summary() -> None:
     question = replace(ASKED, time="1 June 2023", dimension="implicit_boundary_modeling")
     system, user = (message.text for message in summary_request(state(question)).messages)
     code = re.findall(r"<<<conversation (\w+)", user)[0]
-    assert user == "\n".join(
-        [
-            f"<<<conversation {code}",
-            "[Session 1, 8 May 2023]",
-            "Ana: I quit smoking in March.",
-            f"[ATTENTION {code}]",
-            "Ben: Here.",
-            "[Image #0 Caption] running shoes beside a misty river",
-            f"[ATTENTION {code}]",
-            "Ana: My sister bought a violin.",
-            f"conversation {code}>>>",
-            "",
-            f"<<<guide {code}",
-            "Target speaker: Ana",
-            "Step 1: Look.",
-            f"guide {code}>>>",
-            "",
-            f"<<<question {code}",
-            "Asked on: 1 June 2023",
-            "What does Ana avoid?",
-            f"question {code}>>>",
-            "",
-            f"<<<options {code}",
-            "A. smoke",
-            "B. music",
-            "C. rivers",
-            f"options {code}>>>",
-        ]
-    )
+
+    def fence(name: str, *lines: str) -> str:
+        return "\n".join([f"<<<{name} {code}", *lines, f"{name} {code}>>>"])
+
+    mark, caption = f"[ATTENTION {code}]", "[Image #0 Caption] running shoes beside a misty river"
+    first, last = "Ana: I quit smoking in March.", "Ana: My sister bought a violin."
+    assert user.split("\n\n") == [
+        fence("conversation", "[Session 1, 8 May 2023]", first, mark, "Ben: Here.", caption, mark, last),
+        fence("guide", "Target speaker: Ana", "Step 1: Look."),
+        fence("question", "Asked on: 1 June 2023", "What does Ana avoid?"),
+        fence("options", "A. smoke", "B. music", "C. rivers"),
+    ]
     assert f"a pair of lines [ATTENTION {code}]" in system
     assert "each of the options A, B, C" in system
     unmarked = summary_request(replace(state(question), blocks=()))
@@ -165,15 +142,13 @@ def test_the_exact_messages_of_a_summary() -> None:
 
 def test_each_dimension_and_format_is_asked_for_in_its_own_way() -> None:
     systems: set[str] = set()
-    for dimension in (None, *DIMENSIONS):
-        for format in FORMATS:
-            options = () if format == "direct" else ASKED.options
-            question = replace(ASKED, dimension=dimension, format=format, options=options)
-            made = strategy_request(TALK, question)
-            code = re.findall(r"<<<question (\w+)", made.messages[1].text)[0]
-            systems.add(made.messages[0].text.replace(code, ""))
-            assert ("<<<options" in made.messages[1].text) == bool(options)
-            assert ("images" in made.messages[0].text.split("Reply with")[0]) == (dimension in VISUAL_DIMENSIONS)
+    for dimension, format in product((None, *DIMENSIONS), FORMATS):
+        options = () if format == "direct" else ASKED.options
+        made = strategy_request(TALK, replace(ASKED, dimension=dimension, format=format, options=options))
+        system, user = (message.text for message in made.messages)
+        systems.add(system.replace(re.findall(r"<<<question (\w+)", user)[0], ""))
+        assert ("<<<options" in user) == bool(options)
+        assert ("images" in system.split("Reply with")[0]) == (dimension in VISUAL_DIMENSIONS)
     assert len(systems) == 9 * 3
 
 

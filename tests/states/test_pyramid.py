@@ -21,6 +21,7 @@ from remind.states.pyramid import (
     strip_markers,
 )
 
+VISUAL = "topic_scoped_visual_prototypes"
 TEXT = st.text(max_size=40) | st.sampled_from([MARKER, f"a\n{MARKER}\nb", "[…]", "<|im_end|>", "מה שלומך", "😀😀"])
 
 
@@ -57,48 +58,34 @@ def states(draw: st.DrawFn) -> AttentionalState:
 
 
 @given(states(), TEXT)
-def test_dialogue_section_without_markers_is_that_of_x0(state: AttentionalState, summary: str) -> None:
-    x0, x1 = render(state.factual), render(state)
-    section = x0.text[slice(*x0.dialogue)]
+def test_sections_markers_and_spans(state: AttentionalState, summary: str) -> None:
+    first, x1, x2 = render(state.factual), render(state), render(ReflectiveState(state, summary))
+    section = first.text[slice(*first.dialogue)]
     assert strip_markers(x1) == section
     # the same by an independent route: a marker is a whole line, and no dialogue line can be one
-    marked = x1.text[slice(*x1.dialogue)]
-    lines = [line for line in marked.split("\n") if line != MARKER]
-    assert "\n".join(lines) == section
-    assert marked.split("\n").count(MARKER) == 2 * len(state.blocks)
-    assert x0.text[: x0.dialogue[0]] == x1.text[: x1.dialogue[0]]
-    x2 = render(ReflectiveState(state, summary))
-    shared = x1.text.rindex("\nQuestion: ")
+    lines = x1.text[slice(*x1.dialogue)].split("\n")
+    assert "\n".join(line for line in lines if line != MARKER) == section
+    assert lines.count(MARKER) == 2 * len(state.blocks)
+    assert first.text[: first.dialogue[0]] == x1.text[: x1.dialogue[0]]
     end = x1.text.rindex("markers") if state.blocks else x1.dialogue[1]
-    assert x2.text[:shared].startswith(x1.text[:end])
+    assert x2.text[: x1.text.rindex("\nQuestion: ")].startswith(x1.text[:end])
 
-
-@given(states())
-def test_markers_enclose_the_blocks_and_never_nest(state: AttentionalState) -> None:
-    rendered = render(state)
-    pairs = list(zip(rendered.markers[::2], rendered.markers[1::2], strict=True))
-    assert len(pairs) == len(state.blocks)
+    pairs = list(zip(x1.markers[::2], x1.markers[1::2], strict=True))
     for (start, end), (opened, closed) in zip(state.blocks, pairs, strict=True):
-        assert opened[1] == rendered.turns[start].start
-        assert closed[0] == rendered.turns[end].end
-        inside = rendered.text[opened[1] : closed[0]].split("\n")
+        assert (opened[1], closed[0]) == (x1.turns[start].start, x1.turns[end].end)
+        inside = x1.text[opened[1] : closed[0]].split("\n")
         assert MARKER not in inside
         assert "[…]" not in inside or any("[…]" in turn.text for turn in state.factual.turns)
 
-
-@given(states())
-def test_spans_cut_out_what_they_name(state: AttentionalState) -> None:
-    for rendered in (render(state.factual), render(state)):
+    strategy = state.factual.strategy
+    for rendered in (first, x1):
         for span, turn in zip(rendered.turns, state.factual.turns, strict=True):
-            assert span.turn_id == turn.id
+            assert (span.turn_id, len(span.captions)) == (turn.id, len(turn.images))
             assert rendered.text[slice(*span.speaker)] == f"{turn.speaker}:"
             assert rendered.text[slice(*span.text)] == " ".join(turn.text.split())
             assert rendered.text[span.start : span.end].startswith(line_of(turn) + "\n")
-            assert len(span.captions) == len(turn.images)
-        for cue, span in zip(state.factual.strategy.reasoning, rendered.reasoning, strict=True):
-            assert rendered.text[slice(*span)] == cue
-        for anchor, span in zip(state.factual.strategy.anchors, rendered.anchors, strict=True):
-            assert rendered.text[slice(*span)] == " ".join(anchor.split())
+        for texts, spans in ((strategy.reasoning, rendered.reasoning), (strategy.anchors, rendered.anchors)):
+            assert [rendered.text[slice(*span)] for span in spans] == [" ".join(text.split()) for text in texts]
 
 
 def _dialogue() -> Dialogue:
@@ -112,15 +99,9 @@ def _dialogue() -> Dialogue:
 
 
 def test_sections_stand_in_the_documented_order() -> None:
-    question = Question(
-        "q", "d", "What colour?", format="multi", options=("red", "blue"), answers=("B", "A"), time="2024-05-05"
-    )
-    factual = FactualState(
-        _dialogue(),
-        question,
-        (Segment(0, 0), Segment(2, 3), Segment(4, 5)),
-        Strategy(("find colours",), speakers=("Ana",)),
-    )
+    question = Question("q", "d", "What colour?", "multi", ("red", "blue"), ("B", "A"), time="2024-05-05")
+    segments, strategy = (Segment(0, 0), Segment(2, 3), Segment(4, 5)), Strategy(("find colours",), ("Ana",))
+    factual = FactualState(_dialogue(), question, segments, strategy)
     text = render(ReflectiveState(AttentionalState(factual, ((1, 2), (3, 3))), "It is red.")).text
     landmarks = [
         "between answer tags: <answer>[A,D]</answer>",
@@ -140,55 +121,42 @@ def test_sections_stand_in_the_documented_order() -> None:
     assert text.endswith(landmarks[-1])
 
 
+def x0(question: Question, *segments: Segment) -> FactualState:
+    return FactualState(_dialogue(), question, segments, Strategy(()))
+
+
 def test_runs_break_at_gaps_and_at_sessions() -> None:
-    state = FactualState(
-        _dialogue(), Question("q", "d", "?"), (Segment(0, 1), Segment(2, 2), Segment(4, 5)), Strategy(())
-    )
-    assert state.runs == (0, 0, 0, 1, 1)
-    joined = FactualState(_dialogue(), Question("q", "d", "?"), (Segment(1, 5),), Strategy(()))
-    assert joined.runs == (0, 0, 0, 1, 1)
+    question = Question("q", "d", "?")
+    state = x0(question, Segment(0, 1), Segment(2, 2), Segment(4, 5))
+    assert state.runs == x0(question, Segment(1, 5)).runs == (0, 0, 0, 1, 1)
     with pytest.raises(DataError, match="crosses a gap"):
         AttentionalState(state, ((1, 3),))
     with pytest.raises(DataError, match="overlap"):
         AttentionalState(state, ((0, 1), (1, 2)))
     with pytest.raises(DataError, match="out of order"):
-        FactualState(_dialogue(), Question("q", "d", "?"), (Segment(2, 3), Segment(0, 1)), Strategy(()))
+        x0(question, Segment(2, 3), Segment(0, 1))
 
 
 def test_target_quotes_only_what_x0_holds() -> None:
-    dialogue = _dialogue()
     question = Question("q", "d", "?", answers=("red bike", "bike"), evidence=("2:1", "1:1"))
-    target = render_target(FactualState(dialogue, question, (Segment(4, 5),), Strategy(())))
+    target = render_target(x0(question, Segment(4, 5)))
     assert target.text == "<answer>red bike</answer><explanation>Ben: nice bike</explanation>"
     assert (target.evidence, target.missing) == (2, 1)
-
-
-def test_target_of_a_visual_question_lists_image_indices() -> None:
-    question = Question(
-        "q", "d", "?", "multi", ("x", "y", "z"), ("C", "A"), images=(2, 0), dimension="personalized_visual_baselines"
-    )
-    target = render_target(FactualState(_dialogue(), question, (Segment(5, 5),), Strategy(())))
+    # a visual question has image indices
+    visual = Question("q", "d", "?", "multi", ("x", "y", "z"), ("C", "A"), images=(2, 0), dimension=VISUAL)
+    target = render_target(x0(visual, Segment(5, 5)))
     assert target.text == "<answer>[A,C]</answer><explanation>[2]</explanation>"
     assert (target.evidence, target.missing) == (2, 1)
-
-
-def test_no_gold_answer_means_no_target() -> None:
-    assert (
-        render_target(FactualState(_dialogue(), Question("q", "d", "?"), (Segment(0, 0),), Strategy(()))).text is None
-    )
+    assert render_target(x0(Question("q", "d", "?"), Segment(0, 0))).text is None
 
 
 @pytest.mark.parametrize("fmt", ["single", "multi", "direct"])
-@pytest.mark.parametrize("dimension", [None, "topic_scoped_visual_prototypes"])
+@pytest.mark.parametrize("dimension", [None, VISUAL])
 def test_instructions_ask_for_the_output_of_the_format(fmt: str, dimension: str | None) -> None:
     options = () if fmt == "direct" else ("x", "y")
     question = Question("q", "d", "?", fmt, options, dimension=dimension)  # type: ignore[arg-type]
-    text = render(FactualState(_dialogue(), question, (Segment(0, 0),), Strategy(()))).text
-    wanted = {
-        "single": "<answer>A</answer>",
-        "multi": "<answer>[A,D]</answer>",
-        "direct": "<answer>your phrase</answer>",
-    }
-    assert [name for name, tag in wanted.items() if tag in text] == [fmt]
+    text = render(x0(question, Segment(0, 0))).text
+    wanted = {"single": "A", "multi": "[A,D]", "direct": "your phrase"}
+    assert [name for name, answer in wanted.items() if f"<answer>{answer}</answer>" in text] == [fmt]
     assert ("<explanation>[0, 1]</explanation>" in text) is (dimension is not None)
     assert not re.search(r"\{[{%]", text)

@@ -17,7 +17,6 @@ from remind.states.parquet import (
     Picture,
     StateRecord,
     check_split,
-    evidence_share,
     part_name,
     read_manifest,
     read_part,
@@ -26,6 +25,7 @@ from remind.states.parquet import (
     write_part,
 )
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import evidence_share
 
 
 def make_record(question_id: str = "q", split: str = "train", **changes: object) -> StateRecord:
@@ -50,6 +50,14 @@ def test_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_part_can_be_read_without_the_levels_nobody_asks_for(tmp_path: Path) -> None:
+    path, record = write_part(tmp_path, 0, [make_record()]), make_record()
+    (texts,), (bare,) = read_part(path, ("x1",), spans=False), read_part(path, ())
+    assert (texts.x1.text, texts.x1.turns, texts.x0.text) == (record.x1.text, (), "")
+    assert bare == dataclasses.replace(texts, x1=bare.x1)
+    assert (bare.x1.text, bare.question, bare.salience) == ("", record.question, record.salience)
+
+
 def test_record_says_what_x0_holds() -> None:
     record = make_record()
     assert record.evidence_lines == ("Ana: line 1 é😀", "Ana: line 3 é😀")
@@ -62,37 +70,25 @@ def test_record_says_what_x0_holds() -> None:
     assert list(tally.recall()) == ["category 4", "all"]
 
 
-def test_unfinished_foreign_or_newer_folder_is_refused(tmp_path: Path) -> None:
-    write_part(tmp_path, 0, [make_record()])
+def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
     with pytest.raises(FormatError, match="did not finish"):
         read_states(tmp_path)
+    with pytest.raises(FormatError, match="not a states folder"):
+        read_states("x" * 5000)
     write_manifest(tmp_path, {})
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["format_version"] += 1
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(FormatError, match="build them again"):
-        read_states(tmp_path)
-    (tmp_path / "manifest.json").write_text("{]")
-    with pytest.raises(DataError, match="not JSON"):
-        read_states(tmp_path)
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(FormatError, match="not the manifest"):
-        read_states(tmp_path)
-
-
-def test_truncated_part_is_a_clear_error(tmp_path: Path) -> None:
-    path = write_part(tmp_path, 0, [make_record()])
+    with pytest.raises(DataError, match="there are: train"):
+        read_states(tmp_path, "test")
+    manifest = tmp_path / "manifest.json"
+    newer = {**json.loads(manifest.read_text()), "format_version": 3}
+    for text, message in ((json.dumps(newer), "build them again"), ("{]", "not JSON"), ("{}", "not the manifest")):
+        manifest.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_states(tmp_path)
     write_manifest(tmp_path, {})
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError, match=part_name(0)):
         read_states(tmp_path)
-
-
-def test_missing_split_says_which_there_are(tmp_path: Path) -> None:
-    write_part(tmp_path, 0, [make_record()])
-    write_manifest(tmp_path, {})
-    with pytest.raises(DataError, match="there are: train"):
-        read_states(tmp_path, "test")
 
 
 def test_shared_evidence_between_train_and_test_is_an_error() -> None:
@@ -118,82 +114,60 @@ def asked(**changes: object) -> StateRecord:
     return dataclasses.replace(record, **choice)  # type: ignore[arg-type]
 
 
-def pictured(picture: Picture) -> StateRecord:
-    return dataclasses.replace(make_record(), pictures=(picture,))
+def changed(**changes: object) -> StateRecord:
+    return dataclasses.replace(make_record(), **changes)  # type: ignore[arg-type]
 
 
-def unsound() -> dict[str, tuple[StateRecord, str]]:
-    good = make_record()
-    x1 = good.x1
-    turn, end = x1.turns[0], len(x1.text)
-    again = dataclasses.replace(x1.turns[2], turn_id=x1.turns[1].turn_id)
-    return {
-        "dialogue beyond the text": (level(dialogue=(0, end + 1)), "x1: the span of the dialogue"),
-        "reversed": (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
-        "negative": (level(anchors=((-1, 3),)), "x1: a span of anchors"),
-        "marker outside the dialogue": (level(markers=((0, 2), (3, 4))), "x1: markers overlap"),
-        "odd markers": (level(markers=x1.markers[:1]), "x1: a block of markers is not closed"),
-        "marker over a turn": (level(markers=((turn.start, turn.end), x1.markers[1])), "x1: markers overlap"),
-        "markers in reverse": (level(markers=x1.markers[::-1]), "x1: markers overlap"),
-        "turns in reverse": (level(turns=x1.turns[::-1]), "x1: turns overlap"),
-        "turn twice": (level(turns=(turn, turn, *x1.turns[1:])), "x1: turns overlap"),
-        "turn outside": (first_turn(start=0), "x1: turns overlap"),
-        "speaker outside its turn": (
-            first_turn(speaker=(0, 1)),
-            "x1: speaker, text or captions of turn 't0' lie outside",
-        ),
-        "text outside its turn": (
-            first_turn(text=(turn.start, end)),
-            "x1: speaker, text or captions of turn 't0' lie outside",
-        ),
-        "caption outside its turn": (
-            first_turn(captions=((end - 1, end),)),
-            "x1: speaker, text or captions of turn 't0' lie outside",
-        ),
-        "no turn id": (first_turn(turn_id=None), "x1: a text or a span is missing"),
-        "span of three": (first_turn(text=(1, 2, 3)), "x1: a text or a span is missing or incomplete"),
-        "no text": (level(text=None), "x1: a text or a span is missing"),
-        "salience too short": (dataclasses.replace(good, salience=(0.5,)), "salience"),
-        "no question": (dataclasses.replace(good, question=None), "question is missing"),  # type: ignore[arg-type]
-        "no split": (dataclasses.replace(good, split="valid"), "unknown split 'valid'"),
-        "no format": (dataclasses.replace(good, format="open"), "unknown format 'open'"),
-        "an empty entry": (dataclasses.replace(good, options=(None,)), "an entry of options is missing"),  # type: ignore[arg-type]
-        "options with direct": (dataclasses.replace(good, options=("a",)), "a direct question has no options"),
-        "no options": (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
-        "too many options": (asked(options=("a",) * 27), "a multi question needs 1 to 26 options, this one has 27"),
-        "an answer of no option": (asked(answers=("Z",)), "gold answer 'Z' names none of its options"),
-        "a small letter": (asked(answers=("a",)), "gold answer 'a' names none of its options"),
-        "an answer twice": (asked(answers=("B", "B")), "an answer stands twice"),
-        "two answers to single": (
-            asked(format="single", answers=("A", "B")),
-            "a single question has one answer, not 2",
-        ),
-        "dimension": (dataclasses.replace(good, dimension="depth"), "unknown dimension 'depth'"),
-        "visual by itself": (dataclasses.replace(good, visual=True), "visual does not go with the dimension"),
-        "not visual": (dataclasses.replace(good, dimension=VISUAL_DIMENSIONS[0]), "visual does not go"),
-        "negative image": (dataclasses.replace(good, images=(0, -5)), "an image index is -5"),
-        "a line less": (
-            dataclasses.replace(good, evidence_lines=("Ana: hi",)),
-            "evidence_lines has 1 lines for 2 turns",
-        ),
-        "a turn id twice": (level(turns=(*x1.turns[:2], again)), "x1: a turn stands twice"),
-        "another dialogue": (
-            level(text=x1.text.replace("line 2", "line 3")),
-            "x1: its dialogue without markers is not",
-        ),
-        "picture of no turn": (pictured(Picture("t3", 0, "x.png")), "a picture is of no image in x0"),
-        "picture of no caption": (pictured(Picture("t1", 1, "x.png")), "a picture is of no image in x0"),
-        "picture at -1": (pictured(Picture("t1", -1, "x.png")), "a picture is of no image in x0"),
-        "found but not gold": (
-            dataclasses.replace(good, evidence_found=("t2",)),
-            "evidence_found or images_found names what is not gold",
-        ),
-    }
+X1 = make_record().x1
+END, TURN = len(X1.text), X1.turns[0]
+AGAIN = dataclasses.replace(X1.turns[2], turn_id=X1.turns[1].turn_id)
+OUTSIDE = "x1: speaker, text or captions of turn 't0' lie outside"
+UNSOUND = [
+    (level(dialogue=(0, END + 1)), "x1: the span of the dialogue"),
+    (level(reasoning=((9, 3),)), "x1: a span of reasoning"),
+    (level(anchors=((-1, 3),)), "x1: a span of anchors"),
+    (level(markers=((0, 2), (3, 4))), "x1: markers overlap"),
+    (level(markers=X1.markers[:1]), "x1: a block of markers is not closed"),
+    (level(markers=((TURN.start, TURN.end), X1.markers[1])), "x1: markers overlap"),
+    (level(markers=X1.markers[::-1]), "x1: markers overlap"),
+    (level(turns=X1.turns[::-1]), "x1: turns overlap"),
+    (level(turns=(TURN, TURN, *X1.turns[1:])), "x1: turns overlap"),
+    (level(turns=(*X1.turns[:2], AGAIN)), "x1: a turn stands twice"),
+    (first_turn(start=0), "x1: turns overlap"),
+    (first_turn(speaker=(0, 1)), OUTSIDE),
+    (first_turn(text=(TURN.start, END)), OUTSIDE),
+    (first_turn(captions=((END - 1, END),)), OUTSIDE),
+    (first_turn(turn_id=None), "x1: a text or a span is missing"),
+    (first_turn(text=(1, 2, 3)), "x1: a text or a span is missing or incomplete"),
+    (level(text=None), "x1: a text or a span is missing"),
+    (level(text=X1.text.replace("line 2", "line 3")), "x1: its dialogue without markers is not"),
+    (changed(salience=(0.5,)), "salience"),
+    (changed(question=None), "question is missing"),
+    (changed(split="valid"), "unknown split 'valid'"),
+    (changed(format="open"), "unknown format 'open'"),
+    (changed(options=(None,)), "an entry of options is missing"),
+    (changed(options=("a",)), "a direct question has no options"),
+    (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
+    (asked(options=("a",) * 27), "a multi question needs 1 to 26 options, this one has 27"),
+    (asked(answers=("Z",)), "gold answer 'Z' names none of its options"),
+    (asked(answers=("a",)), "gold answer 'a' names none of its options"),
+    (asked(answers=("B", "B")), "an answer stands twice"),
+    (asked(format="single", answers=("A", "B")), "a single question has one answer, not 2"),
+    (changed(dimension="depth"), "unknown dimension 'depth'"),
+    (changed(visual=True), "visual does not go with the dimension"),
+    (changed(dimension=VISUAL_DIMENSIONS[0]), "visual does not go"),
+    (changed(images=(0, -5)), "an image index is -5"),
+    (changed(evidence_lines=("Ana: hi",)), "evidence_lines has 1 lines for 2 turns"),
+    (changed(evidence_found=("t2",)), "evidence_found or images_found names what is not gold"),
+    *(
+        (changed(pictures=(Picture(turn, place, "x.png"),)), "a picture is of no image in x0")
+        for turn, place in (("t3", 0), ("t1", 1), ("t1", -1))
+    ),
+]
 
 
-@pytest.mark.parametrize("name", list(unsound()))
-def test_what_no_state_can_say_is_refused(tmp_path: Path, name: str) -> None:
-    record, message = unsound()[name]
+@pytest.mark.parametrize(("record", "message"), UNSOUND)
+def test_what_no_state_can_say_is_refused(tmp_path: Path, record: StateRecord, message: str) -> None:
     path = write_part(tmp_path, 0, [make_record("a"), record])
     with pytest.raises(DataError, match=r"build the states again") as caught:
         read_part(path)
@@ -257,20 +231,6 @@ def test_a_manifest_of_other_kinds_is_refused(tmp_path: Path, manifest: dict[str
         read_states(tmp_path)
 
 
-def test_a_name_too_long_for_the_system_is_told() -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        read_states("x" * 5000)
-
-
-def test_a_part_that_is_not_as_it_was_built_is_refused(tmp_path: Path) -> None:
-    path = write_part(tmp_path, 0, [make_record()])
-    write_manifest(tmp_path, {"parts": {path.name: sha256_file(path)}})
-    assert read_states(tmp_path) == [make_record()]
-    write_part(tmp_path, 0, [make_record(text="who?")])
-    with pytest.raises(DataError, match=r"part-00000\.parquet: is not as it was built"):
-        read_states(tmp_path)
-
-
 def test_a_flipped_bit_is_never_taken_for_another_record(tmp_path: Path) -> None:
     record = make_record()
     path = write_part(tmp_path, 0, [record])
@@ -299,7 +259,13 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         read_part(path)
 
 
-def test_a_part_missing_foreign_or_twice(tmp_path: Path) -> None:
+def test_a_part_changed_missing_foreign_or_twice(tmp_path: Path) -> None:
+    path = write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {"parts": {path.name: sha256_file(path)}})
+    assert read_states(tmp_path) == [make_record()]
+    write_part(tmp_path, 0, [make_record(text="who?")])
+    with pytest.raises(DataError, match=r"part-00000\.parquet: is not as it was built"):
+        read_states(tmp_path)
     write_part(tmp_path, 0, [make_record()])
     write_part(tmp_path, 1, [make_record()])
     write_manifest(tmp_path, {})

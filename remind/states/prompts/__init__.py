@@ -20,15 +20,13 @@ def source(name: str) -> str:
     return (files(__name__) / f"{name}.j2").read_text(encoding="utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    # Prompts are plain text for a model, never a page: escaping would change the dialogue's characters.
-    return Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+# Prompts are plain text for a model, never a page: escaping would change the dialogue's characters.
+_ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
 
 
 @cache
 def _template(name: str) -> Template:
-    return _environment().from_string(source(name))
+    return _ENVIRONMENT.from_string(source(name))
 
 
 def render(name: str, **values: Any) -> str:

@@ -11,11 +11,11 @@ import numpy as np
 
 from remind.data.dialogue import Dialogue, Question
 from remind.evaluation.parse import ParsedAnswer, parse_answer
-from remind.evaluation.rebuild import blocks_of, factual_of
 from remind.grounding import Grounder, GroundingTrace
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS, FactualState, Rendered, Span, render
+from remind.states.rebuild import blocks_of, factual_of
 from remind.viewing.pages import gold_turns, marked_turns
 from sae.pages import digits
 

@@ -107,6 +107,9 @@ def _answer(data: bytes, folder: Path) -> None:
             assert parsed.letters <= set(LETTERS[: len(options)]), "a letter that is no option"
             assert not (parsed.images if not visual else parsed.evidence), "evidence of the other kind"
             assert "\n" not in parsed.answer, "an answer of several lines"
+            assert all(line and line.strip() == line for line in parsed.evidence), "evidence that is blank or padded"
+            assert all(type(index) is int and index >= 0 for index in parsed.images), "an image that has no index"
+            assert len(set(parsed.problems)) == len(parsed.problems), "a problem named twice"
             assert parsed == parse_answer(text, format, options, visual), "read differently the second time"
 
 
@@ -121,10 +124,10 @@ def _predictions(data: bytes, folder: Path) -> None:
     from remind.evaluation.predictions import PREDICTIONS, RunFolder
 
     out = folder / "run"
-    run = RunFolder(out, {}) if not out.exists() else RunFolder.reopen(out, {})
+    run = RunFolder(out, {})
     (out / PREDICTIONS).write_bytes(data)
     for name, item in run.read().items():
-        json.dumps([name, dataclasses.asdict(item)], ensure_ascii=False).encode()
+        json.dumps([name, dataclasses.asdict(item.output)], ensure_ascii=False).encode()
 
 
 def _manifest(data: bytes, folder: Path) -> None:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
 from remind.states.parquet import StateRecord
-from remind.states.pyramid import AttentionalState, FactualState, Rendered, Segment, Span, Strategy, render
-
-#: Heads of the anchor lines in a rendered strategy, and the kind each stands for.
-_KINDS = {
-    "Target speaker: ": "speakers",
-    "Related entities: ": "entities",
-    "Behavioural focus: ": "focus",
-    "Temporal scope: ": "scope",
-}
-
-
-def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, ...]:
-    """Positions joined into segments, in time order; none crosses a session."""
-    joined: list[list[int]] = []
-    turns, sessions = dialogue.turns, dialogue.session_of
-    for position in sorted(set(positions)):
-        after = joined and joined[-1][1] == position - 1
-        if after and sessions[turns[position - 1].id] is sessions[turns[position].id]:
-            joined[-1][1] = position
-        else:
-            joined.append([position, position])
-    return tuple(Segment(start, end) for start, end in joined)
+from remind.states.pyramid import (
+    ANCHOR_KINDS,
+    AttentionalState,
+    FactualState,
+    Rendered,
+    Span,
+    Strategy,
+    render,
+    segments_of,
+)
 
 
 def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
@@ -49,11 +35,11 @@ def strategy_end(rendered: Rendered) -> int:
 def strategy_of(rendered: Rendered) -> Strategy:
     """S_str as the prompt tells it."""
     text = rendered.text
-    anchors: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
+    anchors: dict[str, list[str]] = {kind: [] for kind in ANCHOR_KINDS.values()}
     kind = ""
     for start, end in rendered.anchors:
         head = text[text.rfind("\n", 0, start) + 1 : start]
-        kind = _KINDS.get(head, kind)
+        kind = ANCHOR_KINDS.get(head.removesuffix(": "), kind)
         if kind not in anchors:
             raise DataError(f"an anchor stands under {head!r}, which is no kind of anchor")
         anchors[kind].append(text[start:end])
@@ -76,7 +62,7 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     Raises:
         DataError: it does not: dialogue files or prompt templates are others than those of the states.
     """
-    segments = segments_of(dialogue, positions_of(record, dialogue))
+    segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
     state = FactualState(dialogue, question, segments, strategy_of(record.x0))
     if render(state).text != record.x0.text:
         raise DataError(
