@@ -26,7 +26,7 @@ from remind.testbed.world import Trait, World, WorldQuestion
 from remind.text.strategy import guide
 
 if TYPE_CHECKING:
-    from remind.states.parquet import StateRecord
+    from remind.states.records import StateRecord
 
 
 @dataclass

@@ -80,7 +80,7 @@ def test_nothing_heavy_is_imported_at_the_start(code: str) -> None:
 
 
 #: Commands whose config module still imports something heavy while it is parsed.
-SLOW_HELP = ("demo", "inspect", "make-world", "plot-run")
+SLOW_HELP = ("demo",)
 
 
 @pytest.mark.slow

@@ -157,12 +157,10 @@ def _flip(path: Path) -> None:
     "damage",
     [
         lambda path: path.write_bytes(path.read_bytes()[:-10]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_text("not a safetensors file " * 20),
         _flip,
         lambda path: (path.unlink(), path.mkdir()),
     ],
-    ids=["cut off", "empty", "text", "one bit", "a folder"],
+    ids=["cut off", "one bit", "a folder"],
 )
 def test_a_damaged_file_is_encoded_anew_and_replaced(
     nano: Backbone, tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
