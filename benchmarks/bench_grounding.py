@@ -24,9 +24,8 @@ from remind.grounding.codes import joint_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import turn_idf
 from remind.grounding.ground import Grounder
-from remind.grounding.guidance import guidance
 from remind.grounding.places import token_places
-from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
+from remind.grounding.resonance import combine_layers, guidance, smooth_runs, token_resonance
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render

@@ -113,20 +113,16 @@ def assert_close(one: GroundingTrace, other: GroundingTrace) -> None:
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_speakers_that_share_the_beginning_of_a_name(name: str) -> None:
-    trace = grounder(name).trace(state())
-    spelt = {
-        turn: "".join(t.text for t in trace.tokens() if t.turn == turn and t.part == Part.SPEAKER)
-        for turn in range(len(LINES))
-    }
-    assert spelt == {turn: f"{speaker}:" for turn, (speaker, _) in enumerate(LINES)}
-    for layer in trace.codes.layers:
-        sizes = [len(codes.values) for codes in trace.codes.speakers(layer)]
-        assert sizes == [len(backbone(name).tokenize(f"{speaker}:").ids) for speaker, _ in LINES]
-    # a name said in the text is text
-    said = grounder(name).trace(state((("Ann", "Anna: and Ann: were here"), ("Anna", "Ann:"))))
-    marked = [(t.turn, t.text.strip()) for t in said.tokens() if t.part == Part.SPEAKER]
-    assert "".join(text for turn, text in marked if turn == 0) == "Ann:"
-    assert "".join(text for turn, text in marked if turn == 1) == "Anna:"
+    """A name said in the text is text."""
+    lines = (*LINES, ("Ann", "Anna: and Ann: were here"), ("Anna", "Ann:"))
+    trace = grounder(name).trace(state(lines))
+    codes = trace.codes
+    speakers = (codes.part == Part.SPEAKER).tolist()
+    for turn, (speaker, _) in enumerate(lines):
+        places = [t for t, at in enumerate(codes.turn.tolist()) if at == turn and speakers[t]]
+        assert "".join(codes.text[slice(*codes.spans[t])] for t in places).strip() == f"{speaker}:"
+        for layer in codes.layers:
+            assert len(codes.speakers(layer)[turn].values) == len(backbone(name).tokenize(f"{speaker}:").ids)
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -200,8 +200,6 @@ def test_layers_are_standardised_then_averaged() -> None:
         lambda: token_resonance(codes_of([{11: 1.0}]), torch.zeros(11), [0], [codes_of([])]),
         lambda: guidance(codes_of([{11: 1.0}]), codes_of([]), torch.zeros(11)),
         lambda: guidance(codes_of([]), codes_of([]), torch.zeros(D_SAE, dtype=torch.int64)),
-        lambda: smooth_turns(torch.zeros(2), [0], 0.5),
-        lambda: smooth_turns(torch.zeros(2), [0, 0], -0.5),
     ],
 )
 def test_bad_arguments_are_named_in_one_line(call) -> None:
