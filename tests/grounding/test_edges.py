@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, select_blocks
-from remind.grounding.places import Part
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.places import Part, token_places
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states import prompts
@@ -25,15 +24,14 @@ from remind.states.pyramid import (
     AttentionalState,
     FactualState,
     ReflectiveState,
+    Rendered,
     Segment,
     Strategy,
     render,
     strip_markers,
 )
-from sae import TopKSAE
-from tests.grounding.conftest import random_states
+from tests.grounding.conftest import random_states, saes_for
 
-D_SAE, K = 96, 6
 BACKBONES = ("minilm", "nano")
 STRATEGY = Strategy(("Look for things that were lost.",), speakers=("Ann",), entities=("bicycle",))
 LINES = (
@@ -50,16 +48,13 @@ def backbone(name: str) -> Backbone:
     return load_backbone(name)
 
 
-@cache
-def coders(name: str, layers: tuple[int, ...] = (1, 3)) -> dict[int, TopKSAE]:
-    width = backbone(name).hidden_size
-    return {
-        n: TopKSAE(width, D_SAE, K, generator=torch.Generator().manual_seed(n)).requires_grad_(False) for n in layers
-    }
-
-
 def grounder(name: str, **chosen) -> Grounder:
-    return Grounder(backbone(name), coders(name), None, GroundingConfig(**{"budget_share": 0.6, "window": 0, **chosen}))
+    return Grounder(
+        backbone(name),
+        saes_for(backbone(name), (1, 3)),
+        None,
+        GroundingConfig(**{"budget_share": 0.6, "window": 0, **chosen}),
+    )
 
 
 def state(
@@ -129,22 +124,14 @@ def test_speakers_that_share_the_beginning_of_a_name(name: str) -> None:
 @pytest.mark.parametrize("mode", ["joint", "windowed"])
 def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode, tmp_path: Path) -> None:
     states = [state(), state(LINES[::-1], Strategy(("Who was sorry?",), entities=("park",)))]
-
-    def made(folder: Path | None = None, **chosen) -> Grounder:
-        found = grounder(name, context_codes=mode, window_tokens=12, **chosen)
-        config = found.config
-        found.windowed = WindowedCodes(found.encoder, config.window_tokens, config.cached_dialogues, folder)
-        return found
-
-    plain = [made().trace(one) for one in states]
-    assert all(trace.state.blocks for trace in plain)
-    for size in (1, 3):
-        for expected, one in zip(plain, states, strict=True):
-            assert_close(expected, made(batch_size=size).trace(one))
-    for cached in (0, 1, 2):
-        used = made(tmp_path, cached_dialogues=cached)
-        for n in (0, 1, 1, 0):
-            assert used.trace(states[n]).state == plain[n].state
+    settings = {"context_codes": mode, "window_tokens": 12}
+    plain = [grounder(name, **settings).trace(one) for one in states]
+    for expected, one in zip(plain, states, strict=True):
+        assert expected.state.blocks
+        assert_close(expected, grounder(name, **settings, batch_size=3).trace(one))
+    for cached in (0, 2):
+        used = grounder(name, **settings, cached_dialogues=cached, codes_folder=str(tmp_path))
+        assert [used.trace(states[n]).state for n in (0, 1, 1, 0)] == [plain[n].state for n in (0, 1, 1, 0)]
     assert len(list(tmp_path.rglob("*.safetensors"))) == (2 if mode == "windowed" else 0)
 
 
@@ -230,3 +217,33 @@ def test_markers_on_any_dialogue(
         salience = [data.draw(st.floats(-2, 2) | st.just(-math.inf)) for _ in one.turns]
         blocks = select_blocks(salience, [1] * len(salience), threshold=0.0, window=window, run=one.runs)
         check_markers(AttentionalState(one, tuple(blocks)))
+
+
+def where(rendered: Rendered, state: FactualState, position: int) -> tuple[int, Part]:
+    """Turn and part of one character, span by span."""
+    for index, (span, turn) in enumerate(zip(rendered.turns, state.turns, strict=True)):
+        if span.start <= position < span.end:
+            if span.speaker[0] <= position < span.speaker[1]:
+                return index, Part.SPEAKER
+            if span.text[0] <= position < span.text[1]:
+                return index, Part.TEXT
+            for (start, end), image in zip(span.captions, turn.images, strict=True):
+                if start <= position < end and image.caption and image.caption.split():
+                    return index, Part.CAPTION
+            return index, Part.OTHER
+    for part, spans in ((Part.REASONING, rendered.reasoning), (Part.ANCHOR, rendered.anchors)):
+        if any(start <= position < end for start, end in spans):
+            return -1, part
+    return -1, Part.OTHER
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@settings(max_examples=60)
+@given(state=random_states())
+def test_a_token_stands_where_its_first_visible_character_does(name: str, state: FactualState) -> None:
+    rendered = render(state)
+    tokens = backbone(name).tokenize(rendered.text)
+    turn, part = token_places(rendered, state.turns, tokens.offsets)
+    for (start, end), index, kind in zip(tokens.offsets, turn.tolist(), part.tolist(), strict=True):
+        position = next((p for p in range(start, end) if not rendered.text[p].isspace()), start)
+        assert (index, kind) == where(rendered, state, position)

@@ -17,17 +17,12 @@ from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 from remind.grounding.encode import SparseEncoder
 from remind.grounding.fusion import design, fuse, standardise_turns
 from remind.grounding.matching import best_partners, content_tokens, match_each, question_codes
-from remind.grounding.signals import (
-    NamedDate,
-    TurnIndex,
-    closeness,
-    named_dates,
-    turn_dates,
-)
+from remind.grounding.signals import NamedDate, TurnIndex, closeness, named_dates, turn_dates
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
 from sae import SparseCodes, TopKSAE
+from tests.grounding.conftest import saes_for
 
 
 def dialogue() -> Dialogue:
@@ -54,7 +49,7 @@ def state_of(*segments: tuple[int, int]) -> FactualState:
 
 @pytest.fixture(scope="module")
 def saes(minilm: Backbone) -> dict[int, TopKSAE]:
-    return {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
+    return saes_for(minilm, (4, 5), 64, 5)
 
 
 def z(values: list[float]) -> list[float]:

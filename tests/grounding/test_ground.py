@@ -20,6 +20,7 @@ from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
+from tests.grounding.conftest import saes_for
 
 D_SAE, K = 96, 6
 
@@ -63,10 +64,6 @@ def state_of(strategy: Strategy | None = None, segments: tuple[Segment, ...] | N
         (Segment(0, 2), Segment(4, 5), Segment(6, 9)) if segments is None else segments,
         strategy,
     )
-
-
-def saes_for(backbone: Backbone, layers: tuple[int, ...]) -> dict[int, TopKSAE]:
-    return {n: TopKSAE(backbone.hidden_size, D_SAE, K, generator=torch.Generator().manual_seed(n)) for n in layers}
 
 
 def hidden(backbone: Backbone, text: str, layer: int) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -23,7 +23,8 @@ from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
-from sae import SparseCodes, TopKSAE
+from sae import SparseCodes
+from tests.grounding.conftest import saes_for
 
 D_SAE, K = 80, 5
 
@@ -48,13 +49,7 @@ def state(target: Dialogue | None = None) -> FactualState:
 
 
 def encoder(backbone: Backbone, batch_size: int = 4, sink_ratio: float = 10.0, k: int = K) -> SparseEncoder:
-    saes = {
-        layer: TopKSAE(backbone.hidden_size, D_SAE, k, generator=torch.Generator().manual_seed(layer)).requires_grad_(
-            False
-        )
-        for layer in (1, 3)
-    }
-    return SparseEncoder(backbone, saes, sink_ratio, batch_size)
+    return SparseEncoder(backbone, saes_for(backbone, (1, 3), D_SAE, k), sink_ratio, batch_size)
 
 
 def assert_same(first: StateCodes, second: StateCodes, atol: float = 0.0) -> None:

@@ -221,10 +221,16 @@ def _template_values(inspection: Inspection) -> dict[str, Any]:
 
 def _summary(x1: str, x2: str) -> str:
     """What x2 has between the beginning and the end that it shares with x1, without the words that introduce it."""
-    start = len(os.path.commonprefix([x1, x2]))
-    end = len(os.path.commonprefix([x1[start:][::-1], x2[start:][::-1]]))
+    start = _shared(x1, x2)
+    end = _shared(x1[start:][::-1], x2[start:][::-1])
     text = x2[start : len(x2) - end].strip()
     return text.removeprefix("Reflection").strip().removeprefix(prompts.render("summary").strip()).strip()
+
+
+def _shared(first: str, second: str) -> int:
+    """Length of the beginning that both have."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
