@@ -201,11 +201,11 @@ def test_short_and_silent_turns(name: str) -> None:
     st.sampled_from([("nano", "joint"), ("nano", "windowed"), ("minilm", "windowed")]),
     st.integers(0, 2),
     st.sampled_from([{"budget_share": 0.4}, {"budget_share": 1.0}, {"threshold": 0.0}]),
-    st.data(),
+    st.lists(st.floats(-2, 2) | st.just(-math.inf), min_size=15, max_size=15),
 )
-@example(state(segments=(Segment(0, 1), Segment(3, 4))), ("nano", "joint"), 1, {"budget_share": 1.0}, None)
+@example(state(segments=(Segment(0, 1), Segment(3, 4))), ("nano", "joint"), 1, {"budget_share": 1.0}, [1.0] * 15)
 def test_markers_on_any_dialogue(
-    one: FactualState, where: tuple[str, str], window: int, chosen: dict, data: st.DataObject | None
+    one: FactualState, where: tuple[str, str], window: int, chosen: dict, salience: list[float]
 ) -> None:
     trace = grounder(where[0], context_codes=where[1], window=window, **chosen).trace(one)
     check_markers(trace.state)
@@ -213,10 +213,9 @@ def test_markers_on_any_dialogue(
     assert not any(math.isnan(value) for value in trace.state.salience)
     if trace.budget is not None:
         assert sum(int(trace.codes.turn_tokens[a : b + 1].sum()) for a, b in trace.state.blocks) <= trace.budget
-    if data is not None:
-        salience = [data.draw(st.floats(-2, 2) | st.just(-math.inf)) for _ in one.turns]
-        blocks = select_blocks(salience, [1] * len(salience), threshold=0.0, window=window, run=one.runs)
-        check_markers(AttentionalState(one, tuple(blocks)))
+    n = len(one.turns)
+    blocks = select_blocks(salience[:n], [1] * n, threshold=0.0, window=window, run=one.runs)
+    check_markers(AttentionalState(one, tuple(blocks)))
 
 
 def where(rendered: Rendered, state: FactualState, position: int) -> tuple[int, Part]:
