@@ -61,7 +61,7 @@ def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: An
         assert {rows.nth(n).get_attribute("data-feature") for n in range(rows.count())} == wanted
     closed = page.locator("#panel details.feature").nth(2)
     closed.locator("summary").click()
-    assert closed.locator(".example").count() > 0
+    closed.locator(".example").first.wait_for()  # made when the row has opened
     peak = closed.locator(".example .peak").first
     assert "v8" in peak.get_attribute("class")
     # an example leads to its token
