@@ -73,12 +73,12 @@ COMMANDS = {
         positional=("first", "second"),
     ),
     "inspect": Command(
-        "remind.viewing.inspector.run:InspectConfig",
+        "remind.viewing.config:InspectConfig",
         "remind.viewing.inspector:inspect_grounding",
         "Write offline pages that show the grounding of one question or of all.",
     ),
     "plot-run": Command(
-        "remind.viewing.plots.trajectory:PlotRunConfig",
+        "remind.viewing.config:PlotRunConfig",
         "remind.viewing.plots.trajectory:plot_run",
         "Plot training runs: loss shares and divergences (Figure 14), cross-entropies, accuracy.",
     ),

@@ -13,8 +13,8 @@ from experiments.faithfulness.turns import Prompt
 from remind.core.errors import ModelError
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder, turn_idf
-from remind.grounding.guidance import guidance
 from remind.grounding.places import first_character
+from remind.grounding.resonance import guidance
 from remind.states.pyramid import Rendered, Span
 from sae import SAEError, SparseCodes, TopKSAE
 from sae.probe import ablate

@@ -70,10 +70,7 @@ def answer_stage(
             outputs[n] = item.output
     resumed = len(outputs)
     progress = ProgressBar(f"answer {run.identity['level']}", len(ids), resumed)
-    with (
-        path.open("a", encoding="utf-8") as file,
-        ProgressBar(f"answer {run.identity['level']}", len(ids), resumed) as bar,
-    ):
+    with run.path.open("a", encoding="utf-8") as file, progress as bar:
 
         def keep(index: int, output: Generation) -> None:
             outputs[index] = output

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from remind.grounding.encode import SparseEncoder, turn_idf
-from remind.grounding.features import split_codes
+from remind.grounding.encode import SparseEncoder, split_codes, turn_idf
 from remind.grounding.places import Part, token_places
 from remind.states.pyramid import FactualState, Span, render
 from sae import SparseCodes

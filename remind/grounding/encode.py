@@ -10,7 +10,6 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.core.progress import reached, shares
-from remind.grounding.features import join_codes, split_codes
 from remind.models.backbone import Backbone
 from sae import DocumentFrequency, SAEError, SparseCodes
 
@@ -60,6 +59,17 @@ def turn_idf(codes: SparseCodes, turn: Tensor, d_sae: int) -> Tensor:
         frequency.df += seen.sum(0)
     frequency.n_documents = len(present)
     return frequency.idf()
+
+
+def split_codes(codes: SparseCodes, sizes: Sequence[int]) -> list[SparseCodes]:
+    """Split [T, k] into consecutive pieces."""
+    pairs = zip(codes.values.split(list(sizes)), codes.indices.split(list(sizes)), strict=True)
+    return [SparseCodes(values, indices) for values, indices in pairs]
+
+
+def join_codes(parts: Sequence[SparseCodes]) -> SparseCodes:
+    """Concatenate several [·, k]."""
+    return SparseCodes(torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts]))
 
 
 class SparseEncoder:

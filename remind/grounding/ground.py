@@ -15,11 +15,10 @@ from remind.grounding.codes import StateCodes, joint_codes
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import Coder, SparseEncoder
 from remind.grounding.fusion import fuse, standardise_turns
-from remind.grounding.guidance import guidance
 from remind.grounding.load import check_saes, chosen_layers
 from remind.grounding.matching import best_partners, match_each, question_codes
 from remind.grounding.places import Part
-from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
+from remind.grounding.resonance import combine_layers, guidance, smooth_runs, token_resonance
 from remind.grounding.salience import smooth_turns, turn_salience
 from remind.grounding.selection import select_blocks
 from remind.grounding.signals import TurnIndex

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import parse_aggregate
-from remind.grounding.features import working_dtype
 from remind.grounding.fusion import around
-from remind.grounding.resonance import check_turns
+from remind.grounding.resonance import check_turns, working_dtype
 
 
 def aggregate(values: Tensor, group: Tensor, n_groups: int, agg: str = "mean") -> Tensor:
@@ -34,9 +33,8 @@ def aggregate(values: Tensor, group: Tensor, n_groups: int, agg: str = "mean") -
         kept = order[rank < largest]
         values, group = values[kept], group[kept]
         counts = counts.clamp(max=largest)
-    sums = values.new_zeros(n_groups, dtype=working_dtype(values.dtype)).index_add_(
-        0, group, values.to(working_dtype(values.dtype))
-    )
+    dtype = working_dtype(values.dtype)
+    sums = values.new_zeros(n_groups, dtype=dtype).index_add_(0, group, values.to(dtype))
     return torch.where(counts > 0, sums / counts.clamp(min=1), -torch.inf).to(values.dtype)
 
 
@@ -89,10 +87,6 @@ def smooth_turns(salience: Tensor, run: Sequence[int], weight: float) -> Tensor:
     Args:
         salience: [n_turns]. run: run number of each turn. weight: of one neighbour, the turn itself weighing 1.
     """
-    if weight < 0:
-        raise ConfigError(f"the weight of neighbouring turns must be 0 or more, got {weight}")
-    if len(run) != len(salience):
-        raise ConfigError(f"{len(run)} run numbers for {len(salience)} turns")
     if weight == 0 or not len(run):
         return salience
     known = salience != -torch.inf

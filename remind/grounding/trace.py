@@ -9,21 +9,8 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.grounding.codes import StateCodes
-from remind.grounding.features import flat
-from remind.grounding.places import Part
+from remind.grounding.resonance import flat
 from remind.states.pyramid import AttentionalState
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    """One dialogue token: its text, turn (index into the retrieved turns), part, and resonance before and after
-    smoothing."""
-
-    text: str
-    turn: int
-    part: Part
-    resonance: float
-    smoothed: float
 
 
 @dataclass(frozen=True)
@@ -47,18 +34,6 @@ class GroundingTrace:
     combined: Tensor
     smoothed: Tensor
     budget: int | None
-
-    def tokens(self) -> list[TokenScore]:
-        """All dialogue tokens in order."""
-        rows = zip(
-            self.codes.spans,
-            self.codes.turn.tolist(),
-            self.codes.part.tolist(),
-            self.combined.tolist(),
-            self.smoothed.tolist(),
-            strict=True,
-        )
-        return [TokenScore(self.codes.text[slice(*span)], turn, Part(part), r, s) for span, turn, part, r, s in rows]
 
     def guiding_features(self, layer: int, n: int = 10) -> list[tuple[int, float]]:
         """The strategy's heaviest features as (feature, weight in v_guide), falling; none of weight 0."""

@@ -72,10 +72,7 @@ class WindowedCodes:
         reasoning, anchors = self._strategy_codes(rendered)
         layers = {
             layer: LayerCodes(
-                dialogue=codes[inside],
-                reasoning=reasoning[layer],
-                anchors=anchors[layer],
-                idf=dialogue.idf[layer],
+                dialogue=codes[inside], reasoning=reasoning[layer], anchors=anchors[layer], idf=dialogue.idf[layer]
             )
             for layer, codes in dialogue.layers.items()
         }

@@ -72,9 +72,7 @@ class MonitoredTrainer(Trainer):
             self.probe(self)
 
 
-def train_with_accuracy(
-    cfg: TrainConfig, records: Sequence[StateRecord], every: int, max_new_tokens: int = MAX_NEW_TOKENS
-) -> Path:
+def train_with_accuracy(cfg: TrainConfig, records: Sequence[StateRecord], every: int) -> Path:
     """As `remind.alignment.trainer.train`, on one process, with rows of kind `accuracy` in metrics.jsonl.
 
     Before the first step, after every so many and after the last, the questions are answered from x0, x1 and x2; a row
@@ -97,7 +95,7 @@ def train_with_accuracy(
 
     def measure(trainer: MonitoredTrainer) -> None:
         backbone = replace(base, model=trainer.model)
-        correct = {level: correct_answers(backbone, records, level, max_new_tokens) for level in LEVELS}
+        correct = {level: correct_answers(backbone, records, level) for level in LEVELS}
         row = {level: sum(hits) / len(hits) for level, hits in correct.items()}
         trainer.folder.record({"step": trainer.step, "kind": "accuracy", "questions": len(records), **row})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Question
-from remind.testbed.lexicon import lexicon, statements
+from remind.testbed.lexicon import check_shares, lexicon, statements
 from remind.testbed.world import Trait, WorldQuestion
 
 
@@ -28,8 +28,7 @@ class LabelConfig:
     """Which questions lose their label or get a wrong one."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise <= 1:
-            raise ConfigError(f"noise is {self.noise}; it is a share, from 0 to 1")
+        check_shares(self, "noise")
         if self.labelled is not None and self.labelled < 0:
             raise ConfigError(f"labelled is {self.labelled}; it must be 0 or more")
 

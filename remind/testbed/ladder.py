@@ -22,7 +22,7 @@ from remind.states.pyramid import (
 )
 from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.lexicon import fill, lexicon
+from remind.testbed.lexicon import check_shares, fill, lexicon
 from remind.testbed.world import Trait, World, WorldQuestion
 from remind.text.strategy import guide
 
@@ -45,9 +45,7 @@ class LadderConfig:
     def __post_init__(self) -> None:
         if self.decoys < 0:
             raise ConfigError(f"decoys is {self.decoys}; it must be 0 or more")
-        for name in ("missed_marks", "false_marks", "wrong_summaries"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
+        check_shares(self, "missed_marks", "false_marks", "wrong_summaries")
 
 
 def make_state(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig) -> ReflectiveState:
@@ -137,16 +135,10 @@ def _factual(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig, name
 
 def mark_blocks(factual: FactualState, marked_turns: set[str]) -> tuple[Span, ...]:
     """The blocks of x1 that mark these turns (ids): runs of them that no gap between segments cuts."""
-    blocks: list[Span] = []
-    runs = factual.runs
-    for index, turn in enumerate(factual.turns):
-        if turn.id not in marked_turns:
-            continue
-        if blocks and blocks[-1][1] == index - 1 and runs[index] == runs[index - 1]:
-            blocks[-1] = (blocks[-1][0], index)
-        else:
-            blocks.append((index, index))
-    return tuple(blocks)
+    from remind.grounding import select_blocks
+
+    marked = [float(turn.id in marked_turns) for turn in factual.turns]
+    return tuple(select_blocks(marked, [0] * len(marked), threshold=0.5, window=0, run=factual.runs))
 
 
 def summary(trait: Trait, rng: random.Random, wrong: bool = False) -> str:

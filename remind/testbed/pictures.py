@@ -13,15 +13,15 @@ from remind.data.readers import write_refmem
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
-_SIDE = 96
 #: Words that draw nothing.
 _EMPTY = frozenset(["a", "an", "the", "some", "this", "that", "of", "to", "in", "on", "with"])
 
 
-def draw(caption: str, side: int = _SIDE) -> Pixels:
+def draw(caption: str) -> Pixels:
     """A square picture of a caption: a shape for each word, whose form, colour and place the word alone decides."""
     from PIL import Image, ImageDraw
 
+    side = 96
     picture = Image.new("RGB", (side, side), (238, 238, 232))
     pen = ImageDraw.Draw(picture)
     for word in caption.casefold().replace(",", " ").split():
@@ -36,7 +36,7 @@ def draw(caption: str, side: int = _SIDE) -> Pixels:
     return picture
 
 
-def illustrate(corpus: Corpus, folder: str | Path, name: str = "dialogues.jsonl") -> Path:
+def illustrate(corpus: Corpus, folder: str | Path) -> Path:
     """Write a corpus as RefMem-Bench JSONL, with a drawn picture for every caption in images/ beside it.
 
     Returns:
@@ -45,21 +45,21 @@ def illustrate(corpus: Corpus, folder: str | Path, name: str = "dialogues.jsonl"
     folder = Path(folder)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     dialogues = tuple(_with_pictures(dialogue, folder / "images") for dialogue in corpus.dialogues)
-    write_refmem(replace(corpus, dialogues=dialogues), folder / name)
-    return folder / name
+    path = folder / "dialogues.jsonl"
+    write_refmem(replace(corpus, dialogues=dialogues), path)
+    return path
 
 
 def _with_pictures(dialogue: Dialogue, folder: Path) -> Dialogue:
+    def drawn(image: Image) -> Image:
+        caption = image.caption or ""
+        path = folder / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
+        if not path.exists():
+            draw(caption).save(path)
+        return replace(image, path=str(path))
+
     def illustrated(turn: Turn) -> Turn:
-        return replace(turn, images=tuple(_drawn(image, folder) for image in turn.images))
+        return replace(turn, images=tuple(map(drawn, turn.images)))
 
     sessions = (replace(session, turns=tuple(map(illustrated, session.turns))) for session in dialogue.sessions)
     return replace(dialogue, sessions=tuple(sessions))
-
-
-def _drawn(image: Image, folder: Path) -> Image:
-    caption = image.caption or ""
-    path = folder / f"{hashlib.sha256(caption.encode()).hexdigest()[:16]}.png"
-    if not path.exists():
-        draw(caption).save(path)
-    return replace(image, path=str(path))

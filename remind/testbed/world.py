@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
-from remind.testbed.lexicon import fill, lexicon, statements, wordings
+from remind.testbed.lexicon import check_shares, fill, lexicon, statements, wordings
 
 Rule = Literal["flag", "none"]
 Place = Literal["cue", "reply"]
@@ -78,9 +78,7 @@ class WorldConfig:
             low, high = getattr(self, name)
             if not least <= low <= high:
                 raise ConfigError(f"{name} is {(low, high)}; it is the fewest, at least {least}, and the most")
-        for name in ("second_voice", "leads"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
+        check_shares(self, "second_voice", "leads")
         if self.rule not in ("flag", "none"):
             raise ConfigError(f"rule is {self.rule!r}; it is flag or none")
         if self.flag_at not in ("cue", "reply"):

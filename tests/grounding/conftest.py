@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -10,6 +11,7 @@ from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER, FactualState, Segment, Strategy
+from sae import TopKSAE
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,12 @@ def nano() -> Backbone:
 @pytest.fixture(scope="session")
 def sentences() -> SentenceEncoder:
     return SentenceEncoder()
+
+
+def saes_for(backbone: Backbone, layers: tuple[int, ...], d_sae: int = 96, k: int = 6) -> dict[int, TopKSAE]:
+    """SAEs with random weights."""
+    draws = {n: torch.Generator().manual_seed(n) for n in layers}
+    return {n: TopKSAE(backbone.hidden_size, d_sae, k, generator=draws[n]).requires_grad_(False) for n in layers}
 
 
 TEXT = st.text(max_size=15) | st.sampled_from(

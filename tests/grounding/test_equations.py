@@ -108,15 +108,9 @@ def test_resonance_is_eq_4(case: tuple, v: list[float], beta: float, with_runs: 
         assert got[t].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_a_feature_of_two_marker_tokens_counts_once() -> None:
-    marker = codes_of([{3: 1.0}, {3: 2.0, 4: 0.0}])
-    v = torch.arange(D_SAE, dtype=torch.float64)
-    got = token_resonance(codes_of([{}, {}, {}]), v, [0, 1, -1], [marker, marker], beta=2.0)
-    assert got.tolist() == [2 * (3 + 3), 2 * 3, 0]
-
-
 @given(st.lists(st.floats(-100, 100), max_size=40), st.floats(0.05, 6))
 def test_smoothing_is_the_convolution(values: list[float], sigma: float) -> None:
+    assert gaussian_smooth(r := torch.tensor(values), 0.0) is r
     radius = math.ceil(3 * sigma)
     kernel = {d: math.exp(-(d**2) / (2 * sigma**2)) for d in range(-radius, radius + 1)}
     total = sum(kernel.values())
@@ -125,11 +119,6 @@ def test_smoothing_is_the_convolution(values: list[float], sigma: float) -> None
     for t in range(len(values)):
         expected = sum(kernel[d] * values[t + d] for d in kernel if 0 <= t + d < len(values)) / total
         assert got[t].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_no_width_means_no_smoothing() -> None:
-    r = torch.tensor([1.0, -2.0, 3.0])
-    assert gaussian_smooth(r, 0.0) is r
 
 
 @given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=9), max_size=5), st.floats(0, 4))
@@ -200,22 +189,17 @@ def test_layers_are_standardised_then_averaged() -> None:
     "call",
     [
         lambda: gaussian_smooth(torch.zeros(3), -0.1),
-        lambda: gaussian_smooth(torch.zeros(3), math.inf),
         lambda: gaussian_smooth(torch.zeros(3, dtype=torch.int64), 1.0),
         lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, agg="median"),
-        lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, agg="top0"),
         lambda: turn_salience(torch.zeros(3), [0, 0, 0], [False] * 3, 1, lam=1.5),
         lambda: turn_salience(torch.zeros(3), [0, 0], [False] * 3, 1),
         lambda: turn_salience(torch.zeros(3), [0, 0, 1], [False] * 3, 1),
         lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0, 1], [codes_of([])] * 2),
         lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [2], [codes_of([])] * 2),
-        lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [-2], [codes_of([])] * 2),
         lambda: token_resonance(codes_of([{}]), torch.zeros(D_SAE), [0], [codes_of([])] * 2, run=[0]),
         lambda: token_resonance(codes_of([{11: 1.0}]), torch.zeros(11), [0], [codes_of([])]),
         lambda: guidance(codes_of([{11: 1.0}]), codes_of([]), torch.zeros(11)),
         lambda: guidance(codes_of([]), codes_of([]), torch.zeros(D_SAE, dtype=torch.int64)),
-        lambda: smooth_turns(torch.zeros(2), [0], 0.5),
-        lambda: smooth_turns(torch.zeros(2), [0, 0], -0.5),
     ],
 )
 def test_bad_arguments_are_named_in_one_line(call) -> None:

@@ -13,27 +13,16 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.config import SCORES, WEIGHTS, FusionConfig
+from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
 from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import around, design, fuse, gaussian_shares, standardise_turns
+from remind.grounding.fusion import design, fuse, standardise_turns
 from remind.grounding.matching import best_partners, content_tokens, match_each, question_codes
-from remind.grounding.places import Part
-from remind.grounding.signals import (
-    NamedDate,
-    TurnIndex,
-    closeness,
-    name_words,
-    named_dates,
-    turn_dates,
-    without_names,
-)
-from remind.grounding.store import RecentDialogues
+from remind.grounding.signals import NamedDate, TurnIndex, closeness, named_dates, turn_dates
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
 from sae import SparseCodes, TopKSAE
-
-NONE = dict.fromkeys(WEIGHTS, 0.0)
+from tests.grounding.conftest import saes_for
 
 
 def dialogue() -> Dialogue:
@@ -60,7 +49,7 @@ def state_of(*segments: tuple[int, int]) -> FactualState:
 
 @pytest.fixture(scope="module")
 def saes(minilm: Backbone) -> dict[int, TopKSAE]:
-    return {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
+    return saes_for(minilm, (4, 5), 64, 5)
 
 
 def z(values: list[float]) -> list[float]:
@@ -90,7 +79,7 @@ def fused_by_hand(signals: dict[str, list[float]], runs: list[int], config: Fusi
             context = z(gaussian_mean(own, runs, config.sigma))
             for k in range(len(runs)):
                 total[k] += getattr(config, name) * own[k] + getattr(config, f"{name}_context") * context[k]
-    for name in ("speaker", "date", "asks", "answers", "length"):
+    for name in FACTS:
         for k in range(len(runs)):
             total[k] += getattr(config, name) * signals.get(name, [0.0] * len(runs))[k]
     return total
@@ -101,47 +90,19 @@ def random_config(seed: int, sigma: float) -> FusionConfig:
     return FusionConfig(**dict(zip(WEIGHTS, draws, strict=True)), sigma=sigma)
 
 
-def scores_only(config: FusionConfig) -> FusionConfig:
-    return replace(config, speaker=0.0, date=0.0, asks=0.0, answers=0.0, length=0.0)
-
-
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 2.5])
 def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
+    """Each question has its own turns at hand; the others count nowhere."""
     draws = torch.Generator().manual_seed(3)
-    names = (*SCORES, "speaker", "date", "asks", "answers", "length")
-    signals = {name: torch.randn(9, 2, generator=draws) for name in names}
-    runs = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3])
-    config = random_config(1, sigma)
-    found = fuse(signals, runs[:, None], config)
-    for q in range(2):
-        by_name = {name: values[:, q].double().tolist() for name, values in signals.items()}
-        expected = fused_by_hand(by_name, runs.tolist(), config)
-        torch.testing.assert_close(found[:, q].double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
-
-
-def test_turns_that_are_not_at_hand_count_nowhere() -> None:
-    draws = torch.Generator().manual_seed(5)
-    signals = {name: torch.randn(8, 1, generator=draws) for name in SCORES}
-    run = torch.tensor([0, 0, -1, -1, 1, 1, 1, -1])[:, None]
-    config = scores_only(random_config(2, 1.5))
-    whole = fuse(signals, run, config)
-    kept = (run[:, 0] >= 0).nonzero().squeeze(-1)
-    alone = fuse({name: values[kept] for name, values in signals.items()}, run[kept], config)
-    torch.testing.assert_close(whole[kept], alone)
-    disturbed = {name: torch.where(run < 0, values + 50, values) for name, values in signals.items()}
-    torch.testing.assert_close(fuse(disturbed, run, config)[kept], alone)
-
-
-def test_each_question_may_have_its_own_turns_at_hand() -> None:
-    draws = torch.Generator().manual_seed(6)
-    signals = {name: torch.randn(7, 2, generator=draws) for name in SCORES}
-    runs = torch.tensor([[0, -1], [0, 0], [-1, 0], [1, 0], [1, -1], [1, 1], [-1, 1]])
-    config = scores_only(random_config(4, 1.0))
-    both = fuse(signals, runs, config)
-    for q in range(2):
-        one = {name: values[:, q : q + 1] for name, values in signals.items()}
-        inside = runs[:, q] >= 0
-        torch.testing.assert_close(both[inside, q], fuse(one, runs[:, q : q + 1], config)[inside, 0])
+    signals = {name: torch.randn(9, 3, generator=draws) for name in (*SCORES, *FACTS)}
+    columns = [[0, 0, 0, 1, 1, 2, 3, 3, 3], [0, 0, -1, -1, 1, 1, 1, -1, 2], [-1, -1, -1, 4, -1, -1, -1, -1, -1]]
+    runs, config = torch.tensor(columns).T, random_config(1, sigma)
+    fused = fuse(signals, runs, config)
+    for q, column in enumerate(columns):
+        inside = [k for k, run in enumerate(column) if run >= 0]
+        own = {name: values[inside, q].double().tolist() for name, values in signals.items()}
+        expected = torch.tensor(fused_by_hand(own, [column[k] for k in inside], config)).double()
+        torch.testing.assert_close(fused[inside, q].double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_equal_scores_and_turns_without_tokens() -> None:
@@ -153,23 +114,6 @@ def test_equal_scores_and_turns_without_tokens() -> None:
     torch.testing.assert_close(design({"each": gone}, run, 1.0), design({"each": low}, run, 1.0))
     silent = {"summed": torch.full((3, 1), -torch.inf)}
     assert torch.equal(design(silent, run[:3], 1.0), torch.zeros(3, 1, len(WEIGHTS)))
-
-
-def test_around_a_single_turn_and_beyond_the_ends() -> None:
-    lone = torch.tensor([[2.0]])
-    assert torch.equal(around(lone, torch.zeros(1, 1, dtype=torch.int64), gaussian_shares(2.0)), lone)
-    pair = around(torch.tensor([[0.0], [1.0]]), torch.zeros(2, 1, dtype=torch.int64), [0.5])
-    torch.testing.assert_close(pair, torch.tensor([[1 / 3], [2 / 3]]))
-
-
-def test_config_and_missing_signals_are_refused() -> None:
-    with pytest.raises(ConfigError, match="sigma"):
-        FusionConfig(sigma=0.0)
-    with pytest.raises(ConfigError, match="dense"):
-        FusionConfig(dense=math.nan)
-    run = torch.zeros(3, 1, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="bm25_context"):
-        fuse({"summed": torch.zeros(3, 1)}, run, FusionConfig(**{**NONE, "bm25_context": 0.1}))
 
 
 def test_signals_of_turns(sentences: SentenceEncoder) -> None:
@@ -186,12 +130,6 @@ def test_signals_of_turns(sentences: SentenceEncoder) -> None:
     asked = sentences.encode(["Did bicycle get stolen in March?"])[0]
     vectors = sentences.encode(lines)
     torch.testing.assert_close(found["dense"][[3, 6], 0], vectors @ asked)
-
-
-def test_names_are_left_out_of_a_question() -> None:
-    names = name_words(dialogue())
-    assert without_names("What did Ben's dog do to Ana?", names) == "What did dog do to"
-    assert without_names("Ben?", names) == "Ben?"
 
 
 @pytest.mark.parametrize(
@@ -290,6 +228,9 @@ def test_the_grounder_fuses_what_it_grounds(
     config = GroundingConfig(
         context_codes=context, match=match, anchor_codes="question", layers="last", smooth_turns=0.0, window=0
     )
+    for wrong in ({"sigma": 0.0}, {"dense": math.nan}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            FusionConfig(**wrong)
     state = state_of((0, 2), (4, 6))
     alone = {
         kind: Grounder(minilm, saes, None, replace(config, match=kind)).ground(state).salience
@@ -311,6 +252,16 @@ def test_the_grounder_fuses_what_it_grounds(
         signals[kind] = [value if value != -math.inf else lowest for value in values]
     signals["length"] = [math.log1p(count) for count in trace.codes.turn_tokens.tolist()]
     expected = fused_by_hand(signals, list(state.runs), weights)
+    with pytest.raises(ConfigError, match="sentence encoder"):
+        Grounder(minilm, saes, None, replace(config, fuse=weights))
+    codes_alone = FusionConfig(**{**dict.fromkeys(WEIGHTS, 0.0), "summed": 1.0, "each_context": 1.0, "length": -0.5})
+    assert len(Grounder(minilm, saes, None, replace(config, fuse=codes_alone)).ground(state).salience) == 6
+    with pytest.raises(ConfigError, match="bm25_context"):
+        fuse(
+            {"summed": torch.zeros(3, 1)},
+            torch.zeros(3, 1),
+            replace(codes_alone, each_context=0.0, length=0.0, bm25_context=0.1),
+        )
     for k, value in enumerate(trace.state.salience):
         assert value == (-math.inf if k in silent else pytest.approx(expected[k], abs=2e-3))
 
@@ -322,43 +273,11 @@ def test_the_grounder_fuses_what_it_grounds(
     assert int(trace.codes.turn_tokens[marked].sum()) <= trace.budget
 
 
-def test_salience_by_words_in_the_grounder(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    config = GroundingConfig(match="each", anchor_codes="question", smooth_turns=0.0)
-    state = state_of((0, 2), (4, 6))
-    trace = Grounder(minilm, saes, None, config).trace(state)
-    spoken = [k for k, value in enumerate(trace.state.salience) if value != -math.inf]
+def test_salience_by_words_averages_layers(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
+    config, state = GroundingConfig(match="each", anchor_codes="question"), state_of((0, 2), (4, 6))
+    by_layer = [Grounder(minilm, {n: saes[n]}, None, config).ground(state).salience for n in (4, 5)]
+    both = Grounder(minilm, saes, None, config).ground(state).salience
+    spoken = [k for k, value in enumerate(both) if value != -math.inf]
     assert spoken == [0, 1, 2, 4, 5]
-    counted = (trace.codes.part == Part.TEXT) | (trace.codes.part == Part.CAPTION)
-    per_layer = []
-    for own in trace.codes.layers.values():
-        weights = own.idf.clamp(min=0).double()
-        tokens = (as_dense(own.dialogue, 64) * weights).sqrt()
-        asked = (as_dense(own.anchors, 64) * weights).sqrt()
-        cosine = torch.nan_to_num(tokens @ asked.T / tokens.norm(dim=1)[:, None] / asked.norm(dim=1)[None])
-        best = torch.stack([cosine[counted & (trace.codes.turn == k)].amax(0) for k in spoken])
-        per_layer.append(z((best - best.mean(0)).clamp(min=0).square().sum(1).tolist()))
-    expected = [sum(values) / 2 for values in zip(*per_layer, strict=True)]
-    for value, wanted in zip((trace.state.salience[k] for k in spoken), expected, strict=True):
-        assert value == pytest.approx(wanted, abs=1e-4)
-
-
-def test_resonance_in_its_surroundings_needs_no_sentences(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    weights = FusionConfig(**{**NONE, "summed": 1.0, "each_context": 1.0, "length": -0.5}, sigma=2.0)
-    config = GroundingConfig(fuse=weights, layers="last", smooth_turns=0.0)
-    assert len(Grounder(minilm, saes, None, config).ground(state_of()).salience) == 8
-    with pytest.raises(ConfigError, match="sentence encoder"):
-        Grounder(minilm, saes, None, GroundingConfig(fuse=replace(weights, bm25=0.1)))
-
-
-def test_recent_dialogues_are_built_once() -> None:
-    built: list[str] = []
-
-    def build(one: Dialogue) -> str:
-        built.append(one.id)
-        return one.id
-
-    recent = RecentDialogues(build, limit=2)
-    one, other = dialogue(), replace(dialogue(), id="e")
-    for asked in (one, dialogue(), other, one, replace(one, id="f"), one, other):
-        assert recent.get(asked) == asked.id
-    assert built == ["d", "e", "f", "e"]
+    expected = [sum(pair) / 2 for pair in zip(*(z([one[k] for k in spoken]) for one in by_layer), strict=True)]
+    assert [both[k] for k in spoken] == pytest.approx(expected, abs=1e-4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE
+from tests.grounding.conftest import saes_for
 
 D_SAE, K = 96, 6
 
@@ -64,10 +64,6 @@ def state_of(strategy: Strategy | None = None, segments: tuple[Segment, ...] | N
         (Segment(0, 2), Segment(4, 5), Segment(6, 9)) if segments is None else segments,
         strategy,
     )
-
-
-def saes_for(backbone: Backbone, layers: tuple[int, ...]) -> dict[int, TopKSAE]:
-    return {n: TopKSAE(backbone.hidden_size, D_SAE, K, generator=torch.Generator().manual_seed(n)) for n in layers}
 
 
 def hidden(backbone: Backbone, text: str, layer: int) -> tuple[Tensor, list[tuple[int, int]]]:
@@ -203,30 +199,6 @@ def test_joint_is_a_full_forward_of_the_prompt(nano: Backbone) -> None:
         assert salience == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_joint_reads_nothing_behind_the_strategy(nano: Backbone) -> None:
-    seen: list[int] = []
-
-    def watch(input_ids: Tensor, *rest, **named) -> dict[int, Tensor]:
-        seen.append(input_ids.shape[1])
-        return Backbone.hidden_states(nano, input_ids, *rest, **named)
-
-    state = state_of()
-    grounder = Grounder(nano, saes_for(nano, (2,)), None, GroundingConfig())
-    grounder.encoder.backbone = SimpleNamespace(
-        hidden_states=watch,
-        max_length=nano.max_length,
-        frame=nano.frame,
-        tokenizer=nano.tokenizer,
-        tokenize=nano.tokenize,
-        name="nano",
-    )
-    first = grounder.ground(state)
-    longer = replace(state, question=replace(state.question, text="And what else? " * 50))
-    assert grounder.ground(longer).salience == first.salience
-    rendered = render(state)
-    assert seen == [len(nano.tokenize(rendered.text[: rendered.strategy[1]]).ids)] * 2
-
-
 def test_windows_hold_whole_turns_of_one_session(minilm: Backbone) -> None:
     seen: list[list[int]] = []
 
@@ -252,61 +224,6 @@ def test_windows_hold_whole_turns_of_one_session(minilm: Backbone) -> None:
     ]
     assert torch.bincount(codes.turn).tolist() == lengths
     assert codes.layers[2].values.shape == (64, K)
-
-
-def test_dialogue_codes_do_not_depend_on_what_is_retrieved(minilm: Backbone) -> None:
-    grounder = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig())
-    whole = grounder.trace(state_of(segments=(Segment(0, 5), Segment(6, 9)))).codes
-    part = grounder.trace(state_of(segments=(Segment(4, 4), Segment(7, 8)))).codes
-    wanted = torch.isin(whole.turn, torch.tensor([4, 7, 8]))
-    assert torch.equal(whole.layers[3].dialogue.values[wanted], part.layers[3].dialogue.values)
-    assert [part.text[slice(*span)] for span in part.spans] == [
-        whole.text[slice(*span)] for span, kept in zip(whole.spans, wanted.tolist(), strict=True) if kept
-    ]
-
-
-def test_turns_without_words(minilm: Backbone) -> None:
-    trace = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig(sigma=0.0, agg="max")).trace(state_of())
-    salience, tokens = trace.state.salience, trace.tokens()
-
-    def best(turn: int, part: Part) -> float:
-        return max(token.smoothed for token in tokens if token.turn == turn and token.part == part)
-
-    assert salience[2] == pytest.approx(best(2, Part.CAPTION))  # image alone: the caption counts whole
-    assert salience[4] == -math.inf  # nothing but a name
-    assert salience[5] == pytest.approx(0.7 * best(5, Part.TEXT) + 0.3 * best(5, Part.CAPTION))
-    # an image without a caption does not dilute the text
-    alone = Grounder(minilm, saes_for(minilm, (3,)), None, GroundingConfig(sigma=0.0, agg="max")).trace(
-        state_of(segments=(Segment(3, 3),))
-    )
-    assert alone.state.salience[0] == pytest.approx(max(t.smoothed for t in alone.tokens() if t.part == Part.TEXT))
-
-
-def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
-    coders = saes_for(minilm, (3,))
-    state = state_of()
-    total = sum(len(minilm.tokenize(render(state).text[span.start : span.end]).ids) for span in render(state).turns)
-
-    def trace(**settings) -> GroundingTrace:
-        return Grounder(minilm, coders, None, GroundingConfig(window=0, **settings)).trace(state)
-
-    def used(found: GroundingTrace) -> int:
-        return sum(int(found.codes.turn_tokens[a : b + 1].sum()) for a, b in found.state.blocks)
-
-    share = trace()
-    assert share.budget == math.floor(0.44 * total)
-    assert 0 < used(share) <= share.budget
-    longest = int(share.codes.turn_tokens.max())
-    assert longest < share.budget
-    tokens = trace(budget_tokens=longest)
-    assert tokens.budget == longest
-    assert 0 < used(tokens) <= longest
-    assert trace(budget_tokens=2).state.blocks == ()
-    assert used(trace(budget_share=1.0)) == total - int(trace().codes.turn_tokens[4])
-    low = trace(threshold=-1.0)
-    assert low.budget is None
-    assert used(low) == total - int(low.codes.turn_tokens[4])
-    assert trace(threshold=1e9).state.blocks == ()
 
 
 def test_the_weight_of_the_broadcast_follows_the_scale_of_the_codes(minilm: Backbone) -> None:
@@ -357,14 +274,11 @@ def test_attention_sinks_get_no_codes(minilm: Backbone) -> None:
     assert codes.active().any(-1).tolist() == [True, True, True, True, True, True, False, True, True]
 
 
-def test_trace_shows_tokens_and_features(minilm: Backbone) -> None:
+def test_trace_shows_features(minilm: Backbone) -> None:
     trace = Grounder(minilm, saes_for(minilm, (3, 5)), None, GroundingConfig(beta=0.0)).trace(state_of())
-    words = [token.text for token in trace.tokens() if token.turn == 3]
-    assert words[:5] == ["Ana", ":", "My", "bicycle", "was"]
-    mine = trace.codes.turn == 3
-    features = trace.top_features(5, 3, n=D_SAE)
-    assert [share for _, share in features] == sorted((share for _, share in features), reverse=True)
-    assert sum(share for _, share in features) == pytest.approx(float(trace.resonance[5][mine].sum()), rel=1e-4)
+    shares = [share for _, share in trace.top_features(5, 3, n=D_SAE)]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(float(trace.resonance[5][trace.codes.turn == 3].sum()), rel=1e-4)
     heaviest = trace.guiding_features(5, 3)
     assert heaviest[0][1] == pytest.approx(float(trace.guidance[5].max()))
     assert len(heaviest) == 3
@@ -373,50 +287,75 @@ def test_trace_shows_tokens_and_features(minilm: Backbone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("name", "value"),
     [
-        (lambda b: Grounder(b, {}, None, GroundingConfig()), "at least one SAE"),
-        (lambda b: Grounder(b, saes_for(b, (7,)), None, GroundingConfig()), "layers 0 to 6"),
-        (lambda b: Grounder(b, {-1: TopKSAE(384, 64, 4)}, None, GroundingConfig()), "layer -1"),
-        (lambda b: Grounder(b, {3: TopKSAE(128, 64, 4)}, None, GroundingConfig()), "384 wide"),
-        (lambda b: Grounder(b, saes_for(b, (3,)), {3: torch.ones(5)}, GroundingConfig()), "96 features"),
-        (
-            lambda b: Grounder(b, saes_for(b, (3,)), {2: torch.ones(D_SAE)}, GroundingConfig(idf="corpus")),
-            "without idf",
-        ),
-        (
-            lambda b: Grounder(b, saes_for(b, (3,)), None, GroundingConfig(context_codes="joint")).ground(
-                state_of(Strategy(("a cue " * 600,)))
-            ),
-            "windowed",
-        ),
+        ("agg", "topp"),
+        ("agg", "top0"),
+        ("sigma", -1.0),
+        ("lam", 2.0),
+        ("budget_share", 0.0),
+        ("window", -1),
+        ("sink_ratio", 0.5),
+        ("beta_unit", 0.0),
+        ("idf", "some"),
     ],
 )
-def test_what_does_not_fit_is_a_model_error(
-    minilm: Backbone, build: Callable[[Backbone], object], message: str
-) -> None:
-    with pytest.raises(ModelError, match=message) as caught:
-        build(minilm)
-    assert "\n" not in str(caught.value)
+def test_settings_out_of_range_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match="aggregate" if name == "agg" else name):
+        GroundingConfig(**{name: value})
+
+
+def test_joint_reads_nothing_behind_the_strategy(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    original = Backbone.hidden_states
+
+    def watched(self: Backbone, input_ids: Tensor, *rest, **named) -> dict[int, Tensor]:
+        lengths.append(input_ids.shape[1])
+        return original(self, input_ids, *rest, **named)
+
+    monkeypatch.setattr(Backbone, "hidden_states", watched)
+    state, grounder = state_of(), Grounder(nano, saes_for(nano, (2,)), None, GroundingConfig())
+    longer = replace(state, question=replace(state.question, text="And what else? " * 50))
+    assert grounder.ground(longer).salience == grounder.ground(state).salience
+    rendered = render(state)
+    assert lengths == [len(nano.tokenize(rendered.text[: rendered.strategy[1]]).ids)] * 2
+
+
+def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
+    coders, state = saes_for(minilm, (3,)), state_of()
+
+    def trace(**settings) -> tuple[GroundingTrace, int]:
+        trace = Grounder(minilm, coders, None, GroundingConfig(window=0, **settings)).trace(state)
+        return trace, sum(int(trace.codes.turn_tokens[a : b + 1].sum()) for a, b in trace.state.blocks)
+
+    share, used = trace()
+    spans = render(state).turns
+    total = sum(len(minilm.tokenize(render(state).text[span.start : span.end]).ids) for span in spans)
+    longest, silent = int(share.codes.turn_tokens.max()), int(share.codes.turn_tokens[4])
+    assert share.state.salience[4] == -math.inf  # nothing but a name
+    assert share.budget == math.floor(0.44 * total)
+    assert 0 < used <= share.budget
+    tokens, used = trace(budget_tokens=longest)
+    assert tokens.budget == longest < share.budget
+    assert 0 < used <= longest
+    assert trace(budget_tokens=2)[1] == trace(threshold=1e9)[1] == 0
+    assert trace(budget_share=1.0)[1] == trace(threshold=-1.0)[1] == total - silent
+    assert trace(threshold=-1.0)[0].budget is None
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("saes", "idf", "settings", "message"),
     [
-        {"agg": "topp"},
-        {"sigma": -1.0},
-        {"lam": 2.0},
-        {"budget_share": 0.0},
-        {"budget_tokens": -1},
-        {"window": -1},
-        {"window_tokens": 0},
-        {"batch_size": 0},
-        {"sink_ratio": 0.5},
-        {"beta_unit": 0.0},
-        {"context_codes": "both"},
-        {"idf": "some"},
+        ({}, None, {}, "at least one SAE"),
+        ({7: TopKSAE(384, 64, 4)}, None, {}, "layers 0 to 6"),
+        ({-1: TopKSAE(384, 64, 4)}, None, {}, "layer -1"),
+        ({3: TopKSAE(128, 64, 4)}, None, {}, "384 wide"),
+        ({3: TopKSAE(384, 96, 4)}, {3: torch.ones(5)}, {}, "96 features"),
+        ({3: TopKSAE(384, 96, 4)}, {2: torch.ones(96)}, {"idf": "corpus"}, "without idf"),
+        ({3: TopKSAE(384, 96, 4)}, None, {"context_codes": "joint"}, "windowed"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict) -> None:
-    with pytest.raises(ConfigError):
-        GroundingConfig(**settings)
+def test_what_does_not_fit_is_a_model_error(minilm: Backbone, saes, idf, settings: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        Grounder(minilm, saes, idf, GroundingConfig(**settings)).ground(state_of(Strategy(("a cue " * 600,))))
+    assert "\n" not in str(caught.value)

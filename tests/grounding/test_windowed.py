@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
-from sae import SparseCodes, TopKSAE
+from sae import SparseCodes
+from tests.grounding.conftest import saes_for
 
 D_SAE, K = 80, 5
 
@@ -47,13 +49,7 @@ def state(target: Dialogue | None = None) -> FactualState:
 
 
 def encoder(backbone: Backbone, batch_size: int = 4, sink_ratio: float = 10.0, k: int = K) -> SparseEncoder:
-    saes = {
-        layer: TopKSAE(backbone.hidden_size, D_SAE, k, generator=torch.Generator().manual_seed(layer)).requires_grad_(
-            False
-        )
-        for layer in (1, 3)
-    }
-    return SparseEncoder(backbone, saes, sink_ratio, batch_size)
+    return SparseEncoder(backbone, saes_for(backbone, (1, 3), D_SAE, k), sink_ratio, batch_size)
 
 
 def assert_same(first: StateCodes, second: StateCodes, atol: float = 0.0) -> None:
@@ -96,109 +92,6 @@ def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano:
     assert len(list(tmp_path.iterdir())) == 1
     # and from memory
     assert_same(without, again.state_codes(state(dialogue("the same under another name"))))
-
-
-def _nudge(backbone: Backbone) -> Backbone:
-    model = copy.deepcopy(backbone.model)
-    with torch.no_grad():
-        last = list(model.parameters())[-1]
-        last.view(-1)[-1] += 1e-3
-    return replace(backbone, model=model)
-
-
-def _other_config(backbone: Backbone) -> Backbone:
-    model = copy.deepcopy(backbone.model)
-    model.config.get_text_config().rms_norm_eps = 0.1
-    return replace(backbone, model=model)
-
-
-def _nudged_coder(made: SparseEncoder) -> SparseEncoder:
-    made.saes[3].b_enc[7] += 1e-3  # type: ignore[attr-defined]
-    return made
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda b: WindowedCodes(encoder(b), 24, 1).dialogue_codes(dialogue(word="harbour")),
-        lambda b: WindowedCodes(encoder(b), 9, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(encoder(b, sink_ratio=9.0), 24, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(encoder(b, k=4), 24, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(_nudged_coder(encoder(b)), 24, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(encoder(_nudge(b)), 24, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(encoder(_other_config(b)), 24, 1).dialogue_codes(dialogue()),
-        lambda b: WindowedCodes(encoder(load_backbone("nano", dtype="bfloat16")), 24, 1).dialogue_codes(dialogue()),
-    ],
-    ids=["text", "window", "sink_ratio", "k", "sae weight", "backbone weight", "backbone config", "dtype"],
-)
-def test_the_name_of_a_file_says_all_it_depends_on(
-    nano: Backbone, tmp_path: Path, other: Callable[[Backbone], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = WindowedCodes.__init__
-
-    def with_folder(self: WindowedCodes, *args) -> None:
-        original(self, *args, tmp_path)
-
-    monkeypatch.setattr(WindowedCodes, "__init__", with_folder)
-    WindowedCodes(encoder(nano), 24, 1).dialogue_codes(dialogue())
-    WindowedCodes(encoder(nano, batch_size=2), 24, 1).dialogue_codes(dialogue())
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
-    other(nano)
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-10]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_text("not a safetensors file " * 20),
-        _flip,
-        lambda path: (path.unlink(), path.mkdir()),
-    ],
-    ids=["cut off", "empty", "text", "one bit", "a folder"],
-)
-def test_a_damaged_file_is_encoded_anew_and_replaced(
-    nano: Backbone, tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
-) -> None:
-    sound = WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state())
-    (path,) = tmp_path.rglob("*.safetensors")
-    damage(path)
-    with caplog.at_level(logging.WARNING):
-        assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state()))
-    assert str(path) in caplog.text
-    assert all("\n" not in record.getMessage() for record in caplog.records)
-    if path.is_dir():
-        return
-    caplog.clear()
-    last = spy(nano)
-    assert_same(sound, WindowedCodes(last, 24, 1, tmp_path).state_codes(state()))
-    assert not caplog.records
-    assert last.tokens < 20
-
-
-def test_what_cannot_be_written_is_done_without(
-    nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    sound = WindowedCodes(encoder(nano), 24, 1).state_codes(state())
-    (tmp_path / "file").write_text("in the way")
-    with caplog.at_level(logging.WARNING):
-        assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path / "file").state_codes(state()))
-    assert "cannot be written" in caplog.text
-
-    def full(tensors, path, metadata) -> None:
-        Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    assert_same(sound, WindowedCodes(encoder(nano), 24, 1, tmp_path / "folder").state_codes(state()))
-    assert not [path for path in (tmp_path / "folder").rglob("*") if path.is_file()]
 
 
 def test_looking_a_dialogue_up_hashes_nothing(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,3 +138,65 @@ def test_idf_counts_the_turns_a_feature_is_active_in(turns: list[list[set[int]]]
         for feature in range(12)
     ]
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def changed(backbone: Backbone, change: Callable[[torch.nn.Module], object]) -> Backbone:
+    model = copy.deepcopy(backbone.model)
+    with torch.no_grad():
+        change(model)
+    return replace(backbone, model=model)
+
+
+def test_the_key_of_an_entry_has_all_it_depends_on(nano: Backbone, tmp_path: Path) -> None:
+    def entries(one: SparseEncoder, window: int = 24, word: str = "station") -> int:
+        WindowedCodes(one, window, 1, tmp_path).dialogue_codes(dialogue(word=word))
+        return len(list(tmp_path.rglob("*.safetensors")))
+
+    assert entries(encoder(nano)) == entries(encoder(nano, batch_size=2)) == 1
+    assert entries(encoder(nano), word="harbour") == 2
+    assert entries(encoder(nano), window=9) == 3
+    assert entries(encoder(nano, sink_ratio=9.0)) == 4
+    assert entries(encoder(nano, k=4)) == 5
+    coder = encoder(nano)
+    coder.saes[3].b_enc[7] += 1e-3  # type: ignore[attr-defined]
+    assert entries(coder) == 6
+    assert entries(encoder(changed(nano, lambda model: list(model.parameters())[-1].view(-1)[-1].add_(1e-3)))) == 7
+    settings = changed(nano, lambda model: setattr(model.config.get_text_config(), "rms_norm_eps", 0.1))
+    assert entries(encoder(settings)) == 8
+    assert entries(encoder(load_backbone("nano", dtype="bfloat16"))) == 9
+
+
+@pytest.mark.parametrize("damage", ["one bit", "a folder", "a file in the way", "a full disk"])
+def test_what_cannot_be_read_or_written_is_computed_with_a_warning(
+    nano: Backbone, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "codes"
+    sound = WindowedCodes(encoder(nano), 24, 1, folder).state_codes(state())
+    (path,) = folder.rglob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.unlink()
+    if damage == "one bit":
+        path.write_bytes(content)
+    elif damage == "a folder":
+        path.mkdir()
+    elif damage == "a file in the way":
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+    else:
+
+        def full(tensors, path, metadata) -> None:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("safetensors.torch.save_file", full)
+    with caplog.at_level(logging.WARNING):
+        assert_same(sound, WindowedCodes(encoder(nano), 24, 1, folder).state_codes(state()))
+    assert str(folder) in caplog.text
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+    if damage == "one bit":  # it was replaced
+        last = spy(nano)
+        assert_same(sound, WindowedCodes(last, 24, 1, folder).state_codes(state()))
+        assert last.tokens < 20
+    elif damage == "a full disk":
+        assert not [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"]

@@ -81,6 +81,12 @@ def from_dialogue(dialogue: Any, question: Any, seen: Collection[str] | None = N
     return Problem(dimension, speaker, topic, question.format, tuple(question.options), tuple(said))
 
 
+def problems(world: Any) -> list[tuple[Any, Problem]]:
+    """Every question of a world with its problem."""
+    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
+    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.questions]
+
+
 def from_prompt(prompt: str) -> Problem:
     """What a model is shown; markers and summary are skipped."""
     conversation = prompt.split("\nConversation\n")[1].split("\n\n")[0]

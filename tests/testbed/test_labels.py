@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import solver
 from scipy.stats import binom
-from solver import from_dialogue
 
 from remind.data.dialogue import Question
 from remind.states.parquet import read_states
@@ -24,9 +23,7 @@ def world() -> World:
 @pytest.fixture(scope="module")
 def solved(world: World) -> dict[str, str]:
     """The answer of every question as the independent solver finds it."""
-    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    questions = world.corpus.questions
-    return {q.id: str(solver.solve(from_dialogue(dialogues[q.dialogue_id], q))) for q in questions}
+    return {item.question.id: str(solver.solve(problem)) for item, problem in solver.problems(world)}
 
 
 def train(world: World, config: LabelConfig) -> dict[str, Question]:
@@ -48,21 +45,6 @@ def wrong(world: World, config: LabelConfig, solved: dict[str, str]) -> dict[str
     return {name: q.answers for name, q in found.items() if q.answers and shown(q) != solved[name]}
 
 
-HARD = [
-    LabelConfig(noise=1),
-    LabelConfig(noise=0.4, labelled=50, paraphrased=True),
-    LabelConfig(labelled=0),
-    LabelConfig(noise=1, labelled=7, pool=False, paraphrased=True, seed=3),
-]
-
-
-@pytest.mark.parametrize("config", HARD)
-def test_dev_and_test_stay_as_they_are(world: World, config: LabelConfig) -> None:
-    after = [item for item in with_labels(world.questions, config) if item.question.split != "train"]
-    assert after == [item for item in world.questions if item.question.split != "train"]
-    assert len(after) == 160
-
-
 def test_dev_and_test_files_stay_as_they_are_byte_by_byte(tmp_path: Path) -> None:
     world = make_world(WorldConfig(train=2, dev=1, test=2))
     clean = write_states(world, tmp_path / "clean", LadderConfig())
@@ -80,16 +62,6 @@ def test_dev_and_test_files_stay_as_they_are_byte_by_byte(tmp_path: Path) -> Non
         assert (record.target is None) == (record.answers == ()) == (record.split == "train")
 
 
-@pytest.mark.parametrize("share", [0.2, 0.4])
-def test_as_many_labels_are_wrong_as_asked_for(world: World, solved: dict[str, str], share: float) -> None:
-    low, high = binom.interval(0.999, 600, share)
-    assert low <= len(wrong(world, LabelConfig(noise=share), solved)) <= high
-
-
-def test_no_noise_changes_nothing(world: World) -> None:
-    assert with_labels(world.questions, LabelConfig()) == list(world.questions)
-
-
 def test_a_wrong_label_is_one_somebody_could_give_and_never_right(world: World, solved: dict[str, str]) -> None:
     for name, question in train(world, LabelConfig(noise=1)).items():
         dimension, _, _ = solver.understand(question.text)
@@ -100,38 +72,6 @@ def test_a_wrong_label_is_one_somebody_could_give_and_never_right(world: World, 
             entries = solver.bank()["dimensions"][dimension]["values"].values()
             forms = next(entry["label"] for entry in entries if entry["label"][0] == solved[name])
             assert not set(question.answers) & set(forms)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_more_noise_keeps_the_wrong_labels_of_less(world: World, solved: dict[str, str], seed: int) -> None:
-    few, many = (wrong(world, LabelConfig(noise=noise, seed=seed), solved) for noise in (0.2, 0.4))
-    assert few.items() < many.items()
-
-
-def test_seeds_choose_differently(world: World, solved: dict[str, str]) -> None:
-    assert wrong(world, LabelConfig(noise=0.2), solved) != wrong(world, LabelConfig(noise=0.2, seed=1), solved)
-    assert labelled(world, LabelConfig(labelled=60)) != labelled(world, LabelConfig(labelled=60, seed=1))
-
-
-def test_as_many_labels_are_left_as_asked_for_nested(world: World) -> None:
-    left = {count: labelled(world, LabelConfig(labelled=count)) for count in (0, 50, 150, 600)}
-    assert [len(names) for names in left.values()] == [0, 50, 150, 600]
-    assert left[50].items() < left[150].items() < left[600].items()
-    assert left[600] == labelled(world, LabelConfig()) == labelled(world, LabelConfig(labelled=10_000))
-
-
-def test_the_pool_is_kept_or_dropped(world: World) -> None:
-    kept = train(world, LabelConfig(labelled=50))
-    dropped = train(world, LabelConfig(labelled=50, pool=False))
-    assert (len(kept), len(dropped)) == (600, 50)
-    assert dropped == {name: question for name, question in kept.items() if question.answers}
-
-
-def test_noise_strikes_the_same_questions_whatever_is_labelled(world: World, solved: dict[str, str]) -> None:
-    every = wrong(world, LabelConfig(noise=0.4), solved)
-    some = wrong(world, LabelConfig(noise=0.4, labelled=150), solved)
-    assert some == {name: every[name] for name in labelled(world, LabelConfig(labelled=150)) if name in every}
-    assert some
 
 
 def test_paraphrased_labels_are_other_acceptable_answers(world: World) -> None:
@@ -145,3 +85,30 @@ def test_paraphrased_labels_are_other_acceptable_answers(world: World) -> None:
         assert sorted(other[name].answers) == sorted(question.answers)
         forms.add(question.answers.index(other[name].answers[0]))
     assert forms == {1, 2}
+
+
+def test_wrong_labels_are_as_many_as_asked_for_and_nested(world: World, solved: dict[str, str]) -> None:
+    assert with_labels(world.questions, LabelConfig()) == list(world.questions)
+    for seed in (0, 1):
+        few, many = (wrong(world, LabelConfig(noise=noise, seed=seed), solved) for noise in (0.2, 0.4))
+        assert few.items() < many.items()
+        for share, names in ((0.2, few), (0.4, many)):
+            low, high = binom.interval(0.999, 600, share)
+            assert low <= len(names) <= high
+    assert few != wrong(world, LabelConfig(noise=0.2), solved)
+    # whatever is labelled
+    every = wrong(world, LabelConfig(noise=0.4), solved)
+    some = wrong(world, LabelConfig(noise=0.4, labelled=150), solved)
+    assert some == {name: every[name] for name in labelled(world, LabelConfig(labelled=150)) if name in every}
+    assert some
+
+
+def test_labels_are_left_as_many_as_asked_for_and_nested(world: World) -> None:
+    left = {count: labelled(world, LabelConfig(labelled=count)) for count in (0, 50, 150, 600)}
+    assert [len(names) for names in left.values()] == [0, 50, 150, 600]
+    assert left[50].items() < left[150].items() < left[600].items()
+    assert left[600] == labelled(world, LabelConfig()) == labelled(world, LabelConfig(labelled=10_000))
+    assert left[50] != labelled(world, LabelConfig(labelled=50, seed=1))
+    pool, alone = train(world, LabelConfig(labelled=50)), train(world, LabelConfig(labelled=50, pool=False))
+    assert (len(pool), len(alone)) == (600, 50)
+    assert alone == {name: question for name, question in pool.items() if question.answers}

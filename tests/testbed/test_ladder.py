@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,18 +32,6 @@ def small() -> World:
 
 def conversation(prompt: str) -> list[str]:
     return prompt.split("\nConversation\n")[1].split("\n\n")[0].splitlines()
-
-
-def marked(prompt: str) -> list[str]:
-    """The lines between an opening and a closing marker, headings and gaps apart."""
-    lines, inside = [], False
-    for line in conversation(prompt):
-        if line == MARKER:
-            inside = not inside
-        elif inside:
-            lines.append(line)
-    assert not inside
-    return lines
 
 
 def marked_turns(record: StateRecord) -> list[str]:
@@ -83,9 +72,6 @@ def within(count: int, of: int, share: float) -> bool:
     return low <= count <= high
 
 
-# x0
-
-
 @pytest.mark.parametrize("decoys", [0, 3, 4, 9])
 def test_the_factual_state_holds_all_remarks_to_the_point_and_the_decoys(small: World, decoys: int) -> None:
     config = LadderConfig(decoys=decoys)
@@ -97,49 +83,9 @@ def test_the_factual_state_holds_all_remarks_to_the_point_and_the_decoys(small: 
         assert len(remarks(item, config)) == len(item.remarks) + decoys
         assert set(record.evidence_lines) <= set(conversation(record.x0.text))
         assert not set(item.remarks) & set(item.decoys)
-
-
-def test_half_of_the_decoys_come_from_the_same_dimension(world: World) -> None:
-    near = total = 0
-    for item in world.questions:
-        if item.trait.dimension == "implicit_boundary_modeling":
-            continue
-        ours = {
-            turns
-            for other in world.questions
-            if (other.question.dialogue_id, other.trait.dimension) == (item.question.dialogue_id, item.trait.dimension)
-            for turns in other.remarks
-        }
-        near += sum(turns in ours for turns in item.decoys[:4])
-        total += 4
-    assert 0.45 < near / total < 0.55
-
-
-# x1
-
-
-@pytest.mark.parametrize("shares", [(0.15, 0.12), (0, 0), (1, 1), (0.5, 0.5)])
-def test_the_three_levels_show_the_same_conversation(small: World, shares: tuple[float, float]) -> None:
-    seen = 0
-    for record in records(small, LadderConfig(missed_marks=shares[0], false_marks=shares[1])):
-        plain = conversation(record.x0.text)
-        assert MARKER not in plain
-        for level in (record.x1, record.x2):
-            assert [line for line in conversation(level.text) if line != MARKER] == plain
-            seen += conversation(level.text).count(MARKER)
-    assert seen
-
-
-def test_without_errors_the_marked_turns_are_the_evidence(small: World) -> None:
-    for record in records(small, LadderConfig(missed_marks=0, false_marks=0)):
-        assert marked_turns(record) == list(record.evidence)
-        spoken = [line for line in marked(record.x1.text) if not line.startswith("[Image #")]
-        assert spoken == list(record.evidence_lines)
-
-
-def test_with_nothing_but_errors_the_marked_turns_are_the_others(small: World) -> None:
-    for record in records(small, LadderConfig(missed_marks=1, false_marks=1)):
-        assert marked_turns(record) == [t.turn_id for t in record.x1.turns if t.turn_id not in record.evidence]
+        answers = item.question.answers
+        answer = f"[{','.join(answers)}]" if item.question.format == "multi" else answers[0]
+        assert record.target == f"<answer>{answer}</answer><explanation></explanation>"
 
 
 @pytest.mark.parametrize("config", [LadderConfig(), LadderConfig(missed_marks=0.4, false_marks=0.03, seed=5)])
@@ -157,56 +103,6 @@ def test_shares_of_missed_and_false_marks_are_those_asked_for(world: World, conf
     assert within(false, others, config.false_marks)
 
 
-# x2
-
-
-def test_summaries_tell_the_true_value_unless_asked_otherwise(world: World) -> None:
-    for share in (0.0, 1.0):
-        made = records(world, LadderConfig(wrong_summaries=share))
-        assert {summary_value(r) == i.trait.value for i, r in zip(world.questions, made, strict=True)} == {share == 0}
-
-
-def test_wrong_summaries_are_nested_and_as_many_as_asked_for(world: World) -> None:
-    wrong: dict[float, dict[str, str]] = {}
-    for share in (0.2, 0.4):
-        made = records(world, LadderConfig(wrong_summaries=share))
-        pairs = zip(world.questions, made, strict=True)
-        wrong[share] = {
-            record.question_id: summary_value(record)
-            for item, record in pairs
-            if summary_value(record) != item.trait.value
-        }
-        for split in ("train", "dev", "test"):
-            count = sum(record.split == split for record in made)
-            assert within(sum(name.startswith(split) for name in wrong[share]), count, share), split
-    assert wrong[0.2].items() <= wrong[0.4].items()
-
-
-def test_wrong_summaries_change_nothing_else(small: World) -> None:
-    for right, wrong in zip(
-        records(small, LadderConfig()), records(small, LadderConfig(wrong_summaries=1)), strict=True
-    ):
-        assert replace(wrong, x2=right.x2) == right
-        assert summary(wrong) != summary(right)
-        assert wrong.x2.text.replace(summary(wrong), summary(right)) == right.x2.text
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_summary_repeats_no_label_cue_or_option_of_its_value(world: World, share: float) -> None:
-    for record in records(world, LadderConfig(wrong_summaries=share)):
-        words = bank()["dimensions"][str(record.dimension)]
-        entry = words["values"][summary_value(record)]
-        texts = [text for kind in ("label", "cues", "fits") for text in entry.get(kind, ())]
-        texts += [*words.get("keen", ()), *words.get("averse", ()), *words.get("fits", ())]
-        # "what blooms" and the label "blooms" are two tokens that have nothing in common to the nano backbone
-        texts = [text for text in texts if text != "blooms"]
-        assert texts
-        assert not [text for text in texts if re.search(rf"\b{re.escape(text)}\b", summary(record))]
-
-
-# chance, files and errors
-
-
 def test_states_of_a_question_depend_on_seed_and_question_alone(small: World) -> None:
     alone = World(small.config, small.dialogues, small.questions[7:8])
     made = records(small, LadderConfig())
@@ -218,13 +114,6 @@ def test_states_of_a_question_depend_on_seed_and_question_alone(small: World) ->
     assert [summary(record) for record in other] != [summary(record) for record in made]
 
 
-def test_targets_are_the_answer_and_an_empty_explanation(small: World) -> None:
-    for item, record in zip(small.questions, records(small, LadderConfig()), strict=True):
-        answers = item.question.answers
-        shown = f"[{','.join(answers)}]" if item.question.format == "multi" else answers[0]
-        assert record.target == f"<answer>{shown}</answer><explanation></explanation>"
-
-
 def test_a_folder_of_states_reads_back_and_is_not_overwritten(small: World, tmp_path: Path) -> None:
     out = write_states(small, tmp_path / "states", LadderConfig())
     assert read_states(out) == records(small, LadderConfig())
@@ -233,3 +122,51 @@ def test_a_folder_of_states_reads_back_and_is_not_overwritten(small: World, tmp_
     assert read_states(out) == records(small, LadderConfig())
     write_states(small, out, LadderConfig(seed=1), overwrite=True)
     assert read_states(out) == records(small, LadderConfig(seed=1))
+
+
+def test_half_of_the_decoys_come_from_the_same_dimension(world: World) -> None:
+    own = defaultdict(set)
+    for item in world.questions:
+        own[item.question.dialogue_id, item.trait.dimension].update(item.remarks)
+    # remarks about boundaries are also made as small talk
+    asked = [item for item in world.questions if item.trait.dimension != "implicit_boundary_modeling"]
+    near = sum(t in own[i.question.dialogue_id, i.trait.dimension] for i in asked for t in i.decoys[:4])
+    assert 0.45 < near / (4 * len(asked)) < 0.55
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.5])
+def test_markers_enclose_evidence_unless_they_err(small: World, share: float) -> None:
+    for record in records(small, LadderConfig(missed_marks=share, false_marks=share)):
+        plain = conversation(record.x0.text)
+        assert MARKER not in plain
+        for level in (record.x1, record.x2):
+            assert [line for line in conversation(level.text) if line != MARKER] == plain
+        if share != 0.5:
+            others = [turn.turn_id for turn in record.x1.turns if turn.turn_id not in record.evidence]
+            assert marked_turns(record) == (others if share else list(record.evidence))
+
+
+def test_wrong_summaries_are_as_many_as_asked_for_nested_and_change_nothing_else(world: World) -> None:
+    right = records(world, LadderConfig())
+    wrong: dict[float, dict[str, str]] = {}
+    for share in (0.0, 0.2, 0.4, 1.0):
+        states = records(world, LadderConfig(wrong_summaries=share))
+        named = {record.question_id: summary_value(record) for record in states}
+        wrong[share] = {
+            i.question.id: named[i.question.id] for i in world.questions if named[i.question.id] != i.trait.value
+        }
+        for split in ("train", "dev", "test"):
+            count = sum(record.split == split for record in states)
+            assert within(sum(name.startswith(split) for name in wrong[share]), count, share), split
+        for one, other in zip(right, states, strict=True):
+            assert replace(other, x2=one.x2) == one
+            assert other.x2.text.replace(summary(other), summary(one)) == one.x2.text
+            # no label, cue or option of its value is repeated
+            words = bank()["dimensions"][str(other.dimension)]
+            entry = words["values"][named[other.question_id]]
+            texts = [text for kind in ("label", "cues", "fits") for text in entry.get(kind, ())]
+            texts += [*words.get("keen", ()), *words.get("averse", ()), *words.get("fits", ())]
+            # "what blooms" and the label "blooms" are two tokens that have nothing in common to the nano backbone
+            hits = [text for text in texts if re.search(rf"\b{re.escape(text)}\b", summary(other))]
+            assert set(hits) <= {"blooms"}
+    assert wrong[0.0].items() <= wrong[0.2].items() <= wrong[0.4].items() <= wrong[1.0].items()

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import solver
 from scipy.stats import chi2_contingency, chisquare
-from solver import Problem, bank, from_dialogue, values_of
+from solver import Problem, bank, from_dialogue, problems, values_of
 
 from remind.data.dialogue import DIMENSIONS
 from remind.testbed.ladder import LadderConfig, make_state
@@ -27,11 +27,6 @@ def make(kind: str) -> World:
     )
 
 
-@pytest.fixture(scope="module")
-def large() -> World:
-    return make("large")
-
-
 @cache
 def blind(kind: str) -> list[tuple[WorldQuestion, Problem]]:
     """Every question of a world with what its factual state shows besides the evidence."""
@@ -43,11 +38,6 @@ def blind(kind: str) -> list[tuple[WorldQuestion, Problem]]:
         shown = {turn.id for turn in make_state(dialogue, item, LadderConfig()).attentional.factual.turns}
         found.append((item, from_dialogue(dialogue, item.question, shown - set(item.question.evidence))))
     return found
-
-
-def problems(world: World) -> list[tuple[WorldQuestion, Problem]]:
-    dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
-    return [(item, from_dialogue(dialogues[item.question.dialogue_id], item.question)) for item in world.questions]
 
 
 @cache
@@ -72,39 +62,6 @@ def deviation(cases: Sequence[tuple[str, int, str]]) -> float:
     return (hits - expected) / sum(1 / pool * (1 - 1 / pool) for _, pool, _ in cases) ** 0.5
 
 
-def _top(counts: dict[str, int]) -> list[str]:
-    return [value for value, count in counts.items() if count == max(counts.values())]
-
-
-def _least(counts: dict[str, int]) -> list[str]:
-    return [value for value, count in counts.items() if count == min(counts.values())]
-
-
-def _silent(counts: dict[str, int]) -> list[str]:
-    return [value for value, count in counts.items() if not count] or list(counts)
-
-
-def _heard(counts: dict[str, int]) -> list[str]:
-    return [value for value, count in counts.items() if count] or list(counts)
-
-
-@pytest.mark.parametrize("choose", [_top, _least, _silent, _heard])
-@pytest.mark.parametrize("temporal", [False, True])
-@pytest.mark.parametrize("kind", ["large", "loud"])
-def test_who_sees_no_evidence_is_at_chance(
-    kind: str, temporal: bool, choose: Callable[[dict[str, int]], list[str]]
-) -> None:
-    rng = random.Random(0)
-    cases = []
-    for item, problem in blind(kind):
-        if problem.format == "multi" or (problem.dimension == "temporal_dynamics") != temporal:
-            continue
-        counts = votes(problem, make(kind).config.sessions)
-        cases.append((rng.choice(choose(counts)), len(counts), item.trait.value))
-    assert len(cases) >= (600 if temporal else 2000)
-    assert abs(deviation(cases)) < 3
-
-
 def test_a_cue_heard_twice_tells_nothing() -> None:
     cases = []
     for item, problem in blind("loud"):
@@ -116,36 +73,13 @@ def test_a_cue_heard_twice_tells_nothing() -> None:
     assert abs(deviation(cases)) < 3
 
 
-@pytest.mark.parametrize("choose", [_top, _least])
-@pytest.mark.parametrize("temporal", [False, True])
-def test_options_of_multiple_choice_tell_nothing(
-    large: World, temporal: bool, choose: Callable[[dict[str, int]], list[str]]
-) -> None:
-    rng = random.Random(0)
-    cases = []
-    for item, problem in problems(large):
-        if problem.format != "multi" or (problem.dimension == "temporal_dynamics") != temporal:
-            continue
-        answers = {value: solver.answer(problem, value) for value in values_of(problem.dimension)}
-        sizes = {value: letters.count(",") + 1 for value, letters in answers.items() if letters}
-        cases.append((rng.choice(choose(sizes)), len(sizes), item.trait.value))
-    assert len(cases) > 350
-    assert abs(deviation(cases)) < 3
-
-
-def test_right_letters_are_spread_evenly(large: World) -> None:
-    letters = Counter(item.question.answers[0] for item in large.questions if item.question.format == "single")
-    assert sorted(letters) == list("ABCD")
-    assert chisquare(list(letters.values())).pvalue > 0.001
-    multi = Counter(letter for i in large.questions if i.question.format == "multi" for letter in i.question.answers)
-    assert sorted(multi) == list("ABCD")
-    assert chisquare(list(multi.values())).pvalue > 0.001
-
-
 @pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_counts_tell_nothing_of_the_value(large: World, dimension: str) -> None:
-    asked = [item for item in large.questions if item.trait.dimension == dimension]
+def test_counts_tell_nothing_of_the_value(dimension: str) -> None:
+    asked = [item for item in make("large").questions if item.trait.dimension == dimension]
     multi = [item for item in asked if item.question.format == "multi"]
+    values = Counter(item.trait.value for item in asked)
+    assert sorted(values) == sorted(values_of(dimension))
+    assert chisquare(list(values.values())).pvalue > 0.001 / 8
     counted = {
         "answers": [(item.trait.value, len(item.question.answers)) for item in multi],
         "contrary": [(item.trait.value, item.is_evidence.count(False)) for item in asked],
@@ -159,8 +93,49 @@ def test_counts_tell_nothing_of_the_value(large: World, dimension: str) -> None:
         assert chi2_contingency(table).pvalue > 0.001 / 24, name
 
 
-def test_values_are_spread_evenly(large: World) -> None:
-    for dimension in DIMENSIONS:
-        values = Counter(item.trait.value for item in large.questions if item.trait.dimension == dimension)
-        assert sorted(values) == sorted(values_of(dimension))
-        assert chisquare(list(values.values())).pvalue > 0.001 / 8
+def _top(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if count == max(counts.values())]
+
+
+def _least(counts: dict[str, int]) -> list[str]:
+    return _top({value: -count for value, count in counts.items()})
+
+
+def _silent(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if not count] or list(counts)
+
+
+def _heard(counts: dict[str, int]) -> list[str]:
+    return [value for value, count in counts.items() if count] or list(counts)
+
+
+@pytest.mark.parametrize("choose", [_top, _least, _silent, _heard])
+@pytest.mark.parametrize("kind", ["large", "loud", "options"])
+def test_a_guess_without_evidence_is_at_chance(kind: str, choose: Callable[[dict[str, int]], list[str]]) -> None:
+    """From the other remarks of x0, or (options) from how many letters each value would have as its answer."""
+    rng = random.Random(0)
+    cases: dict[bool, list[tuple[str, int, str]]] = {True: [], False: []}
+    world = make("loud" if kind == "loud" else "large")
+    for item, problem in problems(world) if kind == "options" else blind(kind):
+        if (problem.format == "multi") != (kind == "options"):
+            continue
+        if kind == "options":
+            answers = {value: solver.answer(problem, value) for value in values_of(problem.dimension)}
+            counts = {value: letters.count(",") + 1 for value, letters in answers.items() if letters}
+        else:
+            counts = votes(problem, world.config.sessions)
+        cases[problem.dimension == "temporal_dynamics"].append(
+            (rng.choice(choose(counts)), len(counts), item.trait.value)
+        )
+    least = (350, 350) if kind == "options" else (600, 2000)
+    for some, fewest in zip((cases[True], cases[False]), least, strict=True):
+        assert len(some) >= fewest
+        assert abs(deviation(some)) < 3
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_right_letters_are_spread_evenly(kind: str) -> None:
+    questions = [item.question for item in make("large").questions if item.question.format == kind]
+    letters = Counter(letter for question in questions for letter in question.answers)
+    assert sorted(letters) == list("ABCD")
+    assert chisquare(list(letters.values())).pvalue > 0.001

@@ -71,7 +71,7 @@ def long_state(turns: int, words: int = 17) -> FactualState:
     """A dialogue of that many turns, all retrieved; every hundredth has a picture, every 37th is gold."""
     generator = torch.Generator().manual_seed(turns)
     rows = torch.randint(0, len(WORDS), (turns, words), generator=generator).tolist()
-    made = [
+    said = [
         Turn(
             f"s{n // 50}:{n}",
             ("Ana", "Ben")[n % 2],
@@ -81,10 +81,10 @@ def long_state(turns: int, words: int = 17) -> FactualState:
         for n, row in enumerate(rows)
     ]
     sessions = tuple(
-        Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", tuple(made[50 * n : 50 * n + 50])) for n in range(-(-turns // 50))
+        Session(f"s{n}", f"2024-03-{n % 28 + 1:02d}", tuple(said[50 * n : 50 * n + 50])) for n in range(-(-turns // 50))
     )
     question = Question(
-        "q-long", "long", "What does Ana like?", answers=("tea",), evidence=tuple(t.id for t in made[::37])
+        "q-long", "long", "What does Ana like?", answers=("tea",), evidence=tuple(t.id for t in said[::37])
     )
     segments = tuple(Segment(50 * n, min(50 * n + 49, turns - 1)) for n in range(len(sessions)))
     strategy = Strategy(
@@ -148,21 +148,12 @@ def open_page(browser: Any) -> Iterator[Any]:
 
 def data_of(path: Path) -> dict[str, Any]:
     """What the script of a page reads, taken from the file by nothing but a pattern."""
-    found = re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL
-    )
-    assert len(found) == 1
-    return json.loads(found[0])
+    html = path.read_text(encoding="utf-8")
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text)
 
 
 def numbers_of(text: str, kind: str) -> list[float]:
     """Numbers of a packed field, by the struct module."""
     raw, code = base64.b64decode(text), {"f4": "f", "u1": "B", "u2": "H", "u4": "I"}[kind]
     return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
-
-
-@pytest.fixture(scope="session")
-def made() -> SimpleNamespace:
-    """The makers above, for tests in other files."""
-    names = ("Table", "saes", "table_grounder", "long_state", "hostile_state", "data_of", "numbers_of", "HOSTILE", "K")
-    return SimpleNamespace(**{name: globals()[name] for name in names})

@@ -15,50 +15,51 @@ from torch import Tensor
 from remind.grounding import GroundingTrace
 from remind.states.pyramid import render
 from remind.viewing.inspector.inspection import Inspection, inspect_state
-from remind.viewing.inspector.page import added, page_data, write_page
+from remind.viewing.inspector.page import page_data, write_page
+from tests.viewing.conftest import K, Table, data_of, long_state, numbers_of, saes, table_grounder
 
 TURNS, LAYER = 90, 3
 
 
 @pytest.fixture(scope="module")
-def inspection(made: SimpleNamespace) -> Inspection:
-    return inspect_state(made.table_grounder((LAYER,), beta_unit=None, beta=0.5), made.long_state(TURNS))
+def inspection() -> Inspection:
+    return inspect_state(table_grounder((LAYER,), beta_unit=None, beta=0.5), long_state(TURNS))
 
 
 @pytest.fixture(scope="module")
-def data(inspection: Inspection, made: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def data(inspection: Inspection, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = write_page(inspection, tmp_path_factory.mktemp("page") / "page.html", features=None, per_feature=3)
-    return made.data_of(path)
+    return data_of(path)
 
 
-def tokens_of(made: SimpleNamespace, inspection: Inspection) -> list[tuple[int, int, int, int]]:
+def tokens_of(inspection: Inspection) -> list[tuple[int, int, int, int]]:
     """(start, end, turn, id) of every dialogue token, from the text alone."""
     rendered, found = render(inspection.state), []
     for turn, span in enumerate(rendered.turns):
-        known = made.Table().tokenize(rendered.text[span.start : span.end])
+        known = Table().tokenize(rendered.text[span.start : span.end])
         found += [(span.start + a, span.start + b, turn, i) for i, (a, b) in zip(known.ids, known.offsets, strict=True)]
     return found
 
 
-def dense(made: SimpleNamespace, ids: list[int]) -> Tensor:
+def dense(ids: list[int]) -> Tensor:
     """Eq. 2 in float64 [T, d_sae]."""
-    coder, h = made.saes((LAYER,))[LAYER], made.Table().table[LAYER][ids].double()
+    coder, h = saes((LAYER,))[LAYER], Table().table[LAYER][ids].double()
     pre = ((h - coder.b_dec.double()) @ coder.W_enc.double() + coder.b_enc.double()).relu()
-    return torch.where(pre >= pre.topk(made.K, dim=1).values[:, -1:], pre, 0.0)
+    return torch.where(pre >= pre.topk(K, dim=1).values[:, -1:], pre, 0.0)
 
 
 @pytest.fixture(scope="module")
-def expected(made: SimpleNamespace, inspection: Inspection) -> SimpleNamespace:
+def expected(inspection: Inspection) -> SimpleNamespace:
     """Eq. 2 to 5 for the tokens of the page."""
-    tokens, state = tokens_of(made, inspection), inspection.state
-    codes = dense(made, [token[3] for token in tokens])
+    tokens, state = tokens_of(inspection), inspection.state
+    codes = dense([token[3] for token in tokens])
     turn = torch.tensor([token[2] for token in tokens])
     seen = torch.stack([(codes[turn == n] > 0).any(0) for n in range(TURNS)]).sum(0).double()
     idf = torch.log((1 + TURNS) / (1 + seen))
-    table = made.Table()
+    table = Table()
 
     def count(texts: tuple[str, ...]) -> Tensor:
-        return (dense(made, [i for text in texts for i in table.tokenize(text).ids]) > 0).sum(0)
+        return (dense([i for text in texts for i in table.tokenize(text).ids]) > 0).sum(0)
 
     v = torch.maximum(idf * count(state.strategy.reasoning), 6.0 * idf * count(state.strategy.anchors))
     local = codes @ v
@@ -77,42 +78,21 @@ def expected(made: SimpleNamespace, inspection: Inspection) -> SimpleNamespace:
     return SimpleNamespace(tokens=tokens, codes=codes, turn=turn, v=v, local=local, r=r, s=s)
 
 
-def test_tokens_and_resonance_are_those_of_text_and_equations(data: dict[str, Any], expected: Any, made: Any) -> None:
-    read = [made.numbers_of(data["tokens"][name], "u4") for name in ("start", "end", "turn")]
-    assert list(zip(*read, strict=True)) == [token[:3] for token in expected.tokens]
-    layer = data["layers"][0]
-    for field, wanted in (
-        (data["tokens"]["r"], expected.r),
-        (layer["r"], expected.r),
-        (layer["local"], expected.local),
-        (data["tokens"]["s"], expected.s),
-    ):
-        assert made.numbers_of(field, "f4") == pytest.approx(wanted.tolist(), rel=1e-4, abs=1e-4)
-
-
-def test_numbers_are_those_of_grounding_bit_for_bit(inspection: Inspection, data: dict[str, Any], made: Any) -> None:
-    trace: GroundingTrace = made.table_grounder((LAYER,), beta_unit=None, beta=0.5).trace(inspection.state)
-    assert made.numbers_of(data["tokens"]["s"], "f4") == trace.smoothed.tolist()
-    assert made.numbers_of(data["tokens"]["r"], "f4") == trace.combined.tolist()
+def test_numbers_are_those_of_grounding_bit_for_bit(inspection: Inspection, data: dict[str, Any]) -> None:
+    trace: GroundingTrace = table_grounder((LAYER,), beta_unit=None, beta=0.5).trace(inspection.state)
+    assert numbers_of(data["tokens"]["s"], "f4") == trace.smoothed.tolist()
+    assert numbers_of(data["tokens"]["r"], "f4") == trace.combined.tolist()
     codes = trace.codes.layers[LAYER].dialogue
     layer = data["layers"][0]
     width = layer["width"]
-    features = made.numbers_of(layer["features"], layer["kind"])
-    values = made.numbers_of(layer["values"], "f4")
+    features = numbers_of(layer["features"], layer["kind"])
+    values = numbers_of(layer["values"], "f4")
     for t in range(len(codes.values)):
         row = {
             layer["ids"][int(features[i]) - 1]: values[i] for i in range(t * width, (t + 1) * width) if features[i] > 0
         }
         pairs = zip(codes.indices[t].tolist(), codes.values[t].tolist(), strict=True)
         assert row == {feature: value for feature, value in pairs if value > 0}
-
-
-def test_features_are_the_coders(data: dict[str, Any], expected: Any, made: SimpleNamespace) -> None:
-    layer = data["layers"][0]
-    weights = made.numbers_of(layer["v"], "f4")
-    assert weights == pytest.approx(expected.v[layer["ids"]].tolist(), rel=1e-4, abs=1e-5)
-    assert layer["fired"] == (expected.codes[:, layer["ids"]] > 0).sum(0).tolist()
-    assert made.numbers_of(layer["active"], "u2") == (expected.codes > 0).sum(1).tolist()
 
 
 def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], expected: Any) -> None:
@@ -138,19 +118,9 @@ def test_top_examples_are_those_of_a_full_sort(data: dict[str, Any], expected: A
                 assert (digit == "0") == (column[t] == 0)
 
 
-def test_what_carried_a_turn_is_what_the_trace_says(data: dict[str, Any], inspection: Inspection) -> None:
-    layer = data["layers"][0]
-    for turn in range(TURNS):
-        wanted = inspection.trace.top_features(LAYER, turn, 5)
-        shown = [(layer["ids"][local], share) for local, share in layer["carried"][turn]]
-        assert [share for _, share in shown] == pytest.approx([share for _, share in wanted], rel=1e-3, abs=1e-3)
-    guiding = [layer["ids"][local] for local in layer["guiding"]]
-    assert guiding == [feature for feature, _ in inspection.trace.guiding_features(LAYER, 12)]
-
-
-def test_a_short_row_holds_what_adds_most_and_what_fires_most(inspection: Inspection, expected: Any, made: Any) -> None:
+def test_a_short_row_holds_what_adds_most_and_what_fires_most(inspection: Inspection, expected: Any) -> None:
     layer = page_data(inspection, features=4)["layers"][0]
-    rows, kept = made.numbers_of(layer["features"], layer["kind"]), []
+    rows, kept = numbers_of(layer["features"], layer["kind"]), []
     for t, codes in enumerate(expected.codes):
         shares = {j: float(codes[j] * expected.v[j]) for j in codes.nonzero().flatten().tolist()}
         carrying = [j for j in sorted(shares, key=lambda j: -shares[j]) if shares[j] > 0][:2]
@@ -175,7 +145,18 @@ def test_turns_blocks_and_gold_stand_in_the_page(inspection: Inspection, tmp_pat
     assert f"gold evidence: 3 of 3 turns retrieved, {len(gold & marked)} marked" in html
 
 
-def test_what_a_level_adds() -> None:
-    assert added("start\n\nQuestion", "start\n\nReflection\nshe rests\n\nQuestion") == "Reflection\nshe rests"
-    assert added("aaa", "aaaa") == "a"
-    assert added("same", "same") == ""
+def test_numbers_are_those_of_text_and_equations(data: dict[str, Any], expected: Any, inspection: Inspection) -> None:
+    read = [numbers_of(data["tokens"][name], "u4") for name in ("start", "end", "turn")]
+    assert list(zip(*read, strict=True)) == [token[:3] for token in expected.tokens]
+    layer, tokens = data["layers"][0], data["tokens"]
+    weights = expected.v[layer["ids"]]
+    numbers = ((tokens["r"], expected.r), (tokens["s"], expected.s), (layer["r"], expected.r))
+    for field, values in (*numbers, (layer["local"], expected.local), (layer["v"], weights)):
+        assert numbers_of(field, "f4") == pytest.approx(values.tolist(), rel=1e-4, abs=1e-4)
+    assert layer["fired"] == (expected.codes[:, layer["ids"]] > 0).sum(0).tolist()
+    assert numbers_of(layer["active"], "u2") == (expected.codes > 0).sum(1).tolist()
+    for turn in range(TURNS):
+        shares = [share for _, share in inspection.trace.top_features(LAYER, turn, 5)]
+        assert [share for _, share in layer["carried"][turn]] == pytest.approx(shares, rel=1e-3, abs=1e-3)
+    guiding = [layer["ids"][local] for local in layer["guiding"]]
+    assert guiding == [feature for feature, _ in inspection.trace.guiding_features(LAYER, 12)]

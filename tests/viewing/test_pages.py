@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remind.viewing.inspector.inspection import inspect_state
 from remind.viewing.inspector.page import write_page
+from tests.viewing.conftest import data_of, hostile_state, long_state, numbers_of, table_grounder
 
 
-def written(made: SimpleNamespace, turns: int, folder: Path) -> Path:
-    return write_page(inspect_state(made.table_grounder(), made.long_state(turns)), folder / "page.html")
+def written(turns: int, folder: Path) -> Path:
+    return write_page(inspect_state(table_grounder(), long_state(turns)), folder / "page.html")
 
 
 @pytest.fixture(scope="module")
-def short_page(made: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(made, 60, tmp_path_factory.mktemp("short"))
+def short_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(60, tmp_path_factory.mktemp("short"))
 
 
-def test_two_thousand_turns_open_within_two_seconds(made: SimpleNamespace, tmp_path: Path, open_page: Any) -> None:
-    long_page, seconds = written(made, 2000, tmp_path), []
+def test_two_thousand_turns_open_within_two_seconds(tmp_path: Path, open_page: Any) -> None:
+    long_page, seconds = written(2000, tmp_path), []
     # a machine that does other things at the moment deserves another try
     for _ in range(5):
         opened = open_page(long_page)
@@ -45,9 +45,9 @@ def test_two_thousand_turns_open_within_two_seconds(made: SimpleNamespace, tmp_p
     assert opened.said == []
 
 
-def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: Any, made: SimpleNamespace) -> None:
+def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: Any) -> None:
     opened = open_page(short_page)
-    page, data = opened.page, made.data_of(short_page)
+    page, data = opened.page, data_of(short_page)
     token = page.locator("#t7 .tok").nth(5)
     t = int(token.get_attribute("data-t"))
     token.click()
@@ -55,13 +55,13 @@ def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: An
     assert page.locator("#panel h2").inner_text() == f"“{token.inner_text()}”"
     for layer in data["layers"]:
         width, ids = layer["width"], layer["ids"]
-        row = made.numbers_of(layer["features"], layer["kind"])[t * width : (t + 1) * width]
+        row = numbers_of(layer["features"], layer["kind"])[t * width : (t + 1) * width]
         wanted = {str(ids[int(local) - 1]) for local in row if local}
         rows = page.locator(f"#panel details.feature[data-layer='{layer['layer']}']")
         assert {rows.nth(n).get_attribute("data-feature") for n in range(rows.count())} == wanted
     closed = page.locator("#panel details.feature").nth(2)
     closed.locator("summary").click()
-    assert closed.locator(".example").count() > 0
+    closed.locator(".example").first.wait_for()  # made when the row has opened
     peak = closed.locator(".example .peak").first
     assert "v8" in peak.get_attribute("class")
     # an example leads to its token
@@ -76,83 +76,9 @@ def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: An
     assert opened.said == []
 
 
-def test_shades_grow_with_what_they_stand_for(short_page: Path, open_page: Any, made: SimpleNamespace) -> None:
-    opened = open_page(short_page)
-    page, data = opened.page, made.data_of(short_page)
-    for choice, values in (
-        ("s", made.numbers_of(data["tokens"]["s"], "f4")),
-        ("r", made.numbers_of(data["tokens"]["r"], "f4")),
-        ("1", made.numbers_of(data["layers"][1]["r"], "f4")),
-    ):
-        page.select_option("#by", choice)
-        shown = page.evaluate(
-            "[...document.querySelectorAll('.tok')].map(t => [Number(t.dataset.t), "
-            r"Number((t.className.match(/v(\d)/) || [0, 0])[1])])"
-        )
-        assert len(shown) > 100
-        pairs = sorted((values[t], level) for t, level in shown)
-        assert [level for _, level in pairs] == sorted(level for _, level in pairs)
-        assert {level for _, level in pairs} >= {0, 1, 2, 3}
-        median = sorted(values)[len(values) // 2]
-        assert all((level == 0) == (value <= median) for value, level in pairs)
-    # shaded by a feature, exactly the tokens that show it
-    page.locator("#t2 .tok").nth(4).click()
-    row = page.locator("#panel details.feature").first
-    feature = int(row.get_attribute("data-feature"))
-    row.get_by_role("button", name="Shade the dialogue by it").click()
-    layer = data["layers"][0]
-    local, width = layer["ids"].index(feature) + 1, layer["width"]
-    rows = made.numbers_of(layer["features"], layer["kind"])
-    fires = {i // width for i, found in enumerate(rows) if found == local}
-    lit = page.evaluate("[...document.querySelectorAll('.tok[class*=\" v\"]')].map(t => Number(t.dataset.t))")
-    there = set(page.evaluate("[...document.querySelectorAll('.tok')].map(t => Number(t.dataset.t))"))
-    assert set(lit) == fires & there
-    assert lit
-
-
-def test_keys_alone_are_enough(short_page: Path, open_page: Any) -> None:
-    opened = open_page(short_page)
-    page = opened.page
-    here = "[document.activeElement.dataset.t, document.activeElement.closest('.turn')?.id]"
-    page.locator("#t0 .tok").first.focus()
-    assert page.evaluate(here) == ["0", "t0"]
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate(here) == ["2", "t0"]
-    assert page.locator("#tip").is_visible()
-    page.keyboard.press("ArrowDown")
-    assert page.evaluate(here)[1] == "t1"
-    page.keyboard.press("End")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate(here)[1] == "t2"
-    page.keyboard.press("ArrowLeft")
-    assert page.evaluate(here)[1] == "t1"
-    # one token at a time is in the order of the tab key
-    assert page.locator(".tok[tabindex='0']").count() == 1
-    outline = page.evaluate(
-        "getComputedStyle(document.activeElement).outlineStyle + getComputedStyle(document.activeElement).outlineWidth"
-    )
-    assert outline == "solid2px"
-    page.keyboard.press("Enter")
-    assert page.locator("#panel h2").inner_text().startswith("“")
-    page.keyboard.press("Escape")
-    assert "strategy" in page.locator("#panel h2").inner_text()
-    page.locator("#prompts summary").focus()
-    page.keyboard.press("Enter")
-    page.locator("[role=tab][data-level=x0]").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#pane-x1").is_visible()
-    assert not page.locator("#pane-x0").is_visible()
-    assert page.locator("#pane-x1 mark.marker").count() == 2 * page.locator(".turn.opens").count() > 0
-    page.get_by_role("button", name="Side by side").click()
-    assert page.locator("#pane-x0").is_visible()
-    assert page.locator("#pane-x1").is_visible()
-    assert opened.said == []
-
-
-def test_text_stays_text(made: SimpleNamespace, tmp_path: Path, open_page: Any) -> None:
-    state = made.hostile_state()
-    path = write_page(inspect_state(made.table_grounder(), state), tmp_path / "hostile.html")
+def test_text_stays_text(tmp_path: Path, open_page: Any) -> None:
+    state = hostile_state()
+    path = write_page(inspect_state(table_grounder(), state), tmp_path / "hostile.html")
     opened = open_page(path)
     page = opened.page
     # let every part that is built late be built
@@ -182,12 +108,71 @@ def test_text_stays_text(made: SimpleNamespace, tmp_path: Path, open_page: Any) 
     assert emoji.inner_text() == "\U0001f634"
 
 
+def test_shades_grow_with_what_they_stand_for(short_page: Path, open_page: Any) -> None:
+    page, data = open_page(short_page).page, data_of(short_page)
+    tokens = "[...document.querySelectorAll('.tok')].map"
+    level = r"Number((t.className.match(/v(\d)/) || [0, 0])[1])"
+    for choice, field in (("s", data["tokens"]["s"]), ("1", data["layers"][1]["r"])):
+        values = numbers_of(field, "f4")
+        page.select_option("#by", choice)
+        shown = page.evaluate(f"{tokens}(t => [Number(t.dataset.t), {level}])")
+        pairs = sorted((values[t], level) for t, level in shown)
+        assert [level for _, level in pairs] == sorted(level for _, level in pairs)
+        assert {level for _, level in pairs} >= {0, 1, 2, 3}
+        median = sorted(values)[len(values) // 2]
+        assert all((level == 0) == (value <= median) for value, level in pairs)
+    # shaded by a feature, exactly the tokens that show it
+    page.locator("#t2 .tok").nth(4).click()
+    row = page.locator("#panel details.feature").first
+    feature = int(row.get_attribute("data-feature"))
+    row.get_by_role("button", name="Shade the dialogue by it").click()
+    layer = data["layers"][0]
+    local, rows = layer["ids"].index(feature) + 1, numbers_of(layer["features"], layer["kind"])
+    fires = {place // layer["width"] for place, shown in enumerate(rows) if shown == local}
+    lit = {t for t, level in page.evaluate(f"{tokens}(t => [Number(t.dataset.t), {level}])") if level}
+    there = set(page.evaluate(f"{tokens}(t => Number(t.dataset.t))"))
+    assert lit == fires & there
+    assert lit
+
+
+def test_keys_alone_are_enough(short_page: Path, open_page: Any) -> None:
+    opened = open_page(short_page)
+    page = opened.page
+
+    def after(*keys: str) -> list[str]:
+        """Token and turn that have the focus after these keys."""
+        for key in keys:
+            page.keyboard.press(key)
+        return page.evaluate("[document.activeElement.dataset.t, document.activeElement.closest('.turn')?.id]")
+
+    page.locator("#t0 .tok").first.focus()
+    assert after("ArrowRight", "ArrowRight") == ["2", "t0"]
+    assert page.locator("#tip").is_visible()
+    assert after("ArrowDown")[1] == "t1"
+    assert after("End", "ArrowRight")[1] == "t2"
+    assert after("ArrowLeft")[1] == "t1"
+    # one token at a time is in the order of the tab key
+    assert page.locator(".tok[tabindex='0']").count() == 1
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert page.locator("#panel h2").inner_text().startswith("“")
+    page.keyboard.press("Escape")
+    assert "strategy" in page.locator("#panel h2").inner_text()
+    page.locator("#prompts summary").focus()
+    page.keyboard.press("Enter")
+    page.locator("[role=tab][data-level=x0]").focus()
+    page.keyboard.press("ArrowRight")
+    assert [page.locator(f"#pane-{level}").is_visible() for level in ("x0", "x1")] == [False, True]
+    assert page.locator("#pane-x1 mark.marker").count() == 2 * page.locator(".turn.opens").count() > 0
+    page.get_by_role("button", name="Side by side").click()
+    assert [page.locator(f"#pane-{level}").is_visible() for level in ("x0", "x1")] == [True, True]
+    assert opened.said == []
+
+
 def test_the_policy_lets_no_other_script_run(short_page: Path, tmp_path: Path, open_page: Any) -> None:
-    html = short_page.read_text(encoding="utf-8")
+    foreign = "<script>window.hacked = 1</script><img src='x' onerror='window.hacked = 2'><h1>"
     path = tmp_path / "tampered.html"
-    path.write_text(
-        html.replace("<h1>", "<script>window.hacked = 1</script><img src='x' onerror='window.hacked = 2'><h1>")
-    )
+    path.write_text(short_page.read_text(encoding="utf-8").replace("<h1>", foreign), encoding="utf-8")
     opened = open_page(path)
     assert opened.page.evaluate("window.hacked") is None
     assert any("Content Security Policy" in line for line in opened.said)
@@ -196,13 +181,14 @@ def test_the_policy_lets_no_other_script_run(short_page: Path, tmp_path: Path, o
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_every_shade(short_page: Path, open_page: Any, scheme: str) -> None:
     page = open_page(short_page, color_scheme=scheme).page
+    shades = [f"v{n}" for n in range(1, 9)]
     colours = page.evaluate(
         """(names) => {
         const probe = document.createElement("span"); document.body.append(probe);
         const of = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
         return Object.fromEntries(names.map((n) => [n, of(n)]));
     }""",
-        ["ink", "soft", "paper", "raised", "link", "bad", "gold", "block", *(f"v{n}" for n in range(1, 9))],
+        ["ink", "soft", "paper", "raised", "link", "bad", "gold", "block", *shades],
     )
 
     def light(name: str) -> float:
@@ -210,27 +196,23 @@ def test_text_can_be_read_on_every_shade(short_page: Path, open_page: Any, schem
         r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
-    def contrast(one: str, other: str) -> float:
-        low, high = sorted((light(one), light(other)))
-        return (high + 0.05) / (low + 0.05)
-
-    for name in ("paper", "raised", *(f"v{n}" for n in range(1, 9))):
-        assert contrast("ink", name) >= 4.5, name
-    for name in ("soft", "link", "bad", "gold", "block"):
-        assert contrast(name, "paper") >= 4.5, name
-    ramp = [light("paper"), *(light(f"v{n}") for n in range(1, 9))]
+    pairs = [("ink", name) for name in ("paper", "raised", *shades)]
+    for pair in pairs + [(name, "paper") for name in ("soft", "link", "bad", "gold", "block")]:
+        low, high = sorted(map(light, pair))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, pair
     # the shades are told apart by lightness alone
+    ramp = [light(name) for name in ("paper", *shades)]
     assert ramp == sorted(ramp, reverse=scheme == "light")
-    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    if scheme == "dark":
+        return
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(ground)
     page.locator("#theme").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-
-
-def test_a_narrow_window_needs_no_sideways_scrolling(short_page: Path, open_page: Any) -> None:
-    page = open_page(short_page).page
+    assert page.evaluate(ground) != before
+    # a narrow window needs no sideways scrolling
     page.set_viewport_size({"width": 360, "height": 740})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert not page.locator("#panel").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.locator("#t2 .tok").nth(2).click()
     assert page.locator("#panel").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

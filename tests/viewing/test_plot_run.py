@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,8 @@ import numpy as np
 import pytest
 
 from remind.core.errors import ConfigError, DataError
-from remind.viewing.plots.trajectory import PANELS, PlotRunConfig, plot_run, plot_trajectory
-
-ROOT = Path(__file__).parents[2]
-PNG = b"\x89PNG\r\n\x1a\n"
+from remind.viewing.config import PlotRunConfig
+from remind.viewing.plots.trajectory import plot_run, plot_trajectory
 
 
 def _rows(steps: int = 10, accuracy: bool = True) -> list[dict[str, Any]]:
@@ -41,20 +36,16 @@ def _folder(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
     figure = plot_trajectory(_folder(tmp_path / "run", _rows())).figure
-    assert [axes.get_ylabel() for axes in figure.axes] == [
-        "share of the loss",
-        "JSD (nats)",
-        "cross-entropy (nats)",
-        "entropy (nats)",
-        "accuracy",
-    ]
+    labels = ["share of the loss", "JSD (nats)", "cross-entropy (nats)", "entropy (nats)", "accuracy"]
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
     shares, jsd, ce, _, accuracy = figure.axes
-    lines = {line.get_label(): line for line in jsd.get_lines()}
-    assert np.allclose(lines["x1 and x2"].get_ydata(), [2 / step for step in range(1, 11)])
-    assert np.allclose({line.get_label(): line for line in ce.get_lines()}["x2"].get_ydata()[:2], [1.2, 2.2])
-    assert np.allclose(
-        {line.get_label(): line for line in accuracy.get_lines()}["x0"].get_xydata(), [[5, 0.5], [10, 1.0]]
-    )
+
+    def line(axes: Any, label: str) -> Any:
+        return next(line for line in axes.get_lines() if line.get_label() == label)
+
+    assert np.allclose(line(jsd, "x1 and x2").get_ydata(), [2 / step for step in range(1, 11)])
+    assert np.allclose(line(ce, "x2").get_ydata()[:2], [1.2, 2.2])
+    assert np.allclose(line(accuracy, "x0").get_xydata(), [[5, 0.5], [10, 1.0]])
     # the areas lie on one another and reach 1 together; the hard loss is the lowest
     assert [area.get_label() for area in shares.collections] == ["hard loss", "x1 → x0", "x2 → x1"]
     tops = [area.get_paths()[0].vertices for area in shares.collections]
@@ -62,9 +53,8 @@ def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert np.isclose(max(tops[2][:, 1]), 1.0)
     assert "not success" in figure._suptitle.get_text()
     # a smoothed value is the mean of a step and those before it
-    smoothed = plot_trajectory(tmp_path / "run", ["jsd"], smooth=2).figure.axes[0].get_lines()
-    line = next(line for line in smoothed if line.get_label() == "x0 and x1")
-    assert np.allclose(line.get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])
+    smoothed = plot_trajectory(tmp_path / "run", ["jsd"], smooth=2).figure.axes[0]
+    assert np.allclose(line(smoothed, "x0 and x1").get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])
 
 
 def test_runs_under_one_another_share_their_scale_and_panels(tmp_path: Path) -> None:
@@ -89,14 +79,11 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
         plot_run(PlotRunConfig([str(tmp_path)]))
     with pytest.raises(DataError, match="no step is in it yet"):
         plot_trajectory(_folder(tmp_path / "empty", []))
-    assert list(PANELS) == ["shares", "jsd", "ce", "entropy", "accuracy", "lr"]
 
 
-def test_the_script_writes_a_picture_and_says_where(tmp_path: Path) -> None:
+def test_a_plot_is_written_into_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = _folder(tmp_path / "run", _rows())
-    command = [sys.executable, ROOT / "scripts" / "plot_run.py", "--run", f"[{run}]", "--panels", "[shares, lr]"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == f"plot: {run / 'trajectory.png'}"
-    assert (run / "trajectory.png").read_bytes().startswith(PNG)
-    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+    plot_run(PlotRunConfig([str(run)], panels=("shares", "lr")))
+    assert capsys.readouterr().out == f"plot: {run / 'trajectory.png'}\n"
+    assert (run / "trajectory.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "trajectory.png"]

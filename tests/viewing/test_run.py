@@ -10,28 +10,32 @@ from typing import Any
 
 import pytest
 
+from remind import read
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, write_json
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.config import grounding_config
+from remind.grounding.config import FusionConfig, grounding_config
 from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import MANIFEST, read_states, write_manifest, write_part
-from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
+from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy, one_line
 from remind.viewing.inspector import InspectConfig, inspect_grounding
+from remind.viewing.inspector.inspection import inspect_state
+from remind.viewing.inspector.page import write_page
 from remind.viewing.inspector.run import page_names
-from sae import TopKSAE, layer_folder
+from sae import TopKSAE, layer_folder, load_layers
+from tests.viewing.conftest import data_of, long_state, numbers_of
 
 SETTINGS = GroundingConfig(budget_share=0.3, alpha=5.0)
 
 
 @pytest.fixture(scope="module")
-def built(made: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def built(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Two questions about a dialogue, grounded with the nano backbone and random SAEs."""
     folder = tmp_path_factory.mktemp("built")
-    dialogue = made.long_state(40).dialogue
+    dialogue = long_state(40).dialogue
     wanted = tuple(turn.id for turn in dialogue.turns[3:30:9])
     questions = (
         Question("q/1", "long", "What does <b>Ana</b> like?", "single", ("tea", "rain"), ("A",), wanted, split="test"),
@@ -42,48 +46,32 @@ def built(made: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Si
     for layer in (1, 3):
         coder = TopKSAE(backbone.hidden_size, 128, 8)
         coder.save(layer_folder(folder / "sae", layer))
-    from sae import load_layers
-
     grounder = Grounder(backbone, load_layers(folder / "sae"), None, SETTINGS)
     strategy = Strategy(("Look for drinks.",), speakers=("Ana",), entities=("tea", "rain"))
     states = [FactualState(dialogue, one, (Segment(0, 12), Segment(20, 35)), strategy) for one in questions]
-    records = [
-        record_of(ReflectiveState(grounder.ground(state), "She drinks </script> tea."), "test") for state in states
-    ]
+    reflected = [ReflectiveState(grounder.ground(state), "She drinks </script> tea.") for state in states]
+    records = [record_of(state, "test") for state in reflected]
     write_part(folder / "states", 0, records)
-    write_manifest(
-        folder / "states",
-        {
-            "config": {
-                "input": str(folder / "talk.jsonl"),
-                "format": None,
-                "backbone": "nano",
-                "sae": str(folder / "sae"),
-                "grounding": asdict(SETTINGS),
-            }
-        },
-    )
+    config = {"input": str(folder / "talk.jsonl"), "format": None, "backbone": "nano", "sae": str(folder / "sae")}
+    write_manifest(folder / "states", {"config": {**config, "grounding": asdict(SETTINGS)}})
     return SimpleNamespace(folder=folder, states=str(folder / "states"), records=records)
 
 
-def test_one_question_as_a_file(built: Any, made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_question_as_a_file(built: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "page.html"
-    found = inspect_grounding(InspectConfig(states=built.states, question="q/1", out=str(out)))
-    assert found == out
+    assert inspect_grounding(InspectConfig(states=built.states, question="q/1", out=str(out))) == out
     # blocks and salience come out as the states have them, so there is nothing to warn of
     assert capsys.readouterr().out == f"1 page: {out}\n"
-    html, data = out.read_text(encoding="utf-8"), made.data_of(out)
+    html, data = out.read_text(encoding="utf-8"), data_of(out)
     record = built.records[0]
-    assert [data["levels"][name]["text"] for name in ("x0", "x1", "x2")] == [
-        record.level(name).text for name in ("x0", "x1", "x2")
-    ]
+    assert all(data["levels"][name]["text"] == record.level(name).text for name in ("x0", "x1", "x2"))
     assert html.count(" opens") == len(record.x1.markers) // 2 > 0
     assert "She drinks &lt;/script&gt; tea." in html
     assert "What does &lt;b&gt;Ana&lt;/b&gt; like?" in html
     assert [layer["layer"] for layer in data["layers"]] == [1, 3]
     # 3, 12 and 30 are gold; 21 is retrieved, 12 too
     assert html.count('class="gold-tag"') == sum(turn in built.records[0].evidence_found for turn in record.evidence)
-    assert made.numbers_of(data["tokens"]["start"], "u4")[0] == record.x0.turns[0].start
+    assert numbers_of(data["tokens"]["start"], "u4")[0] == record.x0.turns[0].start
 
 
 def test_all_questions_with_an_index_and_answers(built: Any, tmp_path: Path) -> None:
@@ -104,11 +92,11 @@ def test_all_questions_with_an_index_and_answers(built: Any, tmp_path: Path) -> 
     assert "✗" not in index.read_text(encoding="utf-8")
 
 
-def test_examples_from_other_dialogues(built: Any, made: Any, tmp_path: Path) -> None:
+def test_examples_from_other_dialogues(built: Any, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     corpus = str(built.folder / "talk.jsonl")
     inspect_grounding(InspectConfig(states=built.states, question="q2", out=str(out), examples=corpus, per_feature=2))
-    data = made.data_of(out)
+    data = data_of(out)
     texts = [text for text, _, _ in data["snippets"]]
     assert len(set(map(str, data["snippets"]))) == len(texts)
     for layer in data["layers"]:
@@ -177,18 +165,18 @@ def test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to(
 
     codes, cache = tmp_path / "codes", tmp_path / "cache"
     grounding = asdict(GroundingConfig(**{**asdict(SETTINGS), "codes_folder": str(codes)}))
-    asked: list[str] = []
+    caches: list[str] = []
 
     def folder_of_saes(given: str | None, data: Any, backbone: str, cache: str, *_: Any) -> Path:
-        asked.append(cache)
+        caches.append(cache)
         return Path(built.folder / "sae")
 
     monkeypatch.setattr("remind.grounding.load.folder_of_saes", folder_of_saes)
-    told = {"backbone": str(nano_folder()), "grounding": grounding, "cache": str(cache), "sae": None}
-    moved = changed(built, tmp_path / "moved", **told)
+    config = {"backbone": str(nano_folder()), "grounding": grounding, "cache": str(cache), "sae": None}
+    moved = changed(built, tmp_path / "moved", **config)
     out = tmp_path / "x.html"
     assert inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(out))) == out
-    assert asked == ["~/.cache/remind"]
+    assert caches == ["~/.cache/remind"]
     assert not codes.exists()
     assert not cache.exists()
 
@@ -201,32 +189,6 @@ def changed(built: Any, folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_settings_of_a_manifest_come_back() -> None:
-    from remind.grounding.config import FusionConfig
-
-    settings = GroundingConfig(alpha=3.0, fuse=FusionConfig(bm25=2.0), agg="max")
-    assert grounding_config({**asdict(settings), "added_later": 1}) == settings
-    assert grounding_config({}) == GroundingConfig()
-    assert grounding_config({"alpha": 3, "threshold": None, "fuse": None}) == GroundingConfig(alpha=3.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"alpha": "x"}, "alpha cannot be 'x'"),
-        ({"window": []}, r"window cannot be \[\]"),
-        ({"batch_size": True}, "batch_size cannot be True"),
-        ({"idf": ["auto"]}, r"idf cannot be \['auto'\]"),
-        ({"fuse": 3}, "fuse cannot be 3"),
-        ({"fuse": {"dense": "much"}}, "dense cannot be 'much'"),
-        ({"lam": 7}, "lam must lie between 0 and 1"),
-    ],
-)
-def test_settings_that_cannot_be_name_the_manifest(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=rf"manifest\.json: grounding: {message}"):
-        grounding_config(values, "manifest.json")
-
-
 def test_names_of_pages_differ_and_stay_in_their_folder() -> None:
     names = page_names(["q1", "Q1", "../q1", "a b", "a/b", "index", "אנה", "", "q" * 300])
     assert len({name.lower() for name in names}) == len(names)
@@ -234,3 +196,41 @@ def test_names_of_pages_differ_and_stay_in_their_folder() -> None:
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") for name in names)
     assert all(not name.startswith(".") and len(name) < 100 for name in names)
     assert "index.html" not in names
+
+
+def test_settings_of_a_manifest_come_back_or_are_refused() -> None:
+    settings = GroundingConfig(alpha=3.0, fuse=FusionConfig(bm25=2.0), agg="max")
+    assert grounding_config({**asdict(settings), "added_later": 1}) == settings
+    assert grounding_config({"alpha": 3, "threshold": None, "fuse": None}) == GroundingConfig(alpha=3.0)
+    for values, message in (
+        ({"alpha": "x"}, "alpha cannot be 'x'"),
+        ({"batch_size": True}, "batch_size cannot be True"),
+        ({"idf": ["auto"]}, r"idf cannot be \['auto'\]"),
+        ({"fuse": 3}, "fuse cannot be 3"),
+        ({"fuse": {"dense": "much"}}, "dense cannot be 'much'"),
+        ({"lam": 7}, "lam must lie between 0 and 1"),
+    ):
+        with pytest.raises(DataError, match=rf"manifest\.json: grounding: {message}"):
+            grounding_config(values, "manifest.json")
+
+
+def test_a_page_of_real_dialogue(built: Any, remind_data: Path, tmp_path: Path) -> None:
+    """LoCoMo: dates, pictures and evidence as they come."""
+    corpus = read(remind_data / "locomo" / "locomo_dev.json")
+    dialogue = corpus.dialogues[0]
+    question = next(q for q in corpus.questions if q.dialogue_id == dialogue.id and len(q.evidence) > 1)
+    places = sorted(dialogue.positions[turn] for turn in question.evidence)
+    sessions = [dialogue.session_of[dialogue.turns[place].id] for place in places]
+    segments = {s.id: [dialogue.positions[turn.id] for turn in s.turns] for s in sessions}
+    retrieved = tuple(Segment(turns[0], turns[-1]) for turns in segments.values())
+    state = FactualState(dialogue, question, retrieved, Strategy(("Look for it.",), speakers=dialogue.speakers[:1]))
+    settings = replace(SETTINGS, context_codes="windowed")
+    grounder = Grounder(load_backbone("nano"), load_layers(built.folder / "sae"), None, settings)
+    out = write_page(inspect_state(grounder, state), tmp_path / "page.html")
+    html, data = out.read_text(encoding="utf-8"), data_of(out)
+    assert html.count('class="gold-tag"') == len(set(question.evidence))
+    text = data["levels"]["x0"]["text"]
+    assert all(one_line(turn.text) in text for turn in state.turns)
+    ends = numbers_of(data["tokens"]["end"], "u4")
+    assert max(ends) <= len(text.encode("utf-16-le")) // 2
+    assert data["turns"] == len(state.turns)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from remind import read
+from remind.alignment.config import TrainConfig, TrainerConfig
+from remind.alignment.metrics import read_metrics
+from remind.alignment.model import trained_backbone
+from remind.alignment.trainer import Trainer
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.models.backbone import Backbone
-from remind.models.chat import prompt_ids, tokenize
+from remind.models.chat import open_image, prompt_ids, tokenize
+from remind.models.generate import generate
 from remind.models.load import load_backbone
+from remind.pipeline import record_of
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
+from remind.testbed.accuracy import train_with_accuracy
+from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.pictures import draw, illustrate
+from remind.testbed.world import WorldConfig, make_world
 from remind.viewing import (
     Workbench,
     ask_about,
@@ -33,9 +44,9 @@ from remind.viewing import (
     show_levels,
     turn_features,
 )
-from remind.viewing.pages import shaded
 from remind.viewing.plots import answer_probabilities, plot_answers, plot_carried, plot_salience, plot_settings
 from sae import TopKSAE
+from sae.probe import steer
 
 HOSTILE = '<script>alert(1)</script> "it\'s" <b>bold</b> & &amp; שלום $x_1$'
 
@@ -93,12 +104,6 @@ def bench(nano: Backbone, coders: dict[int, TopKSAE], corpus: Corpus) -> Workben
     return Workbench(nano, corpus, Path("none"), coders, {})
 
 
-def test_text_stays_text_and_nothing_runs() -> None:
-    page = _Text(shaded([(HOSTILE, 0.5, HOSTILE), (HOSTILE, 0.0, "")]))
-    assert page.text == HOSTILE * 2
-    assert page.tags == {"span"}
-
-
 def test_a_dialogue_shows_every_token_and_shades_what_resonates(trace: GroundingTrace) -> None:
     page = show_dialogue(trace)
     seen = _Text(page.html)
@@ -116,8 +121,6 @@ def test_a_dialogue_shows_every_token_and_shades_what_resonates(trace: Grounding
 
 
 def test_levels_mark_what_is_new(bench: Workbench, trace: GroundingTrace) -> None:
-    from remind.pipeline import record_of
-
     marked = replace(trace.state, blocks=((0, 0),))
     record = record_of(ReflectiveState(marked, "Deep down Ana gets up early."), "test")
     page = _Text(show_levels(record).html)
@@ -143,10 +146,6 @@ def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
 
 
 def test_probabilities_are_those_of_the_tokens_one_by_one(nano: Backbone) -> None:
-    from remind.models.generate import generate
-    from remind.testbed.ladder import LadderConfig, records
-    from remind.testbed.world import WorldConfig, make_world
-
     world = make_world(WorldConfig(train=0, dev=0, test=1, formats=("single",)))
     record = records(world, LadderConfig())[0]
     found = answer_probabilities(nano, record)
@@ -186,9 +185,6 @@ def test_a_turn_is_found_in_its_session(bench: Workbench, corpus: Corpus) -> Non
 
 
 def test_pixels_and_words_are_told_apart(bench: Workbench, tmp_path: Path) -> None:
-    from remind.models.chat import open_image
-    from remind.testbed.pictures import draw
-
     path = tmp_path / "boat.png"
     draw("this boat next to medals").save(path)
     encoded, grid = bench.with_image(path, "this boat next to medals")
@@ -207,9 +203,6 @@ def test_pixels_and_words_are_told_apart(bench: Workbench, tmp_path: Path) -> No
 
 
 def test_drawn_pictures_read_back(corpus: Corpus, tmp_path: Path) -> None:
-    from remind import read
-    from remind.testbed.pictures import draw, illustrate
-
     again = read(illustrate(corpus, tmp_path))
     assert [image.caption for image in again.dialogues[0].images] == ["this boat next to medals"]
     assert Path(str(again.dialogues[0].images[0].path)).is_file()
@@ -217,10 +210,6 @@ def test_drawn_pictures_read_back(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_steering_shows_the_edited_next_token(bench: Workbench, nano: Backbone, coders: Any) -> None:
-    from contextlib import nullcontext
-
-    from sae.probe import steer
-
     pushed = steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
     axes = plot_next(nano, "Question: What?", {"as it is": nullcontext(), "pushed": pushed}, n=4).figure.axes[0]
     heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)
@@ -232,8 +221,6 @@ def test_steering_shows_the_edited_next_token(bench: Workbench, nano: Backbone, 
 
 
 def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
-    from remind import read
-
     plain = Corpus(corpus.dialogues)
     path = ask_about(
         plain,
@@ -251,21 +238,13 @@ def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
-    from remind.alignment.config import TrainConfig, TrainerConfig
-    from remind.alignment.metrics import read_metrics
-    from remind.alignment.model import trained_backbone
-    from remind.alignment.trainer import Trainer
-    from remind.testbed.accuracy import train_with_accuracy
-    from remind.testbed.ladder import LadderConfig, records, write_states
-    from remind.testbed.world import WorldConfig, make_world
-
     world = make_world(WorldConfig(train=1, dev=0, test=1))
-    asked = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
+    questions = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
     states = write_states(world, tmp_path / "states", LadderConfig())
     trainer = TrainerConfig(lr=1e-3, max_steps=3, batch_size=2, eval_every=0)
-    told = {"states": str(states), "trainer": trainer}
-    run = train_with_accuracy(TrainConfig(out=str(tmp_path / "a"), **told), asked, every=2)
-    plain = Trainer(TrainConfig(out=str(tmp_path / "b"), **told))
+    first, second = (TrainConfig(out=str(tmp_path / name), states=str(states), trainer=trainer) for name in "ab")
+    run = train_with_accuracy(first, questions, every=2)
+    plain = Trainer(second)
     plain.fit()
     plain.folder.close()
     rows = {name: read_metrics(tmp_path / name) for name in "ab"}
@@ -274,7 +253,7 @@ def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
     accuracy = [row for row in rows["a"] if row["kind"] == "accuracy"]
     assert [row["step"] for row in accuracy] == [0, 2, 3]
     assert all(row[level] * 4 == int(row[level] * 4) for row in accuracy for level in ("x0", "x1", "x2"))
-    own, found = plain.model.state_dict(), trained_backbone(run).model.state_dict()
-    assert all(torch.equal(own[name], found[name]) for name in own)
+    own, written = plain.model.state_dict(), trained_backbone(run).model.state_dict()
+    assert all(torch.equal(own[name], written[name]) for name in own)
     with pytest.raises(ConfigError, match="questions"):
-        train_with_accuracy(SimpleNamespace(), [], 1)  # type: ignore[arg-type]
+        train_with_accuracy(first, [], 1)

@@ -3,6 +3,7 @@
 Building blocks are in `inspection` (what a page shows) and `page` (how it is written).
 """
 
-from remind.viewing.inspector.run import InspectConfig, inspect_grounding
+from remind.viewing.config import InspectConfig
+from remind.viewing.inspector.run import inspect_grounding
 
 __all__ = ["InspectConfig", "inspect_grounding"]

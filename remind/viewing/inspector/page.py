@@ -213,22 +213,18 @@ def _template_values(inspection: Inspection) -> dict[str, Any]:
             "marked_tokens": int(tokens[sorted(marked)].sum()),
             "budget": inspection.trace.budget,
         },
-        "reflection": reflection(levels["x1"].text, levels["x2"].text) if "x2" in levels else None,
+        "reflection": _summary(levels["x1"].text, levels["x2"].text) if "x2" in levels else None,
         "turns": _turns(inspection),
         "overview": _overview(inspection),
     }
 
 
-def reflection(x1: str, x2: str) -> str:
-    """The summary that x2 adds, without the fixed words that introduce it."""
-    return added(x1, x2).removeprefix("Reflection").strip().removeprefix(prompts.render("summary").strip()).strip()
-
-
-def added(shorter: str, longer: str) -> str:
-    """The middle of the longer text, without the beginning and the end that it shares with the shorter."""
-    start = _shared(shorter, longer)
-    end = _shared(shorter[start:][::-1], longer[start:][::-1])
-    return longer[start : len(longer) - end].strip()
+def _summary(x1: str, x2: str) -> str:
+    """What x2 has between the beginning and the end that it shares with x1, without the words that introduce it."""
+    start = _shared(x1, x2)
+    end = _shared(x1[start:][::-1], x2[start:][::-1])
+    text = x2[start : len(x2) - end].strip()
+    return text.removeprefix("Reflection").strip().removeprefix(prompts.render("summary").strip()).strip()
 
 
 def _shared(first: str, second: str) -> int:

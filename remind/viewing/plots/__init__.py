@@ -2,11 +2,10 @@
 
 from remind.viewing.plots.answers import answer_probabilities, plot_answers, plot_next
 from remind.viewing.plots.grounding import plot_carried, plot_salience, plot_settings
-from remind.viewing.plots.trajectory import LEVEL_COLOURS, PlotRunConfig, plot_run, plot_trajectory
+from remind.viewing.plots.trajectory import LEVEL_COLOURS, plot_run, plot_trajectory
 
 __all__ = [
     "LEVEL_COLOURS",
-    "PlotRunConfig",
     "answer_probabilities",
     "plot_answers",
     "plot_carried",

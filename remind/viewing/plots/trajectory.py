@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.states.pyramid import LEVELS
+from remind.viewing.config import PANELS, PlotRunConfig, check_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,33 +19,6 @@ Rows = Sequence[Mapping[str, Any]]
 LEVEL_COLOURS = {"x0": "#0072B2", "x1": "#E69F00", "x2": "#009E73"}
 _LEVEL_SHAPES = {"x0": "o", "x1": "s", "x2": "^"}
 _NOTE = "A low divergence (JSD) is not success: three wrong answers agree as well. See the accuracy beside it"
-
-
-@dataclass
-class PlotRunConfig:
-    """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
-
-    run: list[str]
-    """Run folders of `remind train-pra`; each is one row of the plot."""
-    out: str | None = None
-    """File to write: .png, .svg or .pdf. None: trajectory.png in the first run folder."""
-    panels: tuple[str, ...] = ()
-    """Which of shares, jsd, ce, entropy, accuracy, lr to plot. None given: all that a run has measured, except lr."""
-    smooth: int = 1
-    """Steps over which lines of training batches are averaged, each with those before it; 1: no smoothing."""
-
-    def __post_init__(self) -> None:
-        self.panels = tuple(self.panels)
-        if not self.run:
-            raise ConfigError("name a run folder: --run '[runs/pra]'")
-        if self.smooth < 1:
-            raise ConfigError(f"smooth is {self.smooth}; it must be 1 or more")
-        _check_panels(self.panels)
-
-
-def _check_panels(panels: Sequence[str]) -> None:
-    if wrong := [name for name in panels if name not in PANELS]:
-        raise ConfigError(f"no panel {wrong[0]!r}; there are {', '.join(PANELS)}")
 
 
 def plot_run(cfg: PlotRunConfig) -> Path:
@@ -87,7 +60,7 @@ def plot_trajectory(
     """
     from sae.figures import Picture, new_figure
 
-    _check_panels(panels)
+    check_panels(panels)
     by_title = {"": runs} if isinstance(runs, str | Path) else runs
     rows_of = {title: _rows(run) for title, run in by_title.items()}
     measured = [name for name in PANELS if any(_has(rows, name) for rows in rows_of.values())]
@@ -100,7 +73,7 @@ def plot_trajectory(
     grid = figure.subplots(len(rows_of), len(names), squeeze=False, sharex="row")
     for panel_row, (title, rows) in zip(grid, rows_of.items(), strict=True):
         for axes, name in zip(panel_row, names, strict=True):
-            PANELS[name][1](axes, rows, smooth)
+            _DRAWN[name][1](axes, rows, smooth)
         panel_row[0].set_title(title, loc="left", fontsize=10, pad=18 if title else None)
     for column, name in zip(grid.T, names, strict=True):
         # one scale for all runs
@@ -131,7 +104,7 @@ def _of(rows: Rows, kind: str) -> Rows:
 def _has(rows: Rows, panel: str) -> bool:
     if panel == "accuracy":
         return bool(_of(rows, "accuracy"))
-    return bool(_names(_of(rows, "train"), PANELS[panel][0]))
+    return bool(_names(_of(rows, "train"), _DRAWN[panel][0]))
 
 
 def _names(rows: Rows, start: str) -> list[str]:
@@ -207,7 +180,7 @@ def _rates(axes: Axes, rows: Rows, smooth: int) -> None:
 
 
 #: By name: how the keys it plots begin in metrics.jsonl, and the function that draws it.
-PANELS: dict[str, tuple[str, Callable[[Axes, Rows, int], None]]] = {
+_DRAWN: dict[str, tuple[str, Callable[[Axes, Rows, int], None]]] = {
     "shares": ("share_", _shares),
     "jsd": ("jsd", _divergences),
     "ce": ("ce", _by_level("ce", "cross-entropy (nats)")),

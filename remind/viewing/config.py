@@ -1,0 +1,97 @@
+"""Settings of the commands `inspect` and `plot-run`; reading them imports neither torch nor matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from remind.core.errors import ConfigError
+from remind.grounding.config import GroundingConfig
+
+#: Panels of `plot_trajectory`, in order.
+PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
+
+
+@dataclass
+class InspectConfig:
+    """Write pages that show the grounding of questions: tokens by resonance, features, blocks, evidence, states."""
+
+    states: str
+    """Folder of states (from `remind build-states`)."""
+    question: str | None = None
+    """Id of the question to show."""
+    all: bool = False
+    """Show every question of the states, with an index page, in place of one."""
+    out: str = "runs/inspector"
+    """Folder for the pages and index.html. With one question also a file name ending in .html."""
+    split: Literal["train", "dev", "test"] | None = None
+    """With all: only questions of this split."""
+    limit: int | None = None
+    """With all: at most this many questions, the first ones."""
+    corpus: str | list[str] | None = None
+    """The dialogues of the states, whose codes are computed again. None: those the states were built from."""
+    format: str | None = None
+    """Format of the corpus; None: detected from the content."""
+    backbone: str | None = None
+    """Model whose hidden states the SAEs read; None: the one the states were built with, if it is built in or a folder.
+    One from the hub must be named here."""
+    sae: str | None = None
+    """Folder of SAEs; None: the one the states were built with."""
+    grounding: GroundingConfig | None = None
+    """Settings of grounding; None: those the states were built with."""
+    examples: str | list[str] | None = None
+    """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
+    examples_limit: int = 4000
+    """Turns of them to read, the first ones."""
+    model: str | None = None
+    """Causal model whose answers under x0, x1 and x2 are shown; None: no answers."""
+    max_new_tokens: int = 160
+    """Longest answer."""
+    features: int | None = 12
+    """Features shown of each token and layer; half are those that add most to its resonance. None: all."""
+    per_feature: int = 4
+    """Examples shown of each feature."""
+    device: str = "cpu"
+    """Device of models and SAEs."""
+    dtype: str = "float32"
+    """Precision of the models."""
+    overwrite: bool = False
+    """Replace pages that are there already."""
+
+    def __post_init__(self) -> None:
+        if self.all == (self.question is not None):
+            raise ConfigError("name a question (--question ID), or set --all true")
+        if self.all and self.out.endswith(".html"):
+            raise ConfigError("with all, out is a folder")
+        for name in ("limit", "features", "per_feature", "max_new_tokens", "examples_limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass
+class PlotRunConfig:
+    """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
+
+    run: list[str]
+    """Run folders of `remind train-pra`; each is one row of the plot."""
+    out: str | None = None
+    """File to write: .png, .svg or .pdf. None: trajectory.png in the first run folder."""
+    panels: tuple[str, ...] = ()
+    """Which of shares, jsd, ce, entropy, accuracy, lr to plot. None given: all that a run has measured, except lr."""
+    smooth: int = 1
+    """Steps over which lines of training batches are averaged, each with those before it; 1: no smoothing."""
+
+    def __post_init__(self) -> None:
+        self.panels = tuple(self.panels)
+        if not self.run:
+            raise ConfigError("name a run folder: --run '[runs/pra]'")
+        if self.smooth < 1:
+            raise ConfigError(f"smooth is {self.smooth}; it must be 1 or more")
+        check_panels(self.panels)
+
+
+def check_panels(panels: Sequence[str]) -> None:
+    if wrong := [name for name in panels if name not in PANELS]:
+        raise ConfigError(f"no panel {wrong[0]!r}; there are {', '.join(PANELS)}")
