@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from remind.alignment import checkpoint
@@ -69,23 +68,6 @@ def test_a_config_takes_a_step(name: str, sample_states: Path, tmp_path: Path) -
     moments = load_file(checkpoint.folder_of(run, 1) / "optimizer.safetensors")
     codes = [key for key, value in moments.items() if value.dtype == torch.int8]
     assert bool(codes) == (cfg.trainer.optimizer == "adamw8bit")
-
-
-def test_the_modes_are_there() -> None:
-    found = {}
-    for name in NAMES:
-        values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-        loop = values["trainer"]
-        found[name] = (values.get("dtype"), loop.get("optimizer"), "lora" in values, values.get("quantise"))
-    eight = "pra_qwen3_vl_8b"
-    assert found[f"{eight}_full"] == ("bfloat16", "adamw8bit", False, None)
-    assert found[f"{eight}_lora"] == ("bfloat16", None, True, None)
-    assert found[f"{eight}_qlora"] == ("bfloat16", None, True, "nf4")
-    launch = [path.name for path in (CONFIGS / "accelerate").glob("*.yaml")]
-    for name in NAMES:
-        text = (CONFIGS / f"{name}.yaml").read_text()
-        named = [word.rsplit("/", 1)[-1] for word in text.split() if word.startswith("configs/accelerate/")]
-        assert set(named) <= set(launch)
 
 
 def test_a_killed_and_resumed_run_in_bfloat16_is_the_same_to_the_bit(sample_states: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def records_of(folder: Path) -> list[StateRecord]:
 
 
 @pytest.fixture
-def pictured(tmp_path: Path, make_states: Callable[..., Path]) -> Path:
+def pictured(tmp_path: Path, make_states: Any) -> Path:
     (tmp_path / "data").mkdir()
     return make_states(tmp_path / "states", records_of(tmp_path / "data"))
 

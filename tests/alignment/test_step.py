@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from typing import Any
 
 import pytest
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from remind.alignment.config import Edge, Objective, StepKind
-from remind.alignment.model import trainable
-from remind.alignment.objective import pra_loss
+from remind.alignment.model import head_weight, trainable
+from remind.alignment.objective import HiddenTeacher, pra_loss
 from remind.alignment.step import AlignmentModel, Pass, collate, plan, run
+from remind.alignment.teachers import teach
 from remind.alignment.tokens import Example
 from remind.core.errors import ConfigError
 
@@ -27,7 +28,12 @@ def gradients(model: Any) -> Gradients:
 
 
 def step(
-    model: Any, examples: list[Example], objective: Objective, kind: StepKind = "sequential", size: int | None = None
+    model: Any,
+    examples: list[Example],
+    objective: Objective,
+    kind: StepKind = "sequential",
+    size: int | None = None,
+    sharing: bool = False,
 ) -> tuple[dict[str, Tensor], Gradients]:
     """Values and gradients of one step over the examples in microbatches of `size`."""
     wrapped = AlignmentModel(model, objective)
@@ -36,7 +42,7 @@ def step(
     for start in range(0, len(examples), size):
         chosen = examples[start : start + size]
         batch = collate(chosen, [1 / len(examples)] * len(chosen))
-        parts.append(run(wrapped, batch, plan(objective, kind), lambda loss: loss.backward()))
+        parts.append(run(wrapped, batch, plan(objective, kind, sharing), lambda loss: loss.backward()))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, gradients(model)
 
 
@@ -64,14 +70,14 @@ def assert_same(a: Gradients, b: Gradients, rtol: float = 1e-9) -> None:
 
 
 @pytest.fixture
-def model(make_model: Callable[..., Any]) -> Any:
+def model(make_model: Any) -> Any:
     return trainable(make_model(), None)
 
 
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("kind", ["sequential", "joint"])
 def test_a_step_is_the_mean_of_pra_loss_over_samples(
-    make_model: Callable[..., Any], make_examples: Callable[..., list[Example]], kind: StepKind, tie: bool
+    make_model: Any, make_examples: Any, kind: StepKind, tie: bool
 ) -> None:
     model = trainable(make_model(tie=tie), None)
     examples = make_examples(LENGTHS)
@@ -83,7 +89,7 @@ def test_a_step_is_the_mean_of_pra_loss_over_samples(
     assert_same(found, expected)
 
 
-def test_flow_needs_the_joint_step_and_differs(model: Any, make_examples: Callable[..., list[Example]]) -> None:
+def test_flow_needs_the_joint_step_and_differs(model: Any, make_examples: Any) -> None:
     examples = make_examples(LENGTHS)
     flow = Objective(target_grad="flow")
     _, expected = brute_force(model, examples, "flow")
@@ -93,27 +99,6 @@ def test_flow_needs_the_joint_step_and_differs(model: Any, make_examples: Callab
     assert not torch.allclose(found["lm_head.weight"], detached["lm_head.weight"])
     with pytest.raises(ConfigError, match="joint"):
         plan(flow, "sequential")
-
-
-@pytest.mark.parametrize("kind", ["sequential", "joint"])
-def test_p2_changes_the_gradient_of_p1_and_gets_none(
-    model: Any, make_examples: Callable[..., list[Example]], kind: StepKind
-) -> None:
-    """Tokens that stand in x2 alone show it: they matter to p1's gradient, and their embeddings have none."""
-    marked = []
-    for example in make_examples(LENGTHS):
-        prompt = example.prompts[2].clone()
-        prompt[0] = 85
-        marked.append(Example(example.id, (*example.prompts[:2], prompt), example.answer))
-    edge = Objective(lambda_hard=0.0, edges=(Edge(1, 2),))
-    values, found = step(model, marked, edge, kind)
-    assert float(found["model.language_model.embed_tokens.weight"][85].abs().max()) == 0.0
-    other, changed = step(model, make_examples(LENGTHS), edge, kind)
-    assert not torch.allclose(values["dist12"], other["dist12"])
-    for name in ("lm_head.weight", "model.language_model.layers.0.mlp.up_proj.weight"):
-        assert not torch.allclose(found[name], changed[name])
-    _, flow = step(model, marked, Objective(lambda_hard=0.0, edges=(Edge(1, 2),), target_grad="flow"), "joint")
-    assert float(flow["model.language_model.embed_tokens.weight"][85].abs().max()) > 0
 
 
 @pytest.mark.parametrize(
@@ -127,9 +112,7 @@ def test_p2_changes_the_gradient_of_p1_and_gets_none(
         Objective(edges=(), lambda_hard=1.0),
     ],
 )
-def test_sequential_is_joint_for_any_edges(
-    model: Any, make_examples: Callable[..., list[Example]], objective: Objective
-) -> None:
+def test_sequential_is_joint_for_any_edges(model: Any, make_examples: Any, objective: Objective) -> None:
     examples = make_examples(LENGTHS)
     values, found = step(model, examples, objective, "sequential")
     same, expected = step(model, examples, objective, "joint")
@@ -147,7 +130,7 @@ def test_the_papers_step_is_three_passes_one_of_them_without_gradient() -> None:
         plan(Objective(lambda_hard=0.0, edges=()))
 
 
-def test_microbatches_add_up(model: Any, make_examples: Callable[..., list[Example]]) -> None:
+def test_microbatches_add_up(model: Any, make_examples: Any) -> None:
     examples = make_examples([*LENGTHS, (6, 6, 6, 2)])
     whole, expected = step(model, examples, Objective())
     parts, found = step(model, examples, Objective(), size=1)
@@ -156,7 +139,7 @@ def test_microbatches_add_up(model: Any, make_examples: Callable[..., list[Examp
     assert_same(found, expected)
 
 
-def test_a_sample_does_not_feel_its_neighbours(model: Any, make_examples: Callable[..., list[Example]]) -> None:
+def test_a_sample_does_not_feel_its_neighbours(model: Any, make_examples: Any) -> None:
     """Padding on the right, whatever its length, changes nothing."""
     short, long = make_examples([(4, 5, 6, 3), (40, 50, 60, 20)])
     alone, _ = step(model, [short], Objective())
@@ -165,50 +148,7 @@ def test_a_sample_does_not_feel_its_neighbours(model: Any, make_examples: Callab
         torch.testing.assert_close(padded[name][:1], alone[name], rtol=1e-12, atol=1e-13)
 
 
-def test_what_stands_in_padding_does_not_matter(model: Any, make_examples: Callable[..., list[Example]]) -> None:
-    wrapped = AlignmentModel(model, Objective())
-    batch = collate(make_examples([(4, 5, 6, 3), (9, 9, 9, 5)]), [0.5, 0.5])
-    before = wrapped.encode(batch, 0)
-    batch.input_ids[0][0, 4 + 3 - 1 :] = 77
-    assert torch.equal(wrapped.encode(batch, 0), before)
-
-
-def changed(example: Example, level: int | None, place: int) -> Example:
-    """The example with another token at `place` of a prompt, or of the answer if level is None."""
-    prompts, answer = [p.clone() for p in example.prompts], example.answer.clone()
-    target = answer if level is None else prompts[level]
-    target[place] = (int(target[place]) + 1) % 80
-    return Example(example.id, tuple(prompts), answer)
-
-
-def test_the_first_logits_come_from_the_last_prompt_token(
-    model: Any, make_examples: Callable[..., list[Example]]
-) -> None:
-    """Off by one in either direction would fail: which positions move says which tokens they have seen."""
-    wrapped = AlignmentModel(model, Objective())
-    (example,) = make_examples([(5, 6, 7, 4)])
-
-    def moved(other: Example) -> list[bool]:
-        a, b = (wrapped.encode(collate([e], [1.0]), 0) for e in (example, other))
-        return [not torch.equal(x, y) for x, y in zip(a, b, strict=True)]
-
-    assert moved(changed(example, 0, -1)) == [True] * 4
-    assert moved(changed(example, None, 0)) == [False, True, True, True]
-    assert moved(changed(example, None, 2)) == [False, False, False, True]
-    # the last answer token is predicted, never read
-    assert moved(changed(example, None, 3)) == [False] * 4
-    assert moved(changed(example, 1, -1)) == [False] * 4
-    # the position before the first is not among them: the state at the last prompt token is the first
-    alone = Example("", tuple(p.clone() for p in example.prompts), example.answer[:1])
-    first = wrapped.encode(collate([alone], [1.0]), 0)
-    torch.testing.assert_close(first[0], wrapped.encode(collate([example], [1.0]), 0)[0])
-    body = model.model(input_ids=example.prompts[0].long()[None]).last_hidden_state
-    torch.testing.assert_close(first[0], body[0, -1])
-
-
-def test_equal_contexts_have_no_distance_even_in_a_batch(
-    make_model: Callable[..., Any], make_examples: Callable[..., list[Example]]
-) -> None:
+def test_equal_contexts_have_no_distance_even_in_a_batch(make_model: Any, make_examples: Any) -> None:
     model = trainable(make_model(dtype=torch.float32), None)
     equal = [Example(e.id, (e.prompts[0],) * 3, e.answer) for e in make_examples(LENGTHS)]
     values, _ = step(model, equal, Objective())
@@ -216,18 +156,7 @@ def test_equal_contexts_have_no_distance_even_in_a_batch(
         assert float(values[name].abs().max()) == 0.0
 
 
-def test_offsets_left_by_an_image_are_not_used(model: Any, make_examples: Callable[..., list[Example]]) -> None:
-    examples = make_examples(LENGTHS)
-    before, _ = step(model, examples, Objective())
-    model.model.rope_deltas = torch.full((len(examples), 1), 50)
-    after, _ = step(model, examples, Objective())
-    for name in before:
-        assert torch.equal(before[name], after[name])
-
-
-def test_positions_are_given_and_equal_on_the_three_axes(
-    model: Any, make_examples: Callable[..., list[Example]]
-) -> None:
+def test_positions_are_given_and_equal_on_the_three_axes(model: Any, make_examples: Any) -> None:
     seen: list[Tensor] = []
     hook = model.model.register_forward_pre_hook(lambda _, __, kw: seen.append(kw["position_ids"]), with_kwargs=True)
     batch = collate(make_examples(LENGTHS), [1.0] * 3)
@@ -238,7 +167,7 @@ def test_positions_are_given_and_equal_on_the_three_axes(
     assert torch.equal(positions, torch.arange(length).expand(3, 3, length))
 
 
-def test_only_one_graph_lives_at_a_time(model: Any, make_examples: Callable[..., list[Example]]) -> None:
+def test_only_one_graph_lives_at_a_time(model: Any, make_examples: Any) -> None:
     """The sequential step keeps no more for its backward passes than the widest single level does."""
     examples = make_examples([(30, 30, 30, 5)])
 
@@ -265,9 +194,7 @@ def test_only_one_graph_lives_at_a_time(model: Any, make_examples: Callable[...,
     assert peak(Objective(), "joint") > 1.8 * fine_tuning
 
 
-def test_gradient_checkpointing_changes_nothing(
-    make_model: Callable[..., Any], make_examples: Callable[..., list[Example]]
-) -> None:
+def test_gradient_checkpointing_changes_nothing(make_model: Any, make_examples: Any) -> None:
     from remind.alignment.model import checkpoint_activations
 
     examples = make_examples(LENGTHS)
@@ -284,7 +211,7 @@ def test_gradient_checkpointing_changes_nothing(
     assert_same(found, expected)
 
 
-def test_a_model_without_multimodal_positions(make_examples: Callable[..., list[Example]]) -> None:
+def test_a_model_without_multimodal_positions(make_examples: Any) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -293,5 +220,77 @@ def test_a_model_without_multimodal_positions(make_examples: Callable[..., list[
     examples = make_examples(LENGTHS)
     # dropout of 0.1 is GPT-2's default: with it in place the two would differ
     _, expected = brute_force(model, examples)
-    _, found = step(model, examples, Objective())
-    assert_same(found, expected)
+    for sharing in (False, True):
+        _, found = step(model, examples, Objective(), sharing=sharing)
+        assert_same(found, expected)
+
+
+# teachers that are not the live model
+
+
+def moved_copy(model: Any) -> Any:
+    """The model after some training: the same but for noise."""
+    generator = torch.Generator().manual_seed(9)
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return other
+
+
+def test_a_step_with_base_targets_runs_x0_alone(make_model: Any, make_examples: Any) -> None:
+    base = trainable(make_model(), None)
+    model = moved_copy(base)
+    examples = make_examples(LENGTHS)
+    batch = collate(examples, [1 / 3] * 3)
+    objective = Objective(edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base", chunk=3)
+    assert plan(objective) == (Pass((0,), True),)
+    head = head_weight(base).detach().clone()
+    fixed = {k: HiddenTeacher(h, head) for k, h in teach(AlignmentModel(base, objective), batch, (1, 2)).items()}
+    values = run(AlignmentModel(model, objective), batch, plan(objective), lambda loss: loss.backward(), fixed=fixed)
+    found = gradients(model)
+    total: Any = 0
+    for number, example in enumerate(examples):
+        z = answer_logits(model, example, 0)
+        for level in (1, 2):
+            teacher = answer_logits(base, example, level).detach()
+            # the contract's loss with one edge at a time; the hard loss once
+            share = (0.2, 0.8) if level == 1 else (0.0, 1.0)
+            loss = pra_loss(z, teacher, teacher, example.answer.long(), share[0], gamma=(3.0 * 0.8 / share[1], 0.0))
+            total = total + loss.total / 3
+            assert float(values[f"dist0{level}"][number]) == pytest.approx(float(loss.dist01.detach()), rel=1e-9)
+            expected = torch.nn.functional.cross_entropy(teacher, example.answer.long())
+            assert float(values[f"teacher_ce{level}"][number]) == pytest.approx(float(expected), rel=1e-9)
+    total.backward()
+    assert_same(found, gradients(model))
+
+
+def test_ema_teachers_stand_for_levels_that_also_run(make_model: Any, make_examples: Any) -> None:
+    average = trainable(make_model(), None)
+    model = moved_copy(average)
+    examples = make_examples(LENGTHS)
+    batch = collate(examples, [1 / 3] * 3)
+    objective = Objective(teacher_weights="ema")
+    # x2 only teaches and does so elsewhere; x1 learns
+    assert set(plan(objective)) == {Pass((1,), True), Pass((0,), True)}
+    head = head_weight(average).detach().clone()
+    fixed = {k: HiddenTeacher(h, head) for k, h in teach(AlignmentModel(average, objective), batch, (1, 2)).items()}
+    run(AlignmentModel(model, objective), batch, plan(objective), lambda loss: loss.backward(), fixed=fixed)
+    found = gradients(model)
+    for example in examples:
+        z = {level: answer_logits(model, example, level) for level in (0, 1)}
+        t = {level: answer_logits(average, example, level).detach() for level in (1, 2)}
+        first = pra_loss(z[0], t[1], t[1], example.answer.long(), gamma=(3.0, 0.0)).total
+        second = pra_loss(z[1], t[2], t[2], example.answer.long(), 0.0, gamma=(3.0 * 0.8, 0.0)).total
+        ((first + second) / 3).backward()
+    assert_same(found, gradients(model))
+
+
+def test_a_step_without_its_teachers_is_refused(make_model: Any, make_examples: Any) -> None:
+    """Left to itself it would learn from nothing, or from the live model."""
+    model = AlignmentModel(trainable(make_model(), None), Objective(teacher_weights="ema"))
+    batch = collate(make_examples(LENGTHS), [1 / 3] * 3)
+    with pytest.raises(ConfigError, match="no teacher was given for level"):
+        run(model, batch, plan(model.objective), lambda loss: loss.backward())
+    # held-out numbers may be those of the live model
+    values = run(model, batch, (Pass((0, 1, 2), False),), None)
+    assert {"dist01", "dist12", "ce2"} <= values.keys()
