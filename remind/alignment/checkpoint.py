@@ -7,7 +7,6 @@ Weights that are not trained are the base model's.
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -122,10 +121,8 @@ def save(
     ):
         save_file(weights, temporary / _MODEL)
         save_file(moments, temporary / _OPTIMIZER)
-        version, internal, gauss = random.getstate()
         save_file({"torch": states.cpu()}, temporary / _RANDOM)
-        python = {"version": version, "internal": list(internal), "gauss": gauss}
-        write_json(temporary / _STATE, {"step": step, "python_random": python, **extra})
+        write_json(temporary / _STATE, {"step": step, **extra})
         names = [_MODEL, _OPTIMIZER, _RANDOM, _STATE]
         if ema is not None:
             save_file(averages, temporary / _EMA)
@@ -248,5 +245,3 @@ def restore_random(folder: Path, rank: int, device: torch.device) -> None:
         states = [row.clone() for row in file.get_tensor("torch")]
     if rank < len(states):
         set_random_state(states[rank], device)
-    python = read_state(folder)["python_random"]
-    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))

@@ -162,9 +162,8 @@ def position_terms(
         targets: [L] token ids.
         students: only terms of these levels count: their hard losses, and the edges in which they learn. An edge whose
             teacher is neither in `logits` nor in `fixed` is left out.
-        monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level,
-            the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ) and, where the objective clips, `clipped01`:
-            1 at positions at the cap.
+        monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level
+            and the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ).
         fixed: level to the distribution that stands for its own in edges where it teaches; it gets no gradient.
         labelled: [L] bool, positions whose targets are gold; hard losses are 0 elsewhere. None: all.
 
@@ -198,10 +197,6 @@ def position_terms(
             total = total + objective.lambda_hard * loss
     for edge in edges:
         distance = _distance(*pairs[edge], edge.alpha)
-        if objective.clip_kl is not None:
-            if monitor:
-                values[f"clipped{edge.name}"] = (distance.detach() > objective.clip_kl).to(dtype)
-            distance = distance.clamp(max=objective.clip_kl)
         values[f"dist{edge.name}"] = distance
         if edge in objective.active:
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
