@@ -137,27 +137,6 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     torch.testing.assert_close(logits(merged, ids), trained, rtol=tolerance, atol=tolerance)
 
 
-def test_the_marker_learns_in_a_step_with_a_tied_head(make_examples: Any) -> None:
-    own = backbone()
-    token = add_marker(own)
-    examples = make_examples([(5, 7, 9, 3), (6, 8, 9, 2)])
-    for example in examples:
-        example.prompts[1][2] = token
-    objective = Objective(chunk=2)
-    module = AlignmentModel(trainable(own.model, LORA, marker=token), objective)
-    run(module, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
-    row = next(p for name, p in module.named_parameters() if "trainable_tokens" in name)
-    found = row.grad
-    assert found is not None
-
-    # the same without PEFT, where every row of the embedding is trained
-    plain = backbone()
-    add_marker(plain)
-    whole = AlignmentModel(trainable(plain.model, None), objective)
-    run(whole, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
-    torch.testing.assert_close(found[0], plain.model.get_input_embeddings().weight.grad[token], rtol=1e-4, atol=1e-7)
-
-
 def test_the_vision_tower_is_trained_by_option_alone() -> None:
     def towers(model: Any) -> set[bool]:
         return {p.requires_grad for name, p in model.named_parameters() if "visual" in name}
@@ -176,20 +155,6 @@ def test_the_vision_tower_is_trained_by_option_alone() -> None:
     )  # fmt: skip
     with pytest.raises(ModelError, match="no vision tower"):
         trainable(text, None, vision=True)
-
-
-def test_pixels_give_the_vision_tower_a_gradient(make_model: Any, make_examples: Any) -> None:
-    examples = make_examples([(12, 14, 16, 3)])
-    for prompt in examples[0].prompts:
-        prompt[1:7] = torch.tensor([92, 90, 90, 90, 90, 93], dtype=prompt.dtype)
-    pixels = {"pixel_values": torch.randn(16, 96, dtype=torch.float64), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    object.__setattr__(examples[0], "pixels", lambda: pixels)
-    objective = Objective(chunk=2)
-    for vision in (False, True):
-        module = AlignmentModel(trainable(make_model(), None, vision=vision), objective)
-        run(module, collate(examples, [1.0]), plan(objective), lambda loss: loss.backward())
-        towers = [p.grad for name, p in module.named_parameters() if "visual" in name]
-        assert any(grad is not None and bool(grad.any()) for grad in towers) == vision
 
 
 def needs_bitsandbytes() -> Any:

@@ -85,15 +85,19 @@ def test_shared_is_sequential_is_joint(make_model: Any, checkpointing: bool, ima
         Objective(edges=(Edge(0, 1), Edge(0, 2))),
         Objective(edges=(Edge(0, 1), Edge(1, 2)), hard_levels=(0, 1)),
         Objective(edges=(Edge(0, 1), Edge(1, 2, gamma=0.0))),
-        # here x2 learns, or x1 waits for x0: nothing is shared, and nothing changes
+        # here x2 learns, or x1 waits for x0, or x1 or x2 are not run: nothing is shared, and nothing changes
         Objective(hard_levels=(0, 2)),
         Objective(edges=(Edge(0, 2), Edge(1, 0))),
+        Objective(edges=(Edge(0, 1), Edge(1, 0))),
+        Objective(edges=(Edge(2, 1), Edge(1, 0)), hard_levels=(0, 1, 2)),
+        Objective(edges=(), lambda_hard=1.0),
     ],
 )
-def test_other_edges(make_model: Any, objective: Objective) -> None:
+def test_shared_is_sequential_is_joint_for_any_edges(make_model: Any, objective: Objective) -> None:
     model = trainable(make_model(), None)
     expected = step(model, examples_of(), objective)
-    assert_same(step(model, examples_of(), objective, sharing=True), expected)
+    for kind, sharing in (("sequential", True), ("joint", False), ("joint", True)):
+        assert_same(step(model, examples_of(), objective, kind, sharing), expected)  # type: ignore[arg-type]
 
 
 def test_with_adapters_and_checkpointing(make_model: Any) -> None:
@@ -108,23 +112,6 @@ def test_with_adapters_and_checkpointing(make_model: Any) -> None:
     expected = step(model, examples_of(), Objective())
     assert all("lora" in name for name in expected[1])
     assert_same(step(model, examples_of(), Objective(), sharing=True), expected)
-
-
-def test_pixels_reach_every_level(make_model: Any) -> None:
-    """Against one forward of the whole model per sample and level, positions left to the model."""
-    model = make_model()
-    examples = examples_of(image=True)
-    wrapped = AlignmentModel(model, Objective())
-    batch = collate(examples, [1.0] * 3)
-    for level in range(3):
-        rows = wrapped.encode(batch, level).split([len(example.answer) for example in examples])
-        for example, found in zip(examples, rows, strict=True):
-            ids = torch.cat([example.prompts[level], example.answer[:-1]]).long()[None]
-            pixels = example.pixels()
-            extra = {**pixels, "mm_token_type_ids": (ids == 90).int()} if pixels else {}
-            model.model.rope_deltas = None
-            whole = model.model(input_ids=ids, **extra).last_hidden_state[0]
-            torch.testing.assert_close(found, whole[-len(example.answer) :], rtol=1e-10, atol=1e-11)
 
 
 def test_an_image_after_the_common_prefix_is_not_shared(make_model: Any) -> None:
@@ -187,18 +174,11 @@ def test_attention_over_a_window_is_refused() -> None:
         step(trainable(MistralForCausalLM(config).double(), None), examples_of(), Objective(), sharing=True)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ([1, 2, 3], [1, 2, 4, 3], 2),
-        ([1, 2, 3], [1, 2, 3], 2),
-        ([1, 2], [1, 2, 2, 2], 1),
-        ([5], [5, 6], 0),
-        ([1], [2], 0),
-    ],
-)
-def test_common_prefix_leaves_each_prompt_its_last_token(one: list[int], other: list[int], expected: int) -> None:
-    assert common_prefix(torch.tensor(one), torch.tensor(other)) == expected
+def test_common_prefix_leaves_each_prompt_its_last_token() -> None:
+    for one, other, expected in (
+        ([1, 2, 3], [1, 2, 4, 3], 2), ([1, 2, 3], [1, 2, 3], 2), ([1, 2], [1, 2, 2, 2], 1), ([5], [5, 6], 0), ([1], [2], 0)
+    ):  # fmt: skip
+        assert common_prefix(torch.tensor(one), torch.tensor(other)) == expected
 
 
 def test_the_shared_plan_is_two_passes() -> None:

@@ -167,21 +167,6 @@ def test_hidden_targets_are_the_models(make_model: Any, make_examples: Any, tmp_
         assert teachers[level].weight.data_ptr() != head_weight(model).data_ptr()  # type: ignore[union-attr]
 
 
-def test_topk_targets_and_what_they_hide(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
-    model = make_model()
-    examples = make_examples([(5, 7, 9, 4), (8, 6, 12, 3)])
-    for k in (2, 20, 97):
-        found = targets(model, examples, tmp_path, config=TeacherConfig(targets="topk", k=k))
-        (teachers,) = found.of(model, [examples], [collate(examples, [0.5, 0.5])])
-        logits = torch.cat([hidden_by_hand(model, e, 1) for e in examples]) @ head_weight(model).detach().T
-        best, indices = (logits / BASE.tau).log_softmax(-1).topk(k)
-        assert torch.equal(teachers[1].indices, indices.int())  # type: ignore[union-attr]
-        torch.testing.assert_close(teachers[1].log_probs[:, :k], best)  # type: ignore[union-attr]
-        rest = (1 - best.exp().sum(-1)).clamp_min(0)
-        torch.testing.assert_close(teachers[1].log_probs[:, k].exp(), rest, atol=1e-9, rtol=1e-6)  # type: ignore[union-attr]
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 3
-
-
 def test_targets_are_kept_by_all_they_follow_from(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
     model, examples = make_model(), make_examples([(5, 7, 9, 4)])
 

@@ -225,17 +225,8 @@ def dialogue_states(blocks: tuple[tuple[int, int], ...] = ((1, 3),), visual: boo
         for n in range(8)
     ]  # fmt: skip
     sessions = (Session("s1", "May", tuple(turns[:4])), Session("s2", "June", tuple(turns[4:])))
-    question = Question(
-        "q1",
-        "d",
-        "Which tea?",
-        "direct",
-        (),
-        ("green",),
-        ("t0", "t2", "t6"),
-        (0, 2) if visual else (),
-        VISUAL_DIMENSIONS[0] if visual else None,
-    )
+    shown, dimension = ((0, 2), VISUAL_DIMENSIONS[0]) if visual else ((), None)
+    question = Question("q1", "d", "Which tea?", "direct", (), ("green",), ("t0", "t2", "t6"), shown, dimension)
     factual = FactualState(Dialogue("d", sessions), question, (Segment(0, 7),), Strategy(("Look.",), ("Ana",)))
     one = AttentionalState(factual, blocks)
     target = render_target(factual)

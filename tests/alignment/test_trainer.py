@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import signal
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from torch import Tensor
 
@@ -254,6 +256,26 @@ def test_adapters_alone_are_trained_and_saved(runs: Any, states: Path, tmp_path:
     assert all(float(value.abs().max()) > 0 for value in saved.values())
     rows = [row["ce0"] for row in read_metrics(out) if row["kind"] == "eval"]
     assert rows[-1] < rows[0]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/pra_*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_takes_a_step(path: Path, runs: Any, states: Path, tmp_path: Path) -> None:
+    """As it is, only on nano, a few questions and the CPU."""
+    words = ["--config", str(path), "--model", "nano-untrained", "--states", str(states), "--out", str(tmp_path / "r")]
+    words += ["--trainer.max_steps", "1", "--trainer.eval_limit", "1", "--data.unlabelled", "skip"]
+    cfg: Any = parse(TrainConfig, "", words)
+    if cfg.quantise is not None and find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed: 4 bits are not tested")
+    train(cfg)
+    row = next(row for row in read_metrics(cfg.out) if row["kind"] == "train")
+    assert (row["step"], row["grad_norm"] > 0) == (1, True)
+    saved, moments = (runs.weights(Path(cfg.out), 1, name) for name in ("model", "optimizer"))
+    assert all(value.isfinite().all() for value in saved.values())
+    assert any("lora" in key for key in saved) == (cfg.lora is not None)
+    expected = torch.bfloat16 if cfg.dtype == "bfloat16" and cfg.lora is None else torch.float32
+    assert {value.dtype for value in saved.values()} == {expected}
+    codes = any(value.dtype == torch.int8 for value in moments.values())
+    assert codes == (cfg.trainer.optimizer == "adamw8bit")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/accelerate/*.yaml")), ids=lambda path: path.stem)
