@@ -146,9 +146,8 @@ class DataConfig:
     """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
     max_answer: int = 1024
     """Most tokens of an answer, its end token included."""
-    on_long: Literal["error", "skip", "cut"] = "error"
-    """What to do with a question that is longer: stop, leave it out and count it, or cut: leave out its oldest turns,
-    the same ones in every state, and count it. An answer is never cut."""
+    on_long: Literal["error", "skip"] = "error"
+    """What to do with a question that is longer: stop, or leave it out and count it."""
     unlabelled: Literal["x2", "x1", "skip"] = "x2"
     """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
     greedily. Such an answer carries no hard loss. skip: leave them out."""
@@ -171,10 +170,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         ones = dict.fromkeys(("max_answer", "max_decoded", "limit", "image_tokens"), (1, inf))
         _check(self, max_length=(2, inf), **ones)
-        if self.images == "pixels" and self.on_long == "cut":
-            raise ConfigError(
-                "data.images pixels: turns with images cannot be left out; set data.on_long error or skip"
-            )
 
 
 @dataclass(frozen=True)

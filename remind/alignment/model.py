@@ -96,16 +96,26 @@ def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
     Raises:
         ConfigError: no run folder. ModelError: no checkpoint, or another base model than the run's.
     """
-    cfg = read_config(run)
     folder = checkpoint.newest(Path(run), report=False)
+    cfg = read_config(run)
     if folder is None:
         raise ModelError(f"{run}: no checkpoints")
+    backbone, model = restored(cfg, folder)
+    return replace(backbone, name=str(run), model=model.to(device).eval())
+
+
+def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, nn.Module]:
+    """The base model of a run, and as it is trained, with the weights of a checkpoint.
+
+    Raises:
+        ModelError: another base model than the run's, or a damaged checkpoint.
+    """
     backbone = load(cfg)
     if fingerprint(backbone.model) != checkpoint.read_state(folder)["base_fingerprint"]:
-        raise ModelError(f"{cfg.model} is not the model that {run} was trained from")
+        raise ModelError(f"{cfg.model} is not the model that {cfg.out} was trained from; give it as base")
     model = prepare(backbone, cfg)
     checkpoint.restore_model(folder, model)
-    return replace(backbone, name=str(run), model=model.to(device).eval())
+    return backbone, model
 
 
 def _peft_config(model: Any, lora: LoraConfig, marker: int | None) -> Any:

@@ -80,6 +80,8 @@ def read_config(folder: str | Path) -> TrainConfig:
         for group, name in ((data, "group_by_length"), (objective, "clip_kl")):  # options of older runs
             if group.pop(name, None):
                 raise ConfigError(f"{path}: {name} is no longer supported")
+        if data.get("on_long") == "cut":
+            raise ConfigError(f"{path}: data.on_long cut is no longer supported")
         values |= {
             "objective": Objective(**{**objective, "edges": edges}),
             "data": DataConfig(**data),

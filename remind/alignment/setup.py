@@ -14,7 +14,7 @@ from torch import nn
 
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Data, Order, check_trainable, fit_of, load_data
+from remind.alignment.data import Data, Order, check_trainable, load_data
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.optim import make_optimizer
 from remind.alignment.pictures import Pictures, check_mixture
@@ -88,11 +88,8 @@ def set_up(cfg: TrainConfig) -> Setup:
 
     def answers(records: Sequence[StateRecord]) -> Mapping[str, str | None]:
         config = cfg.data
-        fit = fit_of(config, backbone.max_length)
         with _on(accelerator.device, backbone.model):
-            return decode(
-                backbone, records, config.unlabelled, config.max_decoded, cache, base, fit, ranks=ranks
-            )  # fmt: skip
+            return decode(backbone, records, config.unlabelled, config.max_decoded, cache, base, ranks=ranks)
 
     # a full disk does not remove the folder: what is cached by then is used by the next attempt
     with folder.refusing(DataError, ConfigError):

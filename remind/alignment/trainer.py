@@ -17,15 +17,7 @@ from torch import Tensor, nn
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Example, Examples, share
-from remind.alignment.guard import (
-    REMEDY,
-    TERMINATED,
-    Guard,
-    OutOfMemory,
-    Termination,
-    is_out_of_memory,
-    memory_error,
-)
+from remind.alignment.guard import REMEDY, TERMINATED, Guard, OutOfMemory, Termination, is_out_of_memory, memory_error
 from remind.alignment.metrics import load, peak_memory, summary
 from remind.alignment.optim import learning_rate
 from remind.alignment.run_folder import BEST, FAILURE
@@ -262,7 +254,7 @@ class Trainer:
         report = {"what": "out of memory", "where": where, "questions": error.ids, "tokens": error.lengths}
         self.folder.write(FAILURE, {**report, "checkpoint": str(folder)})
         remaining = f"the state before it is saved in {folder}" if alone else f"the newest checkpoint is {folder}"
-        raise memory_error(error, where, remaining, self.cfg.trainer.gradient_checkpointing, self.cfg.objective.chunk)
+        raise memory_error(error, where, remaining)
 
     # evaluate and save
 

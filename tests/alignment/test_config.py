@@ -60,7 +60,6 @@ def test_the_default_objective_is_the_papers() -> None:
         (lambda: LoraConfig(target_modules=()), "target module"),
         (lambda: DataConfig(max_answer=0), "max_answer"),
         (lambda: DataConfig(images="pixels", image_tokens=0), "image_tokens is 0"),
-        (lambda: DataConfig(images="pixels", on_long="cut"), "error or skip"),
         (lambda: TrainerConfig(batch_size=0), "batch_size"),
         (lambda: TrainerConfig(max_steps=0), "max_steps"),
         (lambda: TrainerConfig(lr=-1.0), "lr"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.alignment.config import DataConfig
-from remind.alignment.data import Examples, Order, check_trainable, fit_of, load_data, select, share
+from remind.alignment.data import Examples, Order, check_trainable, load_data, select, share
 from remind.alignment.tokens import example_of
 from remind.core.errors import DataError
 from remind.models.backbone import end_token_id, prompt_ids
@@ -24,8 +24,7 @@ EMPTY = ["  \n", "<answer></answer><explanation>Ana: tea</explanation>"]
 
 def build_examples(tokenizer: Any, records: list[StateRecord], config: DataConfig, length: int) -> Examples:
     """Tokenised and selected, for a model that takes `length` tokens."""
-    fit = fit_of(config, length)
-    return select([example_of(tokenizer, record, fit) for record in records], config, length)
+    return select([example_of(tokenizer, record) for record in records], config, length)
 
 
 @pytest.fixture(scope="module")

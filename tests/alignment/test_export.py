@@ -76,7 +76,7 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
     generated = model.generate(torch.tensor([prompt_ids(tokenizer, TEXT)]), max_new_tokens=3, do_sample=False)
     assert generated.shape[1] > len(prompt_ids(tokenizer, TEXT))
     card, about = (out / "README.md").read_text(), json.loads((out / "training.json").read_text())
-    for value in ("0" * 64, about["data"]["manifest_sha256"], f"{about['held_out']['ce0']:.4f}"):
+    for value in ("0" * 64, about["data"]["manifest_sha256"], f"{about['held_out']['ce0']:.5g}"):
         assert value in card
     assert about["held_out"]["split"] == "dev"
     assert about["checks"]["merging"] < 1e-4

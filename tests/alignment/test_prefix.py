@@ -176,7 +176,8 @@ def test_attention_over_a_window_is_refused() -> None:
 
 def test_common_prefix_leaves_each_prompt_its_last_token() -> None:
     for one, other, expected in (
-        ([1, 2, 3], [1, 2, 4, 3], 2), ([1, 2, 3], [1, 2, 3], 2), ([1, 2], [1, 2, 2, 2], 1), ([5], [5, 6], 0), ([1], [2], 0)
+        ([1, 2, 3], [1, 2, 4, 3], 2), ([1, 2, 3], [1, 2, 3], 2), ([1, 2], [1, 2, 2, 2], 1),
+        ([5], [5, 6], 0), ([1], [2], 0),
     ):  # fmt: skip
         assert common_prefix(torch.tensor(one), torch.tensor(other)) == expected
 

@@ -1,4 +1,4 @@
-"""States as tokens on disk, questions without an answer, and contexts cut to fit."""
+"""States as tokens on disk, and questions without an answer."""
 
 from __future__ import annotations
 
@@ -12,29 +12,19 @@ import torch
 from remind.alignment import tokens
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import DataConfig, Edge, Objective
-from remind.alignment.data import fit_of, load_data, select
+from remind.alignment.data import load_data
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, collate, plan, run
-from remind.alignment.tokens import Example, decode, example_of, shortened
+from remind.alignment.tokens import Example, decode
 from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
-from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
-from remind.states.parquet import StateRecord, state_parts
-from remind.states.pyramid import (
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Segment,
-    Strategy,
-    render,
-    render_target,
-)
+from remind.states.parquet import state_parts
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +53,7 @@ def test_tokens_from_disk_are_those_of_the_text(
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".safetensors"}
 
 
-def test_other_text_other_tokenizer_or_another_limit_is_another_file(
+def test_other_text_or_another_tokenizer_is_another_file(
     tmp_path: Path, tokenizer: Any, make_record: Any, make_states: Any
 ) -> None:
     def files() -> int:
@@ -75,15 +65,13 @@ def test_other_text_other_tokenizer_or_another_limit_is_another_file(
     assert files() == 1
     load_data(folder, tokenizer, DataConfig(max_answer=2000, on_long="skip"), 4096, cache=cache)
     assert files() == 1
-    load_data(folder, tokenizer, DataConfig(on_long="cut"), 4096, cache=cache)
-    assert files() == 2
     other = nano_tokenizer()
     other.chat_template += "\n"
     load_data(folder, other, DataConfig(), 4096, cache=cache)
-    assert files() == 3
+    assert files() == 2
     make_states(folder, [make_record(2)])
     assert [item.id for item in load_data(folder, tokenizer, DataConfig(), 4096, cache=cache).train.items] == ["q002"]
-    assert files() == 4
+    assert files() == 3
 
 
 def test_a_damaged_file_is_computed_again_and_said(
@@ -107,9 +95,9 @@ def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: A
 
     def wait() -> None:
         counts.append(files())
-        tokens.read_examples(parts, tokenizer, None, cache, second)
+        tokens.read_examples(parts, tokenizer, cache, second)
 
-    rows = tokens.read_examples(parts, tokenizer, None, cache, Ranks(0, 2, wait))
+    rows = tokens.read_examples(parts, tokenizer, cache, Ranks(0, 2, wait))
     assert counts == [(len(parts) + 1) // 2, len(parts)]
     assert [row.id for row in rows] == [row.id for row in tokens.read_examples(parts, tokenizer)]
 
@@ -212,114 +200,6 @@ def test_an_unlabelled_sample_has_the_gradient_of_its_divergences_alone(make_mod
             torch.testing.assert_close(parameter.grad, labelled[name] + alone[name], rtol=1e-9, atol=1e-12)
     assert values["hard0"][1] == 0
     assert values["ce0"][1] > 0
-
-
-# contexts cut to fit
-
-
-def dialogue_states(blocks: tuple[tuple[int, int], ...] = ((1, 3),), visual: bool = False) -> StateRecord:
-    """Eight turns in two sessions, every other with an image."""
-    turns = [
-        Turn(f"t{n}", "Ana" if n % 2 else "Ben", f"I said number {n} about tea", None,
-             (Image(n // 2, f"{n}.png", f"a cup {n}"),) if n % 2 else ())
-        for n in range(8)
-    ]  # fmt: skip
-    sessions = (Session("s1", "May", tuple(turns[:4])), Session("s2", "June", tuple(turns[4:])))
-    shown, dimension = ((0, 2), VISUAL_DIMENSIONS[0]) if visual else ((), None)
-    question = Question("q1", "d", "Which tea?", "direct", (), ("green",), ("t0", "t2", "t6"), shown, dimension)
-    factual = FactualState(Dialogue("d", sessions), question, (Segment(0, 7),), Strategy(("Look.",), ("Ana",)))
-    one = AttentionalState(factual, blocks)
-    target = render_target(factual)
-    lines = tuple(f"Ben: I said number {n} about tea" for n in (0, 2, 6))
-    return StateRecord(
-        question_id="q1", dialogue_id="d", split="train", format="direct", question="Which tea?", options=(),
-        answers=("green",), dimension=None, category=None, visual=visual, evidence=("t0", "t2", "t6"),
-        evidence_lines=lines, evidence_found=(), images=question.images, images_found=(), target=target.text,
-        x0=render(factual), x1=render(one), x2=render(ReflectiveState(one, "Tea it is.")),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("blocks", [((1, 3),), ((0, 1), (5, 6)), ()])
-@pytest.mark.parametrize("count", range(1, 8))
-def test_the_oldest_turns_go_from_every_state(tokenizer: Any, blocks: Any, count: int) -> None:
-    record = dialogue_states(blocks)
-    assert record.target is not None
-    sizes = [_size(tokenizer, record, dropped) for dropped in range(8)]
-    found, cut = shortened(tokenizer, record, sizes[count], 10)
-    # the fewest that make it fit, by the same states rendered line by line
-    assert cut == next(n for n, size in enumerate(sizes) if size <= sizes[count])
-    for level in ("x0", "x1", "x2"):
-        assert found.level(level).text == _rendered_without(record, level, cut)
-    markers = found.x1.text.split("Guide to the question")[0].count("[ATTENTION]")
-    assert markers % 2 == 0
-    for number in (0, 2, 6):
-        assert (f"number {number} about" in (found.target or "")) == (number >= cut)
-
-
-def _size(tokenizer: Any, record: StateRecord, count: int) -> int:
-    assert record.target is not None
-    kept = "\n".join(f"Ben: I said number {n} about tea" for n in (0, 2, 6) if n >= count)
-    answer = tokens.answer_ids(tokenizer, f"<answer>green</answer><explanation>{kept}</explanation>")
-    texts = [_rendered_without(record, level, count) for level in ("x0", "x1", "x2")]
-    return max(len(prompt_ids(tokenizer, text)) for text in texts) + len(answer)
-
-
-def _rendered_without(record: StateRecord, level: str, count: int) -> str:
-    """By lines: the first `count` turns with their captions, and all markers of blocks that ended with them."""
-    if count == 0:
-        return record.level(level).text
-    head, rest = record.level(level).text.split("Conversation\n", 1)
-    body, tail = rest.split("\nGuide to the question", 1)
-    kept: list[str] = []
-    header, turn, inside = "", -1, False
-    for line in body.splitlines():
-        if line.startswith("[Session"):
-            header = line
-            if turn + 1 > count:
-                kept.append(line)
-        elif line == "[ATTENTION]":
-            inside = not inside
-            if turn >= count:
-                kept.append(line)
-        else:
-            turn += not line.startswith("[Image")
-            if turn == count and not line.startswith("[Image"):
-                kept += [header, *(["[ATTENTION]"] if inside else [])]
-            if turn >= count:
-                kept.append(line)
-    return "\n".join([head + "Conversation", *kept]) + "\n\nGuide to the question" + tail
-
-
-def test_what_fits_stays_and_one_turn_always_does(tokenizer: Any) -> None:
-    record = dialogue_states()
-    assert shortened(tokenizer, record, 10_000, 10) == (record, 0)
-    _, cut = shortened(tokenizer, record, 5, 10)
-    assert cut == 7
-    config = DataConfig(on_long="cut", max_length=10)
-    left = select([example_of(tokenizer, record, fit_of(config, 4096))], config, 4096)
-    assert left.left_out() == {"long_context": ["q1"]}
-
-
-def test_images_that_are_gone_leave_the_answer(tokenizer: Any) -> None:
-    record = dialogue_states(visual=True)
-    assert record.target == "<answer>green</answer><explanation>[0, 2]</explanation>"
-    limit = len(prompt_ids(tokenizer, _rendered_without(record, "x2", 3)))
-    found, cut = shortened(tokenizer, record, limit + len(tokens.answer_ids(tokenizer, record.target)), 10)
-    assert cut >= 2
-    assert found.target == "<answer>green</answer><explanation>[2]</explanation>"
-
-
-def test_cut_questions_are_counted_and_used(tokenizer: Any, tmp_path: Path, make_record: Any, make_states: Any) -> None:
-    record = dialogue_states()
-    long = len(prompt_ids(tokenizer, record.x2.text)) + len(tokens.answer_ids(tokenizer, record.target or ""))
-    folder = make_states(tmp_path / "s", [record, make_record(1)])
-    config = DataConfig(on_long="cut", max_length=long - 1)
-    data = load_data(folder, tokenizer, config, 4096, cache=Cache(tmp_path / "c"))
-    assert data.about["cut"] == ["q1"]
-    assert len(data.train) == 2
-    assert data.train.items[0].longest < long
-    with pytest.raises(DataError, match=r"\[q1\].*on_long skip or cut"):
-        load_data(folder, tokenizer, DataConfig(max_length=long - 1), 4096)
 
 
 def test_a_full_disk_under_the_cache(

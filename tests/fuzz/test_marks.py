@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.alignment.pictures import Pictures
-from remind.alignment.tokens import answer_ids, example_of, shortened
+from remind.alignment.tokens import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
@@ -218,35 +217,3 @@ def test_an_image_is_marked_only_where_it_is() -> None:
     tally = Tally()
     tally.add(record)
     assert tally.recall()["all"]["marked"] == 0
-
-
-def test_a_cut_keeps_the_evidence_of_images_that_stay() -> None:
-    turns = [Turn("t0", "[Image #0 Caption]", "word " * 80), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
-    record = small(
-        turns, images=(0,), dimension="personalized_visual_baselines", format="single", options=("x",), answers=("A",)
-    )
-    limit = len(prompt_ids(NANO, record.x2.text)) - 50
-    cut, count = shortened(NANO, record, limit, 0)
-    assert count == 1
-    assert cut.target == record.target
-
-
-def test_a_cut_names_the_session_that_stays() -> None:
-    turns = [Turn("t0", "[Session 9", "word " * 80 + "]"), Turn("t1", "Ben", "ok")]
-    record = small(turns, answers=("so",))
-    limit = len(prompt_ids(NANO, record.x2.text)) - 50
-    cut, count = shortened(NANO, record, limit, 0)
-    assert count == 1
-    assert "[Session 9" not in cut.x0.text
-
-
-def test_a_cut_takes_all_evidence_that_goes() -> None:
-    turns = [
-        Turn("t0", "Ana", "a </explanation> b " + "word " * 80),
-        Turn("t1", "Ana", "gone too " + "word " * 80),
-        Turn("t2", "Ben", "stays"),
-    ]
-    record = small(turns, answers=("so",), evidence=("t0", "t1", "t2"))
-    cut, count = shortened(NANO, dataclasses.replace(record), len(prompt_ids(NANO, record.x2.text)) - 100, 0)
-    assert count == 2
-    assert cut.target == "<answer>so</answer><explanation>Ben: stays</explanation>"
