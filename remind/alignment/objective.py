@@ -264,7 +264,8 @@ class _ChunkedTerms(torch.autograd.Function):
             dtype = accumulation_dtype(hidden[0].dtype)
             head = weight.to(dtype)
             teachers = _Teachers(fixed, head, objective.tau)
-            for chunk in _chunks(len(targets), objective.chunk):
+            for start in range(0, len(targets), objective.chunk):
+                chunk = slice(start, start + objective.chunk)
                 logits = {level: h[chunk].to(dtype) @ head.T for level, h in zip(levels, hidden, strict=True)}
                 frozen, monitored = teachers.at(chunk, targets)
                 total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
@@ -289,7 +290,8 @@ class _ChunkedTerms(torch.autograd.Function):
         grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
         teachers = _Teachers(fixed, head, objective.tau)
         with torch.autocast(weight.device.type, enabled=False):
-            for chunk in _chunks(len(targets), objective.chunk):
+            for start in range(0, len(targets), objective.chunk):
+                chunk = slice(start, start + objective.chunk)
                 frozen, _ = teachers.at(chunk)
                 wide = [h[chunk].to(dtype) for h in hidden]
                 logits = {
@@ -339,10 +341,6 @@ def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Tensor
             raise DataError(f"the teacher of level {level} has {len(teacher)} positions, the batch {positions}")
         if isinstance(teacher, HiddenTeacher) and teacher.weight is None and head.requires_grad:
             raise ConfigError(f"the teacher of level {level} needs a copy of the head as it was: the head is trained")
-
-
-def _chunks(n: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:

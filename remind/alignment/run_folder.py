@@ -44,14 +44,8 @@ FREE = frozenset(
 
 def as_dict(cfg: Any) -> dict[str, Any]:
     """A config as plain dicts, lists and scalars."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-    result: dict[str, Any] = plain(asdict(cfg))
-    return result
+    values: dict[str, Any] = json.loads(json.dumps(asdict(cfg)))
+    return values
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
