@@ -96,8 +96,8 @@ def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
     Raises:
         ConfigError: no run folder. ModelError: no checkpoint, or another base model than the run's.
     """
-    folder = checkpoint.newest(Path(run), report=False)
     cfg = read_config(run)
+    folder = checkpoint.newest(Path(run), report=False)
     if folder is None:
         raise ModelError(f"{run}: no checkpoints")
     backbone, model = restored(cfg, folder)
