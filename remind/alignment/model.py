@@ -104,7 +104,7 @@ def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
     return replace(backbone, name=str(run), model=model.to(device).eval())
 
 
-def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, nn.Module]:
+def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
     """The base model of a run, and as it is trained, with the weights of a checkpoint.
 
     Raises:
