@@ -161,6 +161,14 @@ def test_out_of_memory_names_sizes_and_remedies(
         torch.testing.assert_close(runs.weights(tmp_path / "r")[name], value, rtol=1e-3, atol=1e-5)
 
 
+def test_other_errors_are_not_taken_for_want_of_memory(
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remind.alignment.trainer.run", lambda *_: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        train(runs.config(states, tmp_path / "r", eval_every=0))
+
+
 LIMITED = """
 import resource
 from remind.alignment.trainer import Trainer

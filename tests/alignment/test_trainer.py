@@ -97,6 +97,19 @@ def test_the_run_folder(run: Path, states: Path) -> None:
     assert [path.name for path in checkpoint.checkpoints(run)] == ["step-00000004", "step-00000006"]
 
 
+def test_configs_of_older_runs_open_unless_they_set_what_is_gone(run: Path, tmp_path: Path) -> None:
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    for group, name, value in (("objective", "clip_kl", None), ("data", "group_by_length", False)):
+        values[group][name] = value
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert read_config(tmp_path) == read_config(run)
+    for group, name, value in (("data", "on_long", "cut"), ("objective", "clip_kl", 2.0)):
+        file.write_text(yaml.safe_dump({**values, group: {**values[group], name: value}}))
+        with pytest.raises(ConfigError, match=f"{name}.* no longer supported"):
+            read_config(tmp_path)
+
+
 def test_the_config_can_be_given_back(run: Path) -> None:
     cfg = parse(TrainConfig, "", ["--config", str(run / "config.yaml"), "--trainer.lr", "2e-5"])
     assert cfg == replace(read_config(run), trainer=replace(read_config(run).trainer, lr=2e-5))
