@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from itertools import accumulate, cycle, pairwise
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import about, headline, renumbered, seconds
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import write_json
-from remind.core.progress import Counter
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.grounding.codes import joint_codes
+from remind.core.progress import ProgressBar
+from remind.data.dialogue import Dialogue, Question, Session
 from remind.grounding.config import GroundingConfig
-from remind.grounding.encode import turn_idf
 from remind.grounding.ground import Grounder
-from remind.grounding.guidance import guidance
 from remind.grounding.places import token_places
-from remind.grounding.resonance import combine_layers, smooth_runs, token_resonance
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
@@ -42,6 +36,7 @@ _STRATEGY = Strategy(
     *(("Mara",), ("running", "the morning", "coffee"), ("how the opinion changes",), ("since spring",)),
 )
 _LEGEND = """forward: the backbone up to the deepest hooked layer. scoring: all that follows it, Eq. 2 to blocks.
+encode: of that Eq. 2.
 ratio: scoring / forward, medians over the rounds. products: of the coders' encoders alone, [tokens, d] x [d, d_sae];
 no coder that looks at every feature can do without them, so their share of the forward bounds the ratio from below."""
 
@@ -100,18 +95,15 @@ def bench_state(backbone: Backbone, tokens: int) -> FactualState:
 
     corpus = read(sample_path())
     sessions: list[Session] = []
-    used = images = 0
+    used = 0
     for session in cycle([session for dialogue in corpus.dialogues for session in dialogue.sessions]):
-        turns: list[Turn] = []
-        for turn in session.turns:
-            shown = tuple(Image(images + n, caption=image.caption) for n, image in enumerate(turn.images))
-            images += len(shown)
-            turns.append(Turn(f"{len(sessions)}:{len(turns)}", turn.speaker, turn.text, turn.time, shown))
-            used += len(backbone.tokenize(turn.text).ids)
-        sessions.append(Session(str(len(sessions)), session.time, tuple(turns)))
+        name = str(len(sessions))
+        turns = tuple(replace(turn, id=f"{name}:{n}") for n, turn in enumerate(session.turns))
+        sessions.append(Session(name, session.time, turns))
+        used += sum(len(backbone.tokenize(turn.text).ids) for turn in turns)
         if used >= tokens:
             break
-    dialogue = Dialogue("bench", tuple(sessions))
+    dialogue = Dialogue("bench", renumbered(sessions))
     question = Question("bench", "bench", "How has the habit changed since spring?")
     bounds = [0, *accumulate(len(session.turns) for session in sessions)]
 
@@ -152,9 +144,9 @@ def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(layer)
         saes[layer] = TopKSAE(backbone.hidden_size, cfg.d_sae, cfg.k, generator=generator).requires_grad_(False)
     config = replace(cfg.grounding, context_codes="joint", idf="dialogue")
-    seconds = _joint_seconds(backbone, saes, state, config, cfg)
-    scoring = [whole - prompt for whole, prompt in zip(seconds["whole"], seconds["prompt"], strict=True)]
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
+    times = _joint_seconds(backbone, saes, state, config, cfg)
+    scoring = [whole - prompt for whole, prompt in zip(times["whole"], times["prompt"], strict=True)]
+    middle = {name: statistics.median(values) for name, values in times.items()}
     figures: dict[str, Any] = {
         "backbone": backbone.name,
         "hidden_size": backbone.hidden_size,
@@ -163,13 +155,9 @@ def bench_grounding(cfg: BenchGroundingConfig) -> dict[str, Any]:
         "k": cfg.k,
         "tokens": len(backbone.tokenize(render(state).text).ids),
         "turns": len(state.turns),
-        "forward_s": middle.pop("forward"),
         "scoring_s": statistics.median(scoring),
-        "prompt_s": middle.pop("prompt"),
-        "products_s": middle.pop("products"),
-        "parts_s": {name: value for name, value in middle.items() if name != "whole"},
-        "machine": f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads, {backbone.device}",
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        **{f"{name}_s": middle[name] for name in ("forward", "encode", "prompt", "products")},
+        "about": about("torch", "transformers", device=backbone.device),
     }
     figures["ratio"] = figures["scoring_s"] / figures["forward_s"]
     figures["products_ratio"] = figures["products_s"] / figures["forward_s"]
@@ -200,23 +188,6 @@ def _joint_seconds(
         raise ModelError(f"{backbone.name} takes {backbone.max_length} tokens, not {ids.shape[1]}; set tokens lower")
     replay.states = backbone.hidden_states(ids, None, list(saes))
     states = {layer: hidden[0] for layer, hidden in replay.states.items()}
-    codes = joint_codes(grounder.encoder, state)
-
-    def guides_of() -> dict[int, Tensor]:
-        layers = codes.layers.items()
-        return {layer: guidance(own.reasoning, own.anchors, own.idf, config.alpha) for layer, own in layers}
-
-    guides = guides_of()
-    runs = torch.tensor(state.runs)[codes.turn]
-
-    def resonance() -> Tensor:
-        by_layer = []
-        for layer, own in codes.layers.items():
-            speakers = codes.speakers(layer)
-            by_layer.append(token_resonance(own.dialogue, guides[layer], codes.turn, speakers, 1.0, run=state.runs))
-        return combine_layers(by_layer)
-
-    scores = resonance()
     product = torch.empty(min(1024, ids.shape[1]), cfg.d_sae, device=backbone.device)
 
     def products() -> None:
@@ -235,56 +206,40 @@ def _joint_seconds(
         "prompt": prompt,
         "products": products,
         "encode": lambda: grounder.encoder.encode([tokens.ids[:length]]),
-        "idf": lambda: [turn_idf(own.dialogue, codes.turn, cfg.d_sae) for own in codes.layers.values()],
-        "guidance": guides_of,
-        "resonance": resonance,
-        "smoothing": lambda: smooth_runs(scores, runs, config.sigma),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in parts}
-    with torch.no_grad(), Counter("rounds", cfg.rounds) as bar:
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    with torch.no_grad(), ProgressBar("rounds", cfg.rounds) as bar:
         for run in list(parts.values())[1:]:  # the forward is warm already, and it may take minutes
             run()
         for _ in range(cfg.rounds):
             for name, run in parts.items():
-                seconds[name].append(_timed(run, backbone.device))
+                times[name].append(seconds(run, backbone.device))
             bar.step()
-    return seconds
-
-
-def _timed(run: Callable[[], Any], device: torch.device) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
-    started = perf_counter()
-    run()
-    wait()
-    return perf_counter() - started
+    return times
 
 
 def _windowed_seconds(
     backbone: Backbone, saes: Mapping[int, TopKSAE], state: FactualState, config: GroundingConfig
 ) -> dict[str, float]:
     """Seconds of one question whose dialogue is new, in memory, and on disk as another process left it."""
-    seconds = {}
+    times = {}
     with tempfile.TemporaryDirectory() as folder:
         first, second = (Grounder(backbone, saes, None, replace(config, codes_folder=folder)) for _ in range(2))
         for name, grounder in (("new", first), ("memory", first), ("disk", second)):
             assert grounder.windowed.store is not None
             # hashing the weights happens once in a process, not once a question
             grounder.windowed.store.key([])
-            seconds[name] = _timed(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
-    return seconds
+            times[name] = seconds(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
+    return times
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
-    print(f"{figures['machine']}, {versions}")
-    print(_LEGEND)
+    print(f"{headline(figures['about'])}\n{_LEGEND}")
     layers = ", ".join(map(str, figures["layers"]))
     print(f"\n{figures['backbone']}: {figures['tokens']} tokens, {figures['turns']} turns")
     print(f"layers {layers}; d {figures['hidden_size']}, d_sae {figures['d_sae']}, k {figures['k']}")
-    rows = {"forward": figures["forward_s"], "scoring": figures["scoring_s"], "products": figures["products_s"]}
-    rows |= {f"  {name}": value for name, value in figures["parts_s"].items()} | {"prompt": figures["prompt_s"]}
-    for name, value in rows.items():
+    for name in ("forward", "scoring", "encode", "products", "prompt"):
+        value = figures[f"{name}_s"]
         print(f"{name:<16}{1000 * value:>10.1f} ms{value / figures['forward_s']:>10.1%}")
     print(f"ratio {figures['ratio']:.1%}, of which products {figures['products_ratio']:.1%}")
     for name, value in figures.get("windowed_s", {}).items():

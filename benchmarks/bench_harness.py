@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,14 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.measure import about, headline
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.identity import versions
 from remind.evaluation.run import evaluate
 from remind.models.encoder import SentenceEncoder
 from remind.pipeline import record_of
@@ -65,13 +61,13 @@ def bench(cfg: HarnessBenchConfig) -> dict[str, Any]:
         rows["stage report alone"] = _timed(lambda: evaluate(replace(run, stage="report")))
         if len(asked) != cfg.questions:
             raise DataError(f"{len(asked)} questions were asked, not {cfg.questions}: known answers were asked again")
+    machine = about("torch", "transformers", "sentence-transformers", "remind-toolkit")
     found = {
         "questions": cfg.questions,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "versions": versions(),
+        "about": machine,
         "seconds": rows,
     }
-    print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {found['machine']}")
+    print(f"{cfg.questions} questions, {cfg.turns} turns of {cfg.words} words each; {headline(machine)}")
     print(f"{'':<20}{'wall s':>9}{'cpu s':>9}{'encoder s':>11}{'rest, ms per question':>24}")
     for name, row in rows.items():
         rest = 1000 * (row["wall"] - row["encoder"]) / cfg.questions

@@ -7,7 +7,7 @@ the variant's time over that of `sft` in the same round. Time is that of the clo
 processor over all threads, which other programs on the machine disturb less.
 
 `operations` are those of `flops.executed`, and their ratio to those of `sft` is what the time ratio would be if nothing
-else took time. MFU is their rate over the GPU's bfloat16 peak without sparsity.
+else took time.
 
 Memory on CUDA is the peak of torch's allocator. On a CPU the variant runs alone in a process in which the kernel's peak
 of resident memory is reset before the step, and freed tensors go back to the kernel at once: a process that runs
@@ -18,21 +18,20 @@ during every step of a run, are added to the total by their size, not allocated.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
-import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import about, headline, seconds
 from experiments.flops import Arch, config_of, executed
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.data import Example
@@ -43,8 +42,8 @@ from remind.alignment.teachers import teach, topk_targets
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
-from remind.core.processes import resident
-from remind.core.progress import Counter
+from remind.core.processes import resident, spawned_pool
+from remind.core.progress import ProgressBar
 
 Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive"]
@@ -55,14 +54,10 @@ sequential: x2 without gradient, then x1 forward and back, then x0 forward and b
 shared: the same, with the common prefix of x1 and x2 computed once. joint: all levels forward, then back.
 base_hidden, base_topk: edges 0 <- 1 and 0 <- 2 with cached targets: hidden states and a frozen head, or top-64.
 naive: three forwards with whole logits [T, V], one backward through all three."""
+_RESET = Path("/proc/self/clear_refs")
 _SFT = Objective(lambda_hard=1.0, edges=())
 _PRA = Objective()
 _BASE = Objective(edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base")
-#: bfloat16 peak without sparsity, FLOP/s, by a part of the device's name; the first that fits
-PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A40": 150e12}
-_RESET = Path("/proc/self/clear_refs")
-#: blocks above this many bytes are returned when freed
-_MMAP = "65536"
 
 
 @dataclass
@@ -132,14 +127,9 @@ def build(cfg: BenchStepConfig, tune: Tune) -> Any:
     return tuned
 
 
-def microbatch(cfg: BenchStepConfig, tokens: int | None = None) -> MicroBatch:
-    """Random tokens laid out as states are: x2 is x1 with a summary before the question.
-
-    `tokens`: another T.
-    """
-    size = tokens or cfg.tokens
-    answer = min(cfg.answer, size // 2)
-    markers, summary, question = (round(share * size) for share in (cfg.markers, cfg.summary, cfg.question))
+def microbatch(cfg: BenchStepConfig) -> MicroBatch:
+    """Random tokens laid out as states are: x2 is x1 with a summary before the question."""
+    markers, summary, question = (round(share * cfg.tokens) for share in (cfg.markers, cfg.summary, cfg.question))
     vocabulary = config_of(cfg.arch, cfg.layers).text_config.vocab_size - 8
     generator = torch.Generator().manual_seed(0)
 
@@ -148,11 +138,11 @@ def microbatch(cfg: BenchStepConfig, tokens: int | None = None) -> MicroBatch:
 
     examples = []
     for number in range(cfg.batch):
-        query, dialogue, reminder = ids(question + 1), ids(size - answer - question - 1), ids(markers)
+        query, dialogue, reminder = ids(question + 1), ids(cfg.tokens - cfg.answer - question - 1), ids(markers)
         x0 = torch.cat([dialogue, query])
         x1 = torch.cat([dialogue, reminder, query])
         x2 = torch.cat([dialogue, reminder, ids(summary), query])
-        examples.append(Example(str(number), (x0, x1, x2), ids(answer)))
+        examples.append(Example(str(number), (x0, x1, x2), ids(cfg.answer)))
     return collate(examples, [1 / cfg.batch] * cfg.batch).to(cfg.device)
 
 
@@ -230,31 +220,16 @@ def cpu_memory(cfg: BenchStepConfig, tune: Tune, name: Variant) -> Memory | None
     """Of one step in a process of its own; None where the kernel does not tell (other systems than Linux)."""
     if not os.access(_RESET, os.W_OK):
         return None
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    before = {key: os.environ.get(key) for key in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")}
-    os.environ.update(dict.fromkeys(before, _MMAP))
+    # blocks above so many bytes are returned when freed
+    mmap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "65536")
     try:
-        process = context.Process(target=_child, args=(theirs, cfg, tune, name))
-        process.start()
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
-    theirs.close()
-    try:
-        figures = ours.recv_bytes().decode()
-    except EOFError:
+        with patch.dict(os.environ, mmap), spawned_pool(1) as pool:
+            return pool.submit(_child, cfg, tune, name).result()
+    except BrokenProcessPool:
         return None
-    finally:
-        process.join()
-    total, work = map(int, figures.split())
-    return Memory(total, work)
 
 
-def _child(connection: Any, cfg: BenchStepConfig, tune: Tune, name: Variant) -> None:
+def _child(cfg: BenchStepConfig, tune: Tune, name: Variant) -> Memory:
     tiny = BenchStepConfig(arch="nano", tokens=64, answer=8, tune=(tune,))
     # libraries take memory of their own on first use
     make_step(name, build(tiny, tune), microbatch(tiny))()
@@ -267,7 +242,7 @@ def _child(connection: Any, cfg: BenchStepConfig, tune: Tune, name: Variant) -> 
     _RESET.write_text("5")
     step()
     peak = resident("VmHWM")
-    connection.send_bytes(f"{peak - bare + moments(model)} {peak - before}".encode())
+    return Memory(peak - bare + moments(model), peak - before)
 
 
 @dataclass
@@ -279,7 +254,6 @@ class Row:
     ratio: float | None = None
     operations: int | None = None
     operations_ratio: float | None = None
-    mfu: float | None = None
     memory: Memory | None = None
     total_ratio: float | None = None
     work_ratio: float | None = None
@@ -288,11 +262,11 @@ class Row:
 
 def bench_step(cfg: BenchStepConfig) -> dict[str, Any]:
     """Run, print and return the figures: `about`, `config`, and `rows` by how the model is tuned."""
-    about = _about(cfg)
-    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    machine = about("torch", "transformers", device=cfg.device) | {"load": f"{os.getloadavg()[0]:.1f}"}
+    print(headline(machine), flush=True)
     print(f"{cfg.arch}, T {cfg.tokens}, L {cfg.answer}, batch {cfg.batch}, checkpointing {cfg.checkpointing}")
     rows: dict[str, list[dict[str, Any]]] = {}
-    figures = {"about": about, "config": asdict(cfg), "rows": rows}
+    figures = {"about": machine, "config": asdict(cfg), "rows": rows}
     for tune in cfg.tune:
         measured = _measure(cfg, tune)
         print(f"\n{tune}\n{_table(measured)}", flush=True)
@@ -305,13 +279,6 @@ def bench_step(cfg: BenchStepConfig) -> dict[str, Any]:
     return figures
 
 
-def _about(cfg: BenchStepConfig) -> dict[str, str]:
-    cuda = cfg.device.startswith("cuda")
-    device = torch.cuda.get_device_name(cfg.device) if cuda else f"{torch.get_num_threads()} threads"
-    libraries = {name: version(name) for name in ("torch", "transformers")}
-    return {"machine": platform.platform(), "device": device, **libraries, "load": f"{os.getloadavg()[0]:.1f}"}
-
-
 def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
     names: tuple[Variant, ...] = ("sft", *(name for name in cfg.variants if name != "sft"))
     rows = {name: Row(name) for name in names}
@@ -321,14 +288,16 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
         for name in names:
             rows[name].memory = cpu_memory(cfg, tune, name)
     model, batch = build(cfg, tune), microbatch(cfg)
-    with Counter(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar, _new_alone():
+    # what the libraries have left need not be looked at again and again
+    gc.freeze()
+    with ProgressBar(f"{tune}: steps", (cfg.rounds + 1) * len(names)) as bar:
         for number in range(cfg.rounds + 1):
             for name in (name for name in names if not rows[name].failed):
                 step: Step | None = None
                 try:
                     step = make_step(name, model, batch)
                     if number:
-                        times[name].append(_seconds(step, cfg.device))
+                        times[name].append(seconds(step, cfg.device, perf_counter if cuda else process_time))
                     else:
                         rows[name].operations = executed(step)
                         model.zero_grad(set_to_none=True)
@@ -343,71 +312,33 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
                 bar.step(note=name)
     base = rows["sft"]
     for name, row in rows.items():
-        _compare(row, base, times[name], times["sft"], _peak(cfg.device))
+        _compare(row, base, times[name], times["sft"])
     return list(rows.values())
 
 
-@contextmanager
-def _new_alone() -> Iterator[None]:
-    """Inside the block the collector looks at what is made there, not at all the libraries have left."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _compare(row: Row, base: Row, times: list[float], reference: list[float], peak: float | None) -> None:
+def _compare(row: Row, base: Row, times: list[float], reference: list[float]) -> None:
     if row.failed or base.failed:
         return
     row.seconds = median(times)
     row.ratio = median(one / other for one, other in zip(times, reference, strict=True))
     if row.operations and base.operations:
         row.operations_ratio = row.operations / base.operations
-        row.mfu = None if peak is None else row.operations / row.seconds / peak
     if row.memory and base.memory:
         row.total_ratio = row.memory.total / base.memory.total
         row.work_ratio = row.memory.work / base.memory.work
-
-
-def _seconds(step: Step, device: str) -> float:
-    if not device.startswith("cuda"):
-        began = process_time()
-        step()
-        return process_time() - began
-    torch.cuda.synchronize(device)
-    began = perf_counter()
-    step()
-    torch.cuda.synchronize(device)
-    return perf_counter() - began
-
-
-def _peak(device: str) -> float | None:
-    if not device.startswith("cuda"):
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def _table(rows: list[Row]) -> str:
     def number(value: float | None, unit: float = 1, digits: int = 2) -> str:
         return "-" if value is None else f"{value / unit:.{digits}f}"
 
-    heads = ("seconds", "x sft", "GFLOP", "x sft", "MFU %", "total MB", "x sft", "work MB", "x sft")
+    heads = ("seconds", "x sft", "GFLOP", "x sft", "total MB", "x sft", "work MB", "x sft")
     lines = [" " * 12 + "".join(f"{head:>10}" for head in heads)]
     for row in rows:
         total, work = row.memory or (None, None)
-        cells = (
-            number(row.seconds, digits=3),
-            number(row.ratio),
-            number(row.operations, 1e9, 1),
-            number(row.operations_ratio),
-            number(row.mfu, 0.01, 1),
-            number(total, 1e6, 1),
-            number(row.total_ratio),
-            number(work, 1e6, 1),
-            number(row.work_ratio),
-        )
+        cells = [number(row.seconds, digits=3), number(row.ratio)]
+        cells += [number(row.operations, 1e9, 1), number(row.operations_ratio)]
+        cells += [number(total, 1e6, 1), number(row.total_ratio), number(work, 1e6, 1), number(row.work_ratio)]
         lines.append(f"{row.variant:<12}" + (row.failed or "".join(f"{cell:>10}" for cell in cells)))
     return "\n".join(lines)
 

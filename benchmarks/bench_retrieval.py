@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from torch import Tensor
 
+from benchmarks.measure import about, headline
 from experiments.evidence.data import gold_turns
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
@@ -72,10 +71,7 @@ def bench_retrieval(cfg: BenchRetrievalConfig) -> dict[str, dict[str, dict[str, 
     encoder = SentenceEncoder(device=cfg.device)
     perception = Perception(cfg.perception, encoder, OfflineLLM(), Path(cfg.cache).expanduser() / "index")
     tables = {}
-    print(
-        f"{platform.platform()}, {', '.join(f'{n} {version(n)}' for n in ('torch', 'sentence-transformers', 'bm25s'))}"
-    )
-    print(_LEGEND)
+    print(f"{headline(about('torch', 'sentence-transformers', 'bm25s'))}\n{_LEGEND}")
     for path, corpus in corpora:
         rows = list(bench_corpus(corpus, perception, cfg.limit))
         if not rows:

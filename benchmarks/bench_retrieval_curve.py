@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import re
-import subprocess
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.measure import about, headline, renumbered
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import atomic_path, read_json, write_json, write_rows
-from remind.core.processes import resident
-from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.data.readers import read
+from remind.core.files import write_json
+from remind.core.processes import resident, spawned_pool
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import read, write_refmem
 from remind.llm.offline import OfflineLLM, sentences
 from remind.models.encoder import SentenceEncoder
 from remind.perception import PerceptionConfig, RetrieveConfig, SegmentConfig
@@ -68,8 +61,6 @@ class RetrievalCurveConfig:
     """How many questions are asked, the first ones with gold evidence."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments and retrieval. retrieve.method is ignored: both are run."""
-    work: str | None = None
-    """Folder that keeps histories and indexes; None: a temporary one."""
     out: str | None = None
     """JSON file for the figures; None: they are only printed."""
     plot: str | None = None
@@ -97,9 +88,7 @@ def retrieval_curve(cfg: RetrievalCurveConfig) -> list[dict[str, float]]:
         raise ConfigError("a curve needs a dialogue whose questions have gold evidence, and another dialogue")
     others = [dialogue for dialogue in dialogues if dialogue is not base]
     encoder = SentenceEncoder()
-    names = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "safetensors"))
-    print(f"{platform.platform()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {names}")
-    print(_LEGEND)
+    print(f"{headline(about('torch', 'numpy', 'safetensors'))}\n{_LEGEND}")
     print("  ".join(f"{name:>9}" for name in _COLUMNS), flush=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="remind-curve-") as temporary:
@@ -107,7 +96,7 @@ def retrieval_curve(cfg: RetrievalCurveConfig) -> list[dict[str, float]]:
             history, sources = make_history(base, others, tokens, encoder.count_many, cfg.seed)
             reader = BorrowingEncoder(encoder, history, sources, base, cfg.seed)
             asked = [q for q in questions if q.dialogue_id == base.id and q.evidence][: cfg.questions]
-            rows.append(_row(cfg.perception, history, asked, reader, Path(cfg.work or temporary) / f"{tokens}"))
+            rows.append(_row(cfg.perception, history, asked, reader, Path(temporary) / f"{tokens}"))
             widths = {name: max(9, len(name)) for name in _COLUMNS}
             print("  ".join(f"{rows[-1][name]:>{width}.7g}" for name, width in widths.items()), flush=True)
     print(f"cosine of a copy with its source, sample of the longest: {reader.likeness:.3f}")
@@ -128,15 +117,18 @@ def _row(
     build = perf_counter() - started
     vectors = torch.cat([encoder.encode([question.text]) for question in questions])
     asked = [replace(question, dialogue_id=dialogue.id, images=()) for question in questions]
-    write_task(folder, dialogue, asked, vectors, encoder.name, config)
+    write_refmem(Corpus((dialogue,), tuple(asked)), folder / "history.jsonl")
+    with spawned_pool(1) as pool:
+        task = pool.submit(measure, folder, encoder.name, vectors.numpy(), config.segment, config.retrieve)
+        figures = task.result()
     return {
         "tokens": sum(index.costs.turns) + sum(index.costs.headings),
         "turns": len(dialogue.turns),
         "segments": len(index.segments),
         "questions": len(asked),
         "build_s": build,
-        "disk_mb": sum(path.stat().st_size for path in (folder / "index").iterdir()) / 1e6,
-        **measured_apart(folder),
+        "disk_mb": sum(path.stat().st_size for path in (folder / "index").rglob("*.safetensors")) / 1e6,
+        **figures,
     }
 
 
@@ -170,15 +162,7 @@ def make_history(
             pairs = zip(session.turns, original.turns, strict=True)
             sources |= {turn_text(turn): turn_text(plain) for turn, plain in pairs}
         number += 1
-    sessions, images = [], 0
-    for session in (*before, *base.sessions, *after):
-        turns = []
-        for turn in session.turns:
-            shown = [replace(image, index=images + n, path=None, source=None) for n, image in enumerate(turn.images)]
-            images += len(shown)
-            turns.append(replace(turn, images=tuple(shown)))
-        sessions.append(replace(session, turns=tuple(turns)))
-    return Dialogue(f"{base.id}-{tokens}", tuple(sessions)), sources
+    return Dialogue(f"{base.id}-{tokens}", renumbered([*before, *base.sessions, *after])), sources
 
 
 def _renamed(dialogue: Dialogue, base: Dialogue) -> list[Session]:
@@ -288,53 +272,29 @@ class VectorlessEncoder(SentenceEncoder):
         raise DataError("the index is missing, or cannot be read")
 
 
-def write_task(
-    folder: Path, dialogue: Dialogue, questions: Sequence[Question], vectors: Tensor, encoder: str, config: Any
-) -> None:
-    """Write what `measure` reads: the dialogue, its questions, their vectors, and the settings of its index."""
-    turn_fields = ("id", "speaker", "text", "time")
-    rows: list[dict[str, Any]] = [{"type": "context", "id": dialogue.id, "sessions": []}]
-    for session in dialogue.sessions:
-        turns = [
-            {name: getattr(turn, name) for name in turn_fields}
-            | {"images": [{"path": None, "caption": image.caption, "source": None} for image in turn.images]}
-            for turn in session.turns
-        ]
-        rows[0]["sessions"].append({"id": session.id, "time": session.time, "turns": turns})
-    rows += [
-        {"type": "question", "id": q.id, "context_id": dialogue.id, "question": q.text, "format": "direct"}
-        | {"options": [], "answers": list(q.answers), "evidence": list(q.evidence), "dimension": None}
-        for q in questions
-    ]
-    write_rows(folder / "history.jsonl", rows)
-    with atomic_path(folder / "questions.safetensors") as temporary:
-        save_file({"vectors": vectors.contiguous()}, temporary)
-    write_json(folder / "task.json", {"encoder": encoder, **asdict(config)})
+def measure(
+    folder: Path, encoder: str, vectors: np.ndarray, segment: SegmentConfig, retrieving: RetrieveConfig
+) -> dict[str, float]:
+    """Milliseconds (median and 95th percentile over the questions, each asked once before), megabytes, recall.
 
+    For a process of its own.
 
-def measured_apart(folder: Path) -> dict[str, float]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bench_retrieval_curve", "--measure", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise DataError(f"measuring failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}", folder)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def measure(folder: Path) -> dict[str, float]:
-    """Milliseconds (median and 95th percentile over the questions, each asked once before), megabytes, recall."""
-    corpus, task = read(folder / "history.jsonl"), read_json(folder / "task.json")
+    Args:
+        folder: holds history.jsonl and the index.
+        encoder: name of the one that encoded it.
+        vectors: of the questions [n, d].
+    """
+    corpus = read(folder / "history.jsonl")
     (dialogue,), questions = corpus.dialogues, corpus.questions
-    vectors = load_file(folder / "questions.safetensors")["vectors"]
-    encoder = VectorlessEncoder(task["encoder"], vectors.shape[1])
     before, started = _peak(), perf_counter()
-    index = DialogueIndex(dialogue, encoder, OfflineLLM(), SegmentConfig(**task["segment"]), folder / "index")
+    reader = VectorlessEncoder(encoder, vectors.shape[1])
+    index = DialogueIndex(dialogue, reader, OfflineLLM(), segment, folder / "index")
     index.cues(None)
     index.bm25.scores([])
     figures = {"open_ms": 1000 * (perf_counter() - started)}
     for method in ("cue", "hybrid"):
-        config = RetrieveConfig(**(task["retrieve"] | {"method": method}))
-        figures |= {f"{method}_{name}": value for name, value in _times(index, questions, vectors, config).items()}
+        times = _times(index, questions, torch.from_numpy(vectors), replace(retrieving, method=method))
+        figures |= {f"{method}_{name}": value for name, value in times.items()}
     return figures | {"rss_before_mb": before, "rss_mb": _peak()}
 
 
@@ -392,9 +352,6 @@ def plot_curve(rows: Sequence[Mapping[str, float]], path: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(Path(sys.argv[2]))))
-    else:
-        from remind.core.cli import main
+    from remind.core.cli import main
 
-        main(RetrievalCurveConfig, retrieval_curve, __doc__)
+    main(RetrievalCurveConfig, retrieval_curve, __doc__)

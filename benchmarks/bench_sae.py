@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.measure import about, headline, seconds
 from sae.config import SAETrainConfig
 from sae.harvest import harvest
 from sae.hooks import hidden_states
@@ -137,20 +135,11 @@ def take_turns(runs: dict[str, Callable[[int], None]], args: argparse.Namespace)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(-1, args.rounds):
         for name, run in runs.items():
-            _wait(args.device)
-            before = time.perf_counter()
-            steps = 2 if round_ < 0 else args.steps
-            for i in range(steps):
-                run(max(round_, 0) * args.steps + i)
-            _wait(args.device)
+            numbers = range(2) if round_ < 0 else range(round_ * args.steps, (round_ + 1) * args.steps)
+            taken = seconds(lambda run=run, numbers=numbers: [run(i) for i in numbers], args.device)  # type: ignore[misc]
             if round_ >= 0:
-                times[name].append((time.perf_counter() - before) / steps)
+                times[name].append(taken / args.steps)
     return times
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def show(title: str, times: dict[str, list[float]], tokens: int, ratios: Sequence[tuple[str, str, str]]) -> None:
@@ -195,13 +184,13 @@ def bench_layers(args: argparse.Namespace) -> None:
 def backbone(args: argparse.Namespace) -> tuple[Any, list[int], int]:
     """(model, layers, tokens per row)."""
     if args.backbone == "qwen3-vl-8b":
-        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+        from transformers import Qwen3VLForConditionalGeneration
 
-        sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288, "num_attention_heads": 32}
-        config = Qwen3VLConfig(text_config={**sizes, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936})
+        from experiments.flops import config_of
+
         with torch.device(args.device):
             torch.set_default_dtype(torch.bfloat16)
-            model = Qwen3VLForConditionalGeneration(config).eval().requires_grad_(False)
+            model = Qwen3VLForConditionalGeneration(config_of("qwen3-vl-8b", None)).eval().requires_grad_(False)
             torch.set_default_dtype(torch.float32)
         return model, [7, 14, 22, 29], args.length
     from remind.models.load import load_backbone
@@ -254,11 +243,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    gpu = f", {torch.cuda.get_device_name()}" if args.device.startswith("cuda") else ""
-    print(
-        f"{platform.machine()} {cpu_name()}, {args.threads} threads{gpu}; Python {platform.python_version()}, ", end=""
-    )
-    print(", ".join(f"{name} {version(name)}" for name in ("torch", *([] if args.no_sae_lens else ["sae-lens"]))))
+    print(headline(about("torch", *([] if args.no_sae_lens else ["sae-lens"]), device=args.device)))
     if "step" in args.parts:
         for d_in, d_sae in args.sizes:
             bench_step(args, d_in, d_sae)
@@ -266,14 +251,6 @@ def main() -> None:
         bench_layers(args)
     if "harvest" in args.parts:
         bench_harvest(args)
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown CPU"
 
 
 if __name__ == "__main__":

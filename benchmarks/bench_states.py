@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
 
+from benchmarks.measure import renumbered
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json
 from remind.core.processes import resident
-from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.data.readers import read, write_refmem
 from remind.pipeline.outline import STAGES
 
@@ -83,25 +84,12 @@ def cut(corpus: Corpus, sessions: int, questions: int) -> list[Corpus]:
             if inside:
                 name = f"{dialogue.id}:{first}"
                 own = [replace(q, id=f"{q.id}:{first}", dialogue_id=name, images=()) for q in inside]
-                found.append(Corpus((Dialogue(name, _renumbered(kept)),), tuple(own)))
+                found.append(Corpus((Dialogue(name, renumbered(kept)),), tuple(own)))
     return found
 
 
 def _length(piece: Corpus) -> int:
     return sum(len(turn.text) for turn in piece.dialogues[0].turns)
-
-
-def _renumbered(sessions: Sequence[Session]) -> tuple[Session, ...]:
-    """Images counted from 0 again."""
-    count, found = 0, []
-    for session in sessions:
-        turns: list[Turn] = []
-        for turn in session.turns:
-            images = tuple(replace(image, index=count + n) for n, image in enumerate(turn.images))
-            count += len(images)
-            turns.append(replace(turn, images=images))
-        found.append(replace(session, turns=tuple(turns)))
-    return tuple(found)
 
 
 def perturbed(pieces: Sequence[Corpus], count: int, seed: int = 0) -> Iterator[Corpus]:
@@ -129,7 +117,7 @@ def _measure(cfg: BenchStatesConfig, pieces: Sequence[Corpus], count: int, folde
     for number, corpus in enumerate(perturbed(pieces, count)):
         write_refmem(corpus, path / f"{number:05d}.jsonl")
     first = _build(cfg, path, folder / "a", cache)
-    accounts = [read_json(note)["account"] for note in (cache / "states").rglob("*.json")]
+    accounts = [read_json(note)["value"]["account"] for note in (cache / "states").rglob("*.json")]
     seconds = {stage: sum(account["seconds"][stage] for account in accounts) for stage in STAGES}
     again = _build(cfg, path, folder / "b", cache)
     unchanged = _build(cfg, path, folder / "a", cache)

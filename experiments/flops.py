@@ -14,60 +14,27 @@ Arch = Literal["small", "nano", "qwen3-vl-2b", "qwen3-vl-8b"]
 
 def config_of(arch: Arch, layers: int | None) -> Any:
     """The Qwen3-VL configuration of that size, with at most `layers` decoder layers."""
-    from transformers import Qwen3VLConfig
-
     from remind.models.nano import nano_config
 
     if arch == "nano":
         config = nano_config()
     else:
-        # width, MLP, layers, query heads, key/value heads, head_dim, vocabulary, tied
+        # width, layers, query heads, key/value heads, vocabulary; vision tower: depth, width, MLP, heads, DeepStack
         sizes = {
-            "small": (512, 1536, 6, 8, 4, 64, 8192, True),
-            "qwen3-vl-2b": (2048, 6144, 28, 16, 8, 128, 151_936, True),
-            "qwen3-vl-8b": (4096, 12288, 36, 32, 8, 128, 151_936, False),
+            "small": (512, 6, 8, 4, 8192, (2, 64, 128, 2, [0, 1])),
+            "qwen3-vl-2b": (2048, 28, 16, 8, 151_936, (24, 1024, 4096, 16, [5, 11, 17])),
+            "qwen3-vl-8b": (4096, 36, 32, 8, 151_936, (27, 1152, 4304, 16, [8, 16, 24])),
         }
-        vision_sizes = {
-            "small": (2, 64, 128, 2, [0, 1]),
-            "qwen3-vl-2b": (24, 1024, 4096, 16, [5, 11, 17]),
-            "qwen3-vl-8b": (27, 1152, 4304, 16, [8, 16, 24]),
-        }
-        width, mlp, depth, heads, kv_heads, head_dim, vocabulary, tied = sizes[arch]
-        side = head_dim // 2 * 20 // 64
-        text = {
-            "vocab_size": vocabulary,
-            "hidden_size": width,
-            "intermediate_size": mlp,
-            "num_hidden_layers": depth,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
-            "max_position_embeddings": 262_144,
-            "tie_word_embeddings": tied,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 5e6,
-                "mrope_section": [head_dim // 2 - 2 * side, side, side],
-                "mrope_interleaved": True,
-            },
-        }
-        blocks, vision_width, vision_mlp, vision_heads, deep = vision_sizes[arch]
-        vision = {
-            "depth": blocks,
-            "hidden_size": vision_width,
-            "intermediate_size": vision_mlp,
-            "num_heads": vision_heads,
-            "out_hidden_size": width,
-            "deepstack_visual_indexes": deep,
-        }
-        last = vocabulary - 8
+        width, depth, heads, kv_heads, vocabulary, vision_sizes = sizes[arch]
+        config = nano_config(width, depth, heads, kv_heads)
+        text, vision = config.text_config, config.vision_config
+        text.vocab_size, text.max_position_embeddings, text.pad_token_id = vocabulary, 262_144, None
+        config.tie_word_embeddings = text.tie_word_embeddings = arch != "qwen3-vl-8b"
+        vision.depth, vision.hidden_size, vision.intermediate_size, vision.num_heads, deep = vision_sizes
+        vision.deepstack_visual_indexes, vision.num_position_embeddings = deep, 2304
         tokens = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        config = Qwen3VLConfig(
-            text_config=text,
-            vision_config=vision,
-            tie_word_embeddings=tied,
-            **{name: last + number for number, name in enumerate(tokens)},
-        )
+        for number, name in enumerate(tokens):
+            setattr(config, name, vocabulary - 8 + number)
     if layers is not None:
         config.text_config.num_hidden_layers = min(layers, config.text_config.num_hidden_layers)
     return config

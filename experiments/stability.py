@@ -38,7 +38,7 @@ class StabilityConfig:
     seeds: tuple[int, ...] = (201, 202)
     """Training worlds."""
     condition: str = "clean"
-    """Labels of the training questions: clean, noisy-0.4, none and others, as in prove_pra.py."""
+    """Labels of the training questions: clean, noisy-0.4, none and others, as in experiments.proof."""
     lr: tuple[float, ...] = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
     """Peak learning rates."""
     tau: tuple[float, ...] = (1.0, 2.0)

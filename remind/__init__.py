@@ -3,9 +3,9 @@
 The names below are imported on first use, so that `import remind` and the command line start fast.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from remind.core import lazy_names
 from remind.models.kernels import keep_out
 
 if TYPE_CHECKING:
@@ -17,16 +17,14 @@ keep_out()
 
 __version__ = "0.1.0"
 __all__ = ["Corpus", "Dialogue", "Image", "Question", "Session", "Turn", "__version__", "read"]
-_DIALOGUE = "remind.data.dialogue"
-_MODULES = dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), _DIALOGUE)
-_MODULES["read"] = "remind.data.readers"
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), "data.dialogue"),
+        "read": "data.readers",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
 from remind.core.errors import ConfigError
@@ -25,14 +25,11 @@ from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
 from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, make_world
 from sae.config import SAETrainConfig
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
-    from remind.states.parquet import StateRecord
 
 #: For each run whether it has labels, the wrong ones among them, and whether it distils.
 ARMS: dict[str, tuple[bool, bool]] = {
@@ -52,7 +49,7 @@ HELD_OUT_NOTE = """\
 Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the true answer under x0, nats a token."""
 RETRIEVED = "States from retrieval, SAEs, grounding and summaries: accuracy on {n} test questions"
 RETRIEVED_NOTE = """\
-Told nothing of the world: x0 holds {x0:.2f} of the evidence, the marks {marked:.2f} of it, over {asked} questions.
+Built without knowledge of the world: over {n} questions x0 holds {x0:.2f} of the evidence, the marks {marked:.2f}.
 All tables above, and training, are of states made from the evidence that the world knows. SAEs of so small a model and
 summaries by rule show the machinery, not the method; the backbone was never trained on states like these."""
 
@@ -107,7 +104,6 @@ def demo(cfg: DemoConfig) -> Path:
         ConfigError: out exists and overwrite is off.
     """
     from remind.evaluation.tables import compare_rows
-    from remind.models.load import load_backbone
     from remind.states.parquet import read_manifest, read_states
 
     out = Path(cfg.out)
@@ -126,8 +122,7 @@ def demo(cfg: DemoConfig) -> Path:
     _build_states(cfg, world, out)
 
     _heading("What each state is worth to the backbone as it is")
-    backbone = load_backbone("nano")
-    rows = {"before": _accuracy(backbone, questions)}
+    rows = {"before": _accuracy("nano", questions)}
     print(table(rows))
 
     states: dict[bool, Path] = {}
@@ -141,7 +136,7 @@ def demo(cfg: DemoConfig) -> Path:
         title = name.format(noise=cfg.noise)
         _heading(title)
         runs[title], exported[title] = _align(cfg, states[labelled], distils, out / f"run{len(runs)}")
-        rows[title] = _accuracy(load_backbone(exported[title]), questions)
+        rows[title] = _accuracy(exported[title], questions)
 
     title, best = next(iter(exported.items()))
     _heading("Answers from x0, and from retrieved states, before and after alignment without a label")
@@ -150,12 +145,12 @@ def demo(cfg: DemoConfig) -> Path:
     after = _evaluate(str(best), folder, out / "evaluation")
     retrieved_questions = read_states(out / "retrieved")
     retrieved = {
-        name: _accuracy(load_backbone(model), retrieved_questions)
-        for name, model in (("before", "nano"), (title, best))
+        "before": _accuracy("nano", retrieved_questions),
+        title: _accuracy(best, retrieved_questions),
     }
 
     recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
-    note = RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], asked=recall["n"])
+    note = RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], n=recall["n"])
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
     _show(LADDER.format(n=len(questions)), table(rows), LADDER_NOTE)
     _show(*_held_out(runs))
@@ -258,10 +253,12 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
 Row = Mapping[str, Mapping[str, float]]
 
 
-def _accuracy(backbone: Backbone, questions: Sequence[StateRecord]) -> Row:
+def _accuracy(model: str | Path, questions: Sequence[StateRecord]) -> Row:
     """Accuracy by format, and over all, under each level."""
+    from remind.models.load import load_backbone
     from remind.testbed.accuracy import correct_answers
 
+    backbone = load_backbone(model)
     row: dict[str, dict[str, float]] = {name: {} for name in (*FORMATS, "all")}
     for level in LEVELS:
         correct = correct_answers(backbone, questions, level)

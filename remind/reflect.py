@@ -24,9 +24,9 @@ def summarise_all(llm: AuxiliaryLLM, states: Sequence[AttentionalState]) -> list
     Raises:
         DataError: a summary is empty.
     """
-    made = []
+    reflective_states = []
     for state, text in zip(states, llm.summaries([blind_state(state) for state in states]), strict=True):
         if not text.strip():
             raise DataError(f"{llm.name} wrote an empty summary", record=state.factual.question.id)
-        made.append(ReflectiveState(state, text.strip()))
-    return made
+        reflective_states.append(ReflectiveState(state, text.strip()))
+    return reflective_states

@@ -64,8 +64,6 @@ class ActivationCache:
         source: Callable[[int], Iterable[TokenBatch]],
         shard_tokens: int = 65_536,
     ) -> None:
-        if shard_tokens < 1:
-            raise ConfigError(f"shard_tokens = {shard_tokens}: must be at least 1")
         try:
             self.key: dict[str, Any] = json.loads(json.dumps(dict(key), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -130,11 +128,7 @@ class ActivationCache:
 
     def _index(self) -> dict[str, Any] | None:
         path = self.folder / INDEX
-        with files.storage(path):
-            missing = not path.is_file()
-        if missing:
-            if any(self.folder.glob(_SHARDS)):
-                raise FormatError("no such file, but there are shards; delete the folder to harvest again", path)
+        if not path.is_file():
             return None
         index = files.read_json(path)
         kinds = {"key": dict, "complete": bool, "shards": list}
@@ -268,6 +262,4 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:
-        if isinstance(error, FormatError):
-            raise
         raise FormatError(f"damaged, or not a shard ({error}); {_ADVICE}", path) from None

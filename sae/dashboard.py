@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,60 +15,12 @@ from sae import files
 from sae.errors import ConfigError, ShapeError
 from sae.metrics import density_histogram
 from sae.pages import Snippets, page
-from sae.probe.encoder import Encoded, Probe
-from sae.probe.examples import TopExamples, collect
-from sae.topk import SparseCodes, TopKSAE
+from sae.probe.encoder import Probe
+from sae.probe.examples import TopExamples
+from sae.topk import TopKSAE
 
-#: Borders of the bins of activations, half an octave each, in units of the coder.
-EDGES = [2.0 ** (i / 2) for i in range(-24, 29)]
 #: Entries of [features, d_sae] compared at a time.
 _CHUNK = 1 << 24
-
-
-class FeatureRecord(TopExamples):
-    """`TopExamples` that also count the activations of every feature.
-
-    `counts` [d_sae, bins] are active tokens by activation, in the bins of `EDGES`, of which the outer ones are open.
-    """
-
-    def __init__(self, d_sae: int, *args: Any, **named: Any) -> None:
-        super().__init__(d_sae, *args, **named)
-        self.counts = torch.zeros(d_sae, len(EDGES) - 1, dtype=torch.int64)
-
-    def add(self, encoded: Encoded | Sequence[Encoded], layer: int, labels: Sequence[str | None] | None = None) -> None:
-        super().add(encoded, layer, labels)
-        for text in [encoded] if isinstance(encoded, Encoded) else encoded:
-            self.count(text.layer(layer)[text.counted])
-
-    def count(self, codes: SparseCodes) -> None:
-        """Count the active entries of codes [..., k]."""
-        d_sae, bins = self.counts.shape
-        active = codes.active()
-        feature, value = codes.indices[active], codes.values[active].double()
-        place = torch.bucketize(value, torch.tensor(EDGES[1:-1], dtype=torch.float64), right=True)
-        self.counts += torch.bincount(feature * bins + place, minlength=d_sae * bins).view(d_sae, bins)
-
-    def histogram(self, feature: int) -> tuple[list[float], list[int]]:
-        """(edges [n + 1], counts [n]) from the lowest to the highest bin that is not empty; ([], []) without any."""
-        held = self.counts[feature].nonzero().flatten().tolist()
-        if not held:
-            return [], []
-        first, last = held[0], held[-1]
-        return EDGES[first : last + 2], self.counts[feature, first : last + 1].tolist()
-
-
-def record(
-    probe: Probe,
-    texts: Iterable[str | tuple[str, str]],
-    layers: Sequence[int] | None = None,
-    *,
-    per_feature: int = 8,
-    context: tuple[int, int] = (12, 12),
-    progress: Callable[[int], None] | None = None,
-) -> dict[int, FeatureRecord]:
-    """Run texts through a probe once and keep what feature pages show; arguments and errors are those of `collect`."""
-    options: dict[str, Any] = {"per_feature": per_feature, "context": context, "progress": progress}
-    return cast(dict[int, FeatureRecord], collect(probe, texts, layers, kind=FeatureRecord, **options))
 
 
 @torch.no_grad()
@@ -108,7 +60,7 @@ def promoted_tokens(
 def write_dashboard(
     path: str | Path,
     coder: TopKSAE,
-    record: FeatureRecord,
+    record: TopExamples,
     *,
     features: Sequence[int] | None = None,
     most: int = 500,
@@ -119,7 +71,7 @@ def write_dashboard(
 
     Args:
         coder: of the layer.
-        record: of the layer, as `record` returns it.
+        record: of the layer, as `sae.probe.collect` returns it.
         features: which to show, in this order; None: those with the largest activations, at most `most`.
         probe: with a language model, to show the tokens each feature promotes; None: left out.
         title: of the page, e.g. model and layer.
@@ -152,7 +104,7 @@ def write_dashboard(
     return Path(os.path.abspath(path))
 
 
-def _data(coder: TopKSAE, record: FeatureRecord, chosen: Sequence[int], probe: Probe | None) -> dict[str, Any]:
+def _data(coder: TopKSAE, record: TopExamples, chosen: Sequence[int], probe: Probe | None) -> dict[str, Any]:
     """JSON for dashboard.js."""
     snippets = Snippets()
     tokens = None if probe is None else promoted_tokens(probe.model, probe.tokenizer, coder, chosen)
@@ -175,7 +127,7 @@ def _data(coder: TopKSAE, record: FeatureRecord, chosen: Sequence[int], probe: P
     return {"features": rows, "tokens": record.n_tokens, "snippets": snippets.rows}
 
 
-def _density_bars(record: FeatureRecord) -> dict[str, Any]:
+def _density_bars(record: TopExamples) -> dict[str, Any]:
     """The layer's features by firing density, as bars of a chart 100 high."""
     histogram = density_histogram(record.fired, record.n_tokens)
     edges, counts = histogram["edges"], histogram["counts"]

@@ -34,10 +34,6 @@ class Picture:
         self.figure.savefig(out, format="png", dpi=_DPI, bbox_inches="tight")
         return out.getvalue()
 
-    def __repr__(self) -> str:
-        width, height = self.figure.get_size_inches()
-        return f"Picture({width:g} x {height:g} inches)"
-
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches."""

@@ -28,11 +28,9 @@ def storage(path: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         number = getattr(error, "errno", None)
-        # safetensors gives the number in its message only; without one it is no failure of the system
+        # safetensors gives the number in its message only
         if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
             number = int(match[1])
-        if number is None and isinstance(error, SafetensorError):
-            raise
         reason = str(error) if number is None else os.strerror(number)
         raise StorageError(f"cannot be written ({reason}); choose another folder", path, number) from None
 
@@ -99,9 +97,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a safetensors file, on the CPU. Raises FormatError if it is missing or damaged."""
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        return load_file(path)
     except FileNotFoundError:
         raise FormatError("no such file", path) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"damaged, or not a safetensors file ({error})", path) from None
-    return tensors

@@ -180,8 +180,6 @@ def _hooked(blocks: nn.ModuleList, visits: Mapping[int, Callable[[Tensor], Tenso
 def text_config(model: nn.Module) -> Any:
     """The configuration of the language model. Raises LayerError for a model without one."""
     config = getattr(model, "config", None)
-    if config is None and isinstance(inner := getattr(model, "module", None), nn.Module):
-        config = getattr(inner, "config", None)
     if config is None:
         raise LayerError(f"{type(model).__name__} has no configuration; a Hugging Face model is needed")
     config = config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -27,8 +27,7 @@ class Processes:
         """Sums of plain numbers over the processes."""
         if self.count == 1:
             return [int(value) for value in values]
-        sums: list[int] = self.total(torch.tensor(values, dtype=torch.int64, device=device)).tolist()
-        return sums
+        return self.total(torch.tensor(values, dtype=torch.int64, device=device)).tolist()
 
     def gather(self, rows: Tensor) -> Tensor:
         """[n, ...] of every process (n may differ), one after the other."""

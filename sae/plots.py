@@ -36,7 +36,7 @@ def held_out(folder: str | Path) -> dict[int, Summary]:
 def plot_training(folder: str | Path) -> Picture:
     """FVU on the training batches over the steps, and on held-out tokens, text and visual tokens apart.
 
-    Raises FormatError for a folder without metrics.jsonl and layer_*/training.json (see `scripts/train_sae.py`).
+    Raises FormatError for a folder without metrics.jsonl and layer_*/training.json (what `remind train-sae` writes).
     """
     path = Path(folder) / "metrics.jsonl"
     if not path.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,31 +62,24 @@ class SparseCodes:
 class TopKSAE(nn.Module):
     """A Top-K SAE: W_enc [d_in, d_sae], b_enc [d_sae], W_dec [d_sae, d_in], b_dec [d_in].
 
-    A new one starts with random unit rows in W_dec, W_enc its transpose, biases 0.
+    A new one starts with random unit rows in W_dec, W_enc its transpose, biases 0. `metadata` holds JSON values that
+    are stored in cfg.json, e.g. model and layer.
 
     Args:
         d_in: width of the hidden states.
         d_sae: number of features.
         k: features kept per token.
-        metadata: JSON values stored in cfg.json, e.g. model and layer.
         generator: source of the random start; None: torch's global one.
 
     Raises ConfigError for sizes that are not positive, or k > d_sae.
     """
 
-    def __init__(
-        self,
-        d_in: int,
-        d_sae: int,
-        k: int,
-        metadata: Mapping[str, Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, d_in: int, d_sae: int, k: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if d_in < 1 or not 1 <= k <= d_sae:
             raise ConfigError(f"d_in = {d_in}, d_sae = {d_sae}, k = {k}: need d_in >= 1 and 1 <= k <= d_sae")
         self.d_in, self.d_sae, self.k = d_in, d_sae, k
-        self.metadata: dict[str, Any] = dict(metadata or {})
+        self.metadata: dict[str, Any] = {}
         rows = F.normalize(torch.randn(d_sae, d_in, generator=generator), dim=1)
         self.W_enc = nn.Parameter(rows.t().clone(memory_format=torch.contiguous_format))
         self.b_enc = nn.Parameter(torch.zeros(d_sae))
@@ -167,7 +159,7 @@ class TopKSAE(nn.Module):
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
         """Read a folder written here or by sae-lens (see `sae.format`); parameters need no gradient.
 
-        Raises FormatError for see `sae.format.read`.
+        Errors are those of `sae.format.read`.
         """
         stored = sae_format.read(folder)
         coder = cls.__new__(cls)
@@ -228,7 +220,7 @@ def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[
         if path.is_dir() and number.isdecimal():
             paths[int(number)] = path
     if not paths:
-        raise FormatError("holds no SAE: expected subfolders such as layer_04 (train_sae.py writes them)", folder)
+        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
     return {layer: TopKSAE.load(paths[layer], device) for layer in sorted(paths)}
 
 

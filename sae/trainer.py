@@ -18,8 +18,6 @@ from sae.parallel import Processes
 from sae.step import LayerState
 from sae.topk import TopKSAE
 
-__all__ = ["Checkpoints", "SAETrainConfig", "Trained", "Trainer", "TrainerState", "train"]
-
 _COUNTS = ("steps", "tokens", "drawn", "skipped")
 #: Called with (steps done, steps in all, layer to its latest figures).
 Progress = Callable[[int, int, Mapping[int, Mapping[str, float]]], None]

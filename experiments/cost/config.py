@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
 from remind.core.errors import ConfigError
-
-#: How attention counts in a prefill. causal: half of the square, what a fused kernel computes. dense: the whole square,
-#: what eager attention computes and torch's counter counts. none: left out, as counters that see modules alone do.
-Convention = Literal["causal", "dense", "none"]
-CONVENTIONS: tuple[Convention, ...] = ("causal", "dense", "none")
 
 
 @dataclass
@@ -70,8 +64,6 @@ class InferenceCostConfig:
     """Over how many questions about the dialogue one index, or one prefill of the whole history, is spread."""
     dimensions: int = 8
     """Kinds of question the index holds cues for: one call for each segment and kind."""
-    convention: Convention = "causal"
-    """How attention counts in a prefill: causal, dense or none. The ratios are given for all three."""
     sae_layers: tuple[int, ...] = (7, 14, 22, 29)
     """Hidden states the SAEs of x1 read; the forward for them stops after the last."""
     d_sae: int = 4096
@@ -92,5 +84,3 @@ class InferenceCostConfig:
             raise ConfigError("sae_layers must name one hidden state or more, 0 or above")
         if len(set(self.questions)) < len(self.questions):
             raise ConfigError(f"questions names a number twice: {list(self.questions)}")
-        if self.convention not in CONVENTIONS:
-            raise ConfigError(f"convention {self.convention!r} is none of {', '.join(CONVENTIONS)}")

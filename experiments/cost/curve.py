@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from experiments.cost.config import Convention, InferenceCostConfig
+from experiments.cost.config import InferenceCostConfig
 from experiments.cost.flops import Encoder, Shape
 from remind.core.errors import ConfigError
 
@@ -59,24 +59,15 @@ class Inference:
         answering: shape of the model that answers.
         auxiliary: shape of the LLM that writes cues, strategy and summary; None: its operations count nothing.
         encoder: φ of Eq. 1.
-        convention: how attention counts in a prefill; None: as `cfg` says.
 
     Raises:
         ConfigError: an SAE for a layer the model has not.
     """
 
-    def __init__(
-        self,
-        cfg: InferenceCostConfig,
-        answering: Shape,
-        auxiliary: Shape | None,
-        encoder: Encoder,
-        convention: Convention | None = None,
-    ) -> None:
+    def __init__(self, cfg: InferenceCostConfig, answering: Shape, auxiliary: Shape | None, encoder: Encoder) -> None:
         if max(cfg.sae_layers) > answering.layers:
             raise ConfigError(f"sae_layers {list(cfg.sae_layers)}: {cfg.model} has layers 0 to {answering.layers}")
         self.cfg, self.answering, self.auxiliary, self.encoder = cfg, answering, auxiliary, encoder
-        self.convention = convention or cfg.convention
 
     def segments(self, history: int) -> int:
         """Segments of a history of so many tokens."""
@@ -99,19 +90,19 @@ class Inference:
         summary: calls of the auxiliary LLM. grounding: the forward of x0 down to the last SAE, and the SAEs' encoders.
         index: cue calls, and φ of turns and cues.
         """
-        sizes, model, how = self.cfg.sizes, self.answering, self.convention
+        sizes, model = self.cfg.sizes, self.answering
         prompt = self.prompt(way.kind, history)
-        answer = model.decode(prompt, sizes.answer, how)
+        answer = model.decode(prompt, sizes.answer)
         if way.kind == "full":
             if way.questions is None:
-                return {"read": model.prefill(prompt, how), "answer": answer}
+                return {"read": model.prefill(prompt), "answer": answer}
             before = prompt - sizes.question
-            read = model.blocks(before, how, model.layers) / way.questions
-            return {"read": read + model.prefill(sizes.question, how, before), "answer": answer}
+            read = model.blocks(before, model.layers) / way.questions
+            return {"read": read + model.prefill(sizes.question, before), "answer": answer}
         parts: dict[str, float] = {
             "retrieval": self._retrieval(history),
             "strategy": self._call(sizes.strategy_request + sizes.question, sizes.strategy),
-            "read": model.prefill(prompt, how),
+            "read": model.prefill(prompt),
             "answer": answer,
         }
         if way.kind != "x0":
@@ -147,10 +138,10 @@ class Inference:
 
     def _grounding(self, tokens: int) -> int:
         encoders = 2 * self.answering.width * self.cfg.d_sae * len(self.cfg.sae_layers)
-        return self.answering.blocks(tokens, self.convention, max(self.cfg.sae_layers)) + tokens * encoders
+        return self.answering.blocks(tokens, max(self.cfg.sae_layers)) + tokens * encoders
 
     def _call(self, prompt: int, reply: int) -> int:
-        return 0 if self.auxiliary is None else self.auxiliary.reply(prompt, reply, self.convention)
+        return 0 if self.auxiliary is None else self.auxiliary.reply(prompt, reply)
 
 
 def crossover(dearer: Callable[[int], float], cheaper: Callable[[int], float], longest: int) -> int | None:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.config import Convention
 from remind.core.errors import ModelError
 
 #: What the closed form may differ by from the counter: some releases of transformers rotate by a matrix product.
@@ -75,28 +74,33 @@ class Shape:
         """Operations of the logits at one position."""
         return 2 * self.width * self.vocabulary
 
-    def prefill(self, tokens: int, convention: Convention, before: int = 0) -> int:
+    def prefill(self, tokens: int, before: int = 0, dense: bool = False) -> int:
         """A forward over `tokens` that follow `before` cached ones, with logits at the last position."""
-        return self.blocks(tokens, convention, self.layers, before) + self.head
+        return self.blocks(tokens, self.layers, before, dense) + self.head
 
-    def blocks(self, tokens: int, convention: Convention, layers: int, before: int = 0) -> int:
-        """The first `layers` blocks of such a forward, without logits."""
-        pairs = {"causal": 2 * tokens * before + tokens**2, "dense": 2 * tokens * (before + tokens), "none": 0}
-        return layers * (self.block * tokens + 2 * self.queries * pairs[convention])
+    def blocks(self, tokens: int, layers: int, before: int = 0, dense: bool = False) -> int:
+        """The first `layers` blocks of such a forward, without logits.
 
-    def decode(self, before: int, tokens: int, convention: Convention) -> int:
+        Args:
+            dense: count attention over the whole square, as eager attention computes it and torch's counter counts it,
+                not over the half that a fused kernel computes.
+        """
+        pairs = 2 * tokens * before + tokens**2 * (2 if dense else 1)
+        return layers * (self.block * tokens + 2 * self.queries * pairs)
+
+    def decode(self, before: int, tokens: int) -> int:
         """What a reply of `tokens`, end token included, takes after the prefill, which gives its first token."""
         steps = tokens - 1
-        pairs = 0 if convention == "none" else steps * before + steps * (steps + 1) // 2
+        pairs = steps * before + steps * (steps + 1) // 2
         return steps * (self.layers * self.block + self.head) + 4 * self.layers * self.queries * pairs
 
     def cache_bytes(self, tokens: int) -> int:
         """Memory of keys and values of so many tokens at 16 bits each."""
         return 2 * 2 * self.layers * self.keys * tokens
 
-    def reply(self, prompt: int, tokens: int, convention: Convention) -> int:
+    def reply(self, prompt: int, tokens: int) -> int:
         """One call: prefill of the prompt and decoding of the reply."""
-        return self.prefill(prompt, convention) + self.decode(prompt, tokens, convention)
+        return self.prefill(prompt) + self.decode(prompt, tokens)
 
 
 def load_config(model: str) -> Any:

@@ -7,22 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cost.curve import SHORTEST
-from remind.core.files import atomic_path
+from sae.figures import Picture, new_figure
 
-_COUNTED = {
-    "causal": "half of the square, as a fused kernel computes it",
-    "dense": "the whole square, as torch's counter counts it",
-    "none": "left out, as counters that see modules alone do",
-}
 #: Colour, marker and its size by what the prompt is. Okabe and Ito's colours, which the colour-blind can tell apart;
 #: markers that coincide stay visible inside each other.
-_STYLES = {
-    "full": ("#000000", "o", 5),
-    "x0": ("#0072B2", "s", 8),
-    "x1": ("#E69F00", "^", 4),
-    "x2": ("#009E73", "D", 5),
-}
-_LINES = ("-", "--", ":", "-.")
+_STYLES = {"full": ("#000000", "o", 5), "x0": ("#0072B2", "s", 8), "x1": ("#E69F00", "^", 4), "x2": ("#009E73", "D", 5)}
 
 
 def length_label(tokens: int) -> str:
@@ -57,7 +46,7 @@ def table(results: Mapping[str, Any]) -> str:
         for name, cells in numbers(lambda row: row["operations"] / 1e12).items()
     }
     lines = ["# Cost of a question at inference", ""]
-    lines += [f"Attention in a prefill: {_COUNTED[cfg['convention']]}.", ""]
+    lines += ["Attention in a prefill: half of the square, as a fused kernel computes it.", ""]
     lines += block("TFLOPs per question", operations)
     if not all(row["fits"] for row in results["rows"]):
         positions = results["shapes"][cfg["model"]]["positions"]
@@ -65,15 +54,14 @@ def table(results: Mapping[str, Any]) -> str:
     lines += block("calls per question", numbers(lambda row: sum(row["calls"].values())))
     each_anew = [name for name in titles if "/" not in name]
     lines += block("keys and values at 16 bits, GB", numbers(lambda row: row["cache_bytes"] / 1e9, each_anew))
-    for name, ratios in results["ratios"].items():
-        lines += [f"Whole history over each way; attention: {_COUNTED[name]}.", ""]
-        cells = {way: [_number(ratio[str(n)]) for n in lengths] for way, ratio in ratios.items()}
-        lines += block("times as many operations", cells)
-        crossovers = results["crossover"][name]
-        readings = list(next(iter(crossovers.values())))
-        heads = ["no dearer from so many tokens on", *(f"than {titles[reading]}" for reading in readings)]
-        body = ([titles[way], *(_start(starts[r], longest) for r in readings)] for way, starts in crossovers.items())
-        lines += _markdown(heads, body)
+    lines += ["Whole history over each way:", ""]
+    ratios = {way: [_number(ratio[str(n)]) for n in lengths] for way, ratio in results["ratios"].items()}
+    lines += block("times as many operations", ratios)
+    crossovers = results["crossover"]
+    readings = list(next(iter(crossovers.values())))
+    heads = ["no dearer from so many tokens on", *(f"than {titles[reading]}" for reading in readings)]
+    body = ([titles[way], *(_start(starts[r], longest) for r in readings)] for way, starts in crossovers.items())
+    lines += _markdown(heads, body)
     worst = max(abs(one["counted"] - one["formula"]) / one["counted"] for one in results["checks"])
     auxiliary = cfg["auxiliary"] and f"counted as {cfg['auxiliary']}"
     lines += [
@@ -102,18 +90,17 @@ def _number(value: float) -> str:
 
 def plot(results: Mapping[str, Any], path: str | Path) -> None:
     """Operations and calls over the length of the history, as a PNG; a line where the model's own context ends."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
     cfg, rows = results["config"], results["rows"]
     lengths = cfg["lengths"]
-    figure = Figure(figsize=(11, 5.4), layout="constrained")
+    figure = new_figure(11, 5.4)
     panels = figure.subplots(1, 2)
     for name in dict.fromkeys(row["way"] for row in rows):
         own = [row for row in rows if row["way"] == name]
         kind, _, questions = name.partition("/")
         colour, marker, size = _STYLES[kind]
-        line = _LINES[(1 + cfg["questions"].index(int(questions)) if questions else 0) % len(_LINES)]
+        line = ("-", "--", ":", "-.")[(1 + cfg["questions"].index(int(questions)) if questions else 0) % 4]
         look = {"marker": marker, "markersize": size, "markerfacecolor": "none", "color": colour, "linestyle": line}
         panels[0].plot(lengths, [row["operations"] for row in own], label=own[0]["title"], **look)
         panels[1].plot(lengths, [sum(row["calls"].values()) for row in own], **look)
@@ -135,5 +122,4 @@ def plot(results: Mapping[str, Any], path: str | Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     auxiliary = cfg["auxiliary"] or "not counted"
     figure.suptitle(f"answers: {Path(cfg['model']).name}, auxiliary LLM: {Path(auxiliary).name}", fontsize=10)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    Picture(figure).save(path)

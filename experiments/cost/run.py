@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.config import CONVENTIONS, InferenceCostConfig
+from experiments.cost.config import InferenceCostConfig
 from experiments.cost.curve import Inference, Way, crossover, ways
 from experiments.cost.flops import TOLERANCE, Counted, Encoder, Shape, load_config
 from experiments.cost.report import plot, table
 from remind.core.errors import ModelError
 from remind.core.files import write_json, write_text
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 
 def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
 
     Returns:
         about, config, shapes; `checks`: forwards counted by torch beside the closed form; `rows`: operations by part
-        and calls, for every way and length, with the memory of the keys and values; `ratios[convention][way]`:
-        operations of reading the whole history over those of the way, by length;
-        `crossover[convention][way][reading]`: the history from which on the way costs no more than that way of reading
-        all of it (64 where it always does, None where it never does up to the longest length).
+        and calls, for every way and length, with the memory of the keys and values; `ratios[way]`: operations of
+        reading the whole history over those of the way, by length; `crossover[way][reading]`: the history from which on
+        the way costs no more than that way of reading all of it (64 where it always does, None where it never does up
+        to the longest length).
 
     Raises:
         ModelError: no such model, or one whose operations the closed form does not give.
@@ -40,39 +40,36 @@ def inference_cost(cfg: InferenceCostConfig) -> dict[str, Any]:
     prompts = {inference.prompt(kind, length) for length in cfg.lengths for kind in ("full", "x0", "x1", "x2")}  # type: ignore[arg-type]
     wanted = {name: sorted(prompts) if name == cfg.model else [cfg.sizes.cue_request] for name in configs}
     checks: list[dict[str, Any]] = []
-    with Counter("forwards counted", sum(map(len, wanted.values()))) as bar:
+    with ProgressBar("forwards counted", sum(map(len, wanted.values()))) as bar:
         for name, lengths in wanted.items():
             model = Counted(configs[name])
             for length in lengths:
                 checks += check(name, shapes[name], model, length)
                 bar.step()
-    compared = ways(cfg.questions)
+    compared, whole = ways(cfg.questions), Way("full")
     results: dict[str, Any] = {
         "about": {name: version(name) for name in ("torch", "transformers")},
         "config": asdict(cfg),
         "shapes": {name: asdict(shape) for name, shape in shapes.items()},
         "checks": checks,
         "rows": [_row(inference, way, length) for length in cfg.lengths for way in compared],
-        "ratios": {},
-        "crossover": {},
-    }
-    whole = Way("full")
-    for convention in CONVENTIONS:
-        costs = Inference(cfg, shapes[cfg.model], auxiliary, encoder, convention)
-        results["ratios"][convention] = {
-            way.name: {str(length): costs.total(whole, length) / costs.total(way, length) for length in cfg.lengths}
+        "ratios": {
+            way.name: {str(n): inference.total(whole, n) / inference.total(way, n) for n in cfg.lengths}
             for way in compared
             if way != whole
-        }
-        readings = [way for way in compared if way.kind == "full"]
-        results["crossover"][convention] = {
+        },
+        "crossover": {
             way.name: {
-                reading.name: crossover(partial(costs.total, reading), partial(costs.total, way), cfg.lengths[-1])
-                for reading in readings
+                reading.name: crossover(
+                    partial(inference.total, reading), partial(inference.total, way), cfg.lengths[-1]
+                )
+                for reading in compared
+                if reading.kind == "full"
             }
             for way in compared
             if way.kind != "full"
-        }
+        },
+    }
     out = Path(cfg.out)
     text = table(results)
     plot(results, out / "inference_cost.png")
@@ -90,7 +87,7 @@ def check(name: str, shape: Shape, model: Counted, tokens: int) -> list[dict[str
         ModelError: the closed form is off, as for models that attend to a window or mix experts.
     """
     counted = model.forwards(tokens, 1)
-    formulas = (shape.prefill(tokens, "dense"), shape.prefill(1, "dense", tokens))
+    formulas = (shape.prefill(tokens, dense=True), shape.prefill(1, tokens, dense=True))
     checks: list[dict[str, Any]] = [
         {"model": name, "forward": forward, "tokens": tokens, "counted": count, "formula": formula}
         for forward, count, formula in zip(("prefill", "step"), counted, formulas, strict=True)

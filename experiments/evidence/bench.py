@@ -13,11 +13,9 @@ from typing import Any
 from experiments.evidence.crossval import CrossValidation
 from experiments.evidence.data import load
 from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA
-from experiments.evidence.nulls import null_ratios
-from experiments.evidence.plot import plot
 from experiments.evidence.prepare import SCOPES, prepare
-from experiments.evidence.report import Table, all_differences, difference_lines
-from experiments.evidence.sweep import sweep
+from experiments.evidence.report import Table, all_differences, difference_lines, plot
+from experiments.evidence.variations import null_ratios, sweep
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
@@ -55,8 +53,6 @@ class BenchEvidenceConfig:
     """Dialogues to train that small SAE on; they should share nothing with the data. None: synthetic small talk."""
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
-    cv: bool = True
-    """Choose settings on all dialogues but the one measured. Off: on the very dialogues measured, which flatters."""
     controls: bool = False
     """Also measure the resonance without idf, broadcast or smoothing, with the strategy's anchors, and with controls in
     the SAEs' place: untrained, shuffled features, principal directions, raw neurons, cosine of hidden states."""
@@ -93,8 +89,8 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     started = perf_counter()
     paths = [cfg.data] if isinstance(cfg.data, str) else list(cfg.data)
     asked, facts = load(paths, cfg.limit)
-    if cfg.cv and len(asked) < 2:
-        raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data, or set cv to false")
+    if len(asked) < 2:
+        raise ConfigError("cross-validation leaves one dialogue out and needs two; give more data")
     sae_data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [])
     folder = folder_of_saes(cfg.sae, sae_data, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, _ = load_saes(folder)
@@ -107,9 +103,9 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
 
     main = cfg.budget
     validation = CrossValidation(ready, BUDGETS, main)
-    whole, chosen = validation.all_dialogues()
-    ratios, folds = validation.run() if cfg.cv else (whole, [])
-    nulls = null_ratios(ready, encoder, saes, cfg.grounding, BUDGETS, cfg.cv) if cfg.controls else {}
+    _, chosen = validation.all_dialogues()
+    ratios, folds = validation.run()
+    nulls = null_ratios(ready, encoder, saes, cfg.grounding, BUDGETS) if cfg.controls else {}
     ratios |= nulls
     table = Table(asked, ratios, BUDGETS)
     extra = [name for name in (*PARTS, *ABLATIONS) if name not in METHODS]
@@ -121,18 +117,14 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
         "ablation_differences": [row for name in extra for row in table.differences("fused", [name], "full")],
         "controls": table.rows(without),
         "control_differences": [row for name in without for row in table.differences("resonance", [name], "full")],
-        "cross_validated": cfg.cv,
         "folds": [
             {"dataset": one.dataset, "held_out": one.dialogue.id, **asdict(choice)}
-            for one, choice in zip(asked, folds, strict=bool(folds))
+            for one, choice in zip(asked, folds, strict=True)
         ],
         "chosen_on_all": {**asdict(chosen), "sigma": SIGMA},
         "sweep": [],
         "data": facts,
-        "hashes": {
-            "data": input_hashes(paths),
-            "sae": input_hashes([folder]),
-        },
+        "hashes": {"data": input_hashes(paths), "sae": input_hashes([folder])},
         "config": asdict(cfg),
         "notes": list(NOTES),
         "versions": _versions(),

@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from remind.core.errors import ConfigError
 from remind.grounding.encode import Coder, SparseEncoder
 from remind.models.backbone import Backbone
 from sae import SparseCodes, TopKSAE
@@ -39,29 +38,22 @@ def controls_for(
 
     untrained: an SAE of the same size with random weights and the sample's mean as b_dec.
     shuffled: `Shuffled`. pca: `principal_directions`. neurons: `neurons`.
-    cosine: `neurons` that keep every dimension, for cosines of hidden states (`nulls`).
+    cosine: `neurons` that keep every dimension, for cosines of hidden states (`variations`).
 
     Args:
         sample: layer to hidden states [N, d_in], of `hidden_sample`; for untrained and pca.
         seed: of the random weights and of the shuffling.
-
-    Raises:
-        ConfigError: no such control, or a sample that is missing or does not fit.
     """
-    if name not in CONTROLS:
-        raise ConfigError(f"no control {name!r}; there are {', '.join(CONTROLS)}")
-    return {layer: _control(name, coder, sample.get(layer), seed + layer) for layer, coder in sorted(saes.items())}
+    return {layer: _control(name, coder, sample[layer], seed + layer) for layer, coder in sorted(saes.items())}
 
 
-def _control(name: Control, coder: TopKSAE, sample: Tensor | None, seed: int) -> Coder:
+def _control(name: Control, coder: TopKSAE, sample: Tensor, seed: int) -> Coder:
     if name == "shuffled":
         return Shuffled(coder, seed)
     if name == "neurons":
         return neurons(coder.d_in, min(coder.k, coder.d_in))
     if name == "cosine":
         return neurons(coder.d_in, coder.d_in)
-    if sample is None or sample.shape[1:] != (coder.d_in,) or not len(sample):
-        raise ConfigError(f"the control {name} needs a sample of hidden states [N, {coder.d_in}] of every layer")
     if name == "untrained":
         return untrained(coder.d_sae, coder.k, sample.mean(0), seed)
     return principal_directions(sample, min(coder.k, coder.d_in))
@@ -123,9 +115,6 @@ class SignedProjection(nn.Module):
         directions: orthonormal rows [m, d]; None: the d axes themselves.
         mean: [d].
         k: features per token, at most m.
-
-    Raises:
-        ConfigError: k out of range, or shapes that do not fit.
     """
 
     directions: Tensor | None
@@ -134,10 +123,6 @@ class SignedProjection(nn.Module):
     def __init__(self, directions: Tensor | None, mean: Tensor, k: int) -> None:
         super().__init__()
         self.d_in, m = len(mean), len(mean) if directions is None else len(directions)
-        if directions is not None and directions.shape != (m, self.d_in):
-            raise ConfigError(f"directions {list(directions.shape)} must be [m, {self.d_in}]")
-        if not 1 <= k <= m:
-            raise ConfigError(f"k = {k}, but there are {m} directions; need 1 <= k <= {m}")
         self.d_sae, self.k = 2 * m, k
         self.register_buffer("directions", directions)
         self.register_buffer("mean", mean)
@@ -179,14 +164,13 @@ def hidden_sample(
     backbone: Backbone, texts: Sequence[str], layers: Sequence[int], sink_ratio: float = 10.0, window_tokens: int = 256
 ) -> dict[int, Tensor]:
     """Hidden states of texts, each cut into windows, without attention sinks: layer to float32 [N, d], on the CPU."""
-    encoder = SparseEncoder(
-        backbone, {layer: neurons(backbone.hidden_size, backbone.hidden_size) for layer in layers}, sink_ratio, 8
-    )
+    every = neurons(backbone.hidden_size, backbone.hidden_size)
+    encoder = SparseEncoder(backbone, dict.fromkeys(layers, every), sink_ratio, 8)
     window = min(window_tokens, encoder.max_tokens)
     tokenized = [backbone.tokenize(text).ids for text in texts]
     windows = [ids[start : start + window] for ids in tokenized for start in range(0, len(ids), window)]
     states = {}
     for layer, codes in encoder.encode(windows).items():
-        dense = neurons(backbone.hidden_size, backbone.hidden_size).dense(codes)
+        dense = every.dense(codes)
         states[layer] = dense[dense.any(-1)]
     return states

@@ -1,8 +1,9 @@
-"""Rows, paired differences and the table of a run."""
+"""Rows, paired differences, table and plot of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.methods import BASELINES, METHODS
 from experiments.evidence.prepare import SCOPES
 from remind.evaluation.intervals import cluster_bootstrap, interval
+from sae.figures import Picture, new_figure
 
 _RESAMPLES = 2000
+_COLOURS = ("#9a9a9a", "#c58b1b", "#4a90c2", "#2a5d84", "#b0413e", "#1f7a4d")
 Ratios = Mapping[tuple[str, str], Sequence[np.ndarray]]
 
 
@@ -46,15 +49,9 @@ class Table:
                 chosen = here if category == "all" else here & (self.category == category)
                 for (method, scope), values in self.values.items():
                     if method in methods:
+                        cell = {"dataset": dataset, "category": category, "method": method, "scope": scope}
                         found += [
-                            {
-                                "dataset": dataset,
-                                "category": category,
-                                "method": method,
-                                "scope": scope,
-                                "budget": budget,
-                                **_estimate(values[chosen, b]),
-                            }
+                            {**cell, "budget": budget, **_estimate(values[chosen, b])}
                             for b, budget in enumerate(self.budgets)
                         ]
         return found
@@ -76,36 +73,13 @@ class Table:
                 questions = cluster_bootstrap(gain, None, _RESAMPLES, seed)
                 dialogues = cluster_bootstrap(gain, self.dialogue[here], _RESAMPLES, seed)
                 drawn.append((float(gain.mean()), questions, dialogues))
-                found.append(self._difference(dataset, method, best, scope, budget, drawn[-1:], int(here.sum())))
+                cell = {"method": method, "scope": scope, "budget": budget}
+                about = {"dataset": dataset, **cell, "baseline": best, "n": int(here.sum())}
+                found.append(about | _difference(drawn[-1:]))
             if len(drawn) > 1:
-                found.append(self._difference("both", method, "best of each", scope, budget, drawn, len(self.dataset)))
+                about = {"dataset": "both", **cell, "baseline": "best of each", "n": len(self.dataset)}
+                found.append(about | _difference(drawn))
         return found
-
-    @staticmethod
-    def _difference(
-        dataset: str,
-        method: str,
-        baseline: str,
-        scope: str,
-        budget: int,
-        drawn: Sequence[tuple[float, np.ndarray, np.ndarray]],
-        n: int,
-    ) -> dict[str, Any]:
-        low, high = interval(np.mean([questions for _, questions, _ in drawn], axis=0))
-        clustered_low, clustered_high = interval(np.mean([clusters for _, _, clusters in drawn], axis=0))
-        return {
-            "dataset": dataset,
-            "method": method,
-            "baseline": baseline,
-            "scope": scope,
-            "budget": budget,
-            "difference": float(np.mean([mean for mean, _, _ in drawn])),
-            "low": low,
-            "high": high,
-            "clustered_low": clustered_low,
-            "clustered_high": clustered_high,
-            "n": n,
-        }
 
     def text(self, scope: str, methods: Sequence[str]) -> str:
         """Means by method and budget, the datasets one below the other."""
@@ -118,6 +92,19 @@ class Table:
                     means = self.values[method, scope][here].mean(0)
                     lines.append(f"  {method:<40}" + _cells(means, ".3f"))
         return "\n".join(lines)
+
+
+def _difference(drawn: Sequence[tuple[float, np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Mean over datasets, with intervals; drawn: mean, and resampled means by question and by dialogue, of each."""
+    low, high = interval(np.mean([questions for _, questions, _ in drawn], axis=0))
+    clustered_low, clustered_high = interval(np.mean([clusters for _, _, clusters in drawn], axis=0))
+    return {
+        "difference": float(np.mean([mean for mean, _, _ in drawn])),
+        "low": low,
+        "high": high,
+        "clustered_low": clustered_low,
+        "clustered_high": clustered_high,
+    }
 
 
 def _cells(values: Any, form: str) -> str:
@@ -142,3 +129,28 @@ def all_differences(table: Table) -> list[dict[str, Any]]:
         for method in ("fused", "resonance")
         for row in table.differences(method, BASELINES, scope)
     ]
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A panel per dataset and scope, with 95 % bands; PNG."""
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+    figure = new_figure(5.2 * len(SCOPES), 3.9 * len(datasets))
+    panels = figure.subplots(len(datasets), len(SCOPES), squeeze=False, sharey=True)
+    for line, dataset in zip(panels, datasets, strict=True):
+        for axes, scope in zip(line, SCOPES, strict=True):
+            shown = [row for row in rows if (row["dataset"], row["scope"], row["category"]) == (dataset, scope, "all")]
+            for method, colour in zip(METHODS, _COLOURS, strict=True):
+                points = sorted((row for row in shown if row["method"] == method), key=lambda row: row["budget"])
+                budgets, ratios, low, high = ([p[key] for p in points] for key in ("budget", "ratio", "low", "high"))
+                style = "-" if method in ("resonance", "fused") else "--"
+                axes.plot(budgets, ratios, style, color=colour, marker="o", markersize=3.5, label=method)
+                axes.fill_between(budgets, low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.set_xscale("log")
+            axes.set_xticks(budgets, [str(budget) for budget in budgets])
+            axes.minorticks_off()
+            axes.set_ylim(0, 1.02)
+            axes.set_title(f"{dataset}, {scope} (n = {shown[0]['n']})", fontsize=10)
+            axes.set_xlabel("marked tokens")
+            axes.set_ylabel("gold evidence turns marked")
+    panels[0][0].legend(fontsize=8, loc="upper left")
+    Picture(figure).save(path)

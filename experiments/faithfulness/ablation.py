@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from experiments.faithfulness.logprob import check_length, logprobs
-from experiments.faithfulness.turns import Prompt, x0_of
+from experiments.faithfulness.turns import Prompt
 from remind.core.errors import ModelError
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.guidance import guidance
 from remind.grounding.places import first_character
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import Rendered, Span
 from sae import SAEError, SparseCodes, TopKSAE
 from sae.probe import ablate
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def guidance_features(
-    encoder: SparseEncoder,
-    state: StateRecord | Rendered,
-    config: GroundingConfig,
-    idf: Mapping[int, Tensor] | None = None,
-    n: int | None = None,
+    encoder: SparseEncoder, rendered: Rendered, config: GroundingConfig, idf: Mapping[int, Tensor], n: int | None = None
 ) -> dict[int, list[int]]:
     """The features with the largest weight in v_guide (Eq. 3), by layer, falling; none of weight 0.
 
@@ -37,14 +32,14 @@ def guidance_features(
 
     Args:
         encoder: backbone and SAEs that give the codes.
+        rendered: x0.
         config: α, whether anchors are weighted by idf, and which idf.
-        idf: of the SAEs' corpus, by layer; None or incomplete: counted over the prompt's turns, as `auto` does.
+        idf: of the SAEs' corpus, by layer; where incomplete `auto` counts over the prompt's turns.
         n: features per layer at most; None: all.
 
     Raises:
         ModelError: longer than the backbone takes, or idf of the corpus asked for but missing.
     """
-    rendered = x0_of(state)
     tokens = encoder.backbone.tokenize(rendered.text)
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
     length = sum(start < rendered.strategy[1] for start, _ in tokens.offsets)
@@ -52,17 +47,14 @@ def guidance_features(
         return {layer: [] for layer in encoder.saes}
     first = torch.tensor([first_character(rendered.text, span) for span in tokens.offsets[:length]])
     codes = encoder.encode([tokens.ids[:length]])
-    corpus_idf = dict(idf or {})
-    corpus = config.idf == "corpus" or (config.idf == "auto" and set(encoder.saes) <= set(corpus_idf))
+    corpus = config.idf == "corpus" or (config.idf == "auto" and set(encoder.saes) <= set(idf))
     features = {}
     for layer, values in codes.items():
-        if corpus and layer not in corpus_idf:
+        if corpus and layer not in idf:
             raise ModelError(
                 f"the SAE of layer {layer} was saved without idf; build states with grounding.idf dialogue"
             )
-        weights = (
-            corpus_idf[layer].cpu().float() if corpus else _idf(values, rendered, first, encoder.saes[layer].d_sae)
-        )
+        weights = idf[layer].cpu().float() if corpus else _idf(values, rendered, first, encoder.saes[layer].d_sae)
         reason, anchors = (values[_inside(first, spans)] for spans in (rendered.reasoning, rendered.anchors))
         v = guidance(reason, anchors, weights, config.alpha, anchor_idf=config.anchor_idf)
         order = v.argsort(descending=True, stable=True)[: n if n is not None else len(v)]

@@ -13,7 +13,7 @@ class FaithfulnessConfig:
     """Compare the log-probability of the target answer under x0 with what it is when turns are taken away."""
 
     states: str
-    """Folder of states (from build_states.py). Their x1 says which turns are marked; the model reads x0, in which
+    """Folder of states (from `remind build-states`). Their x1 says which turns are marked; the model reads x0, in which
     images stand as captions."""
     model: str
     """Causal model whose answers are examined: nano, or a Hugging Face folder or id, such as an exported checkpoint."""
@@ -30,16 +30,12 @@ class FaithfulnessConfig:
     """At most this many questions, spread evenly over the split; for a quick look."""
     draws: int = 5
     """Random sets of unmarked turns for each question; their mean is the control."""
-    attention_layers: int | None = None
-    """Rank turns by the attention of this many last layers, averaged; None: of all layers."""
-    rank: Literal["sum", "mean"] = "sum"
-    """What attention and gradient rank turns by: the sum over a turn's tokens (favours long turns) or the mean."""
     features: int | None = 64
     """Features ablated at each layer: those with the largest guidance weight. None: all with a weight above 0."""
     on_long: Literal["error", "skip"] = "error"
     """What to do with a question that does not fit the model: stop, or leave it out and count it. Nothing is cut."""
     batch_size: int = 4
-    """Prompts in one forward. Attention, gradient and ablation take one at a time."""
+    """Prompts in one forward. An ablation takes one at a time."""
     bootstrap: int = 1000
     """Resamples of the questions behind each 95 % interval."""
     seed: int = 0
@@ -52,10 +48,9 @@ class FaithfulnessConfig:
     """Replace an existing out."""
 
     def __post_init__(self) -> None:
-        least = {"limit": 1, "draws": 1, "attention_layers": 1, "features": 1, "batch_size": 1, "bootstrap": 1}
-        for name, bound in least.items():
+        for name in ("limit", "draws", "features", "batch_size", "bootstrap"):
             value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"{name} must be at least {bound}, not {value}")
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.backbone is not None and self.sae is None:
             raise ConfigError("backbone gives the guidance of an ablation; set sae too, or leave backbone out")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remind.core.errors import DataError
-from remind.models.chat import end_token_id, prompt_ids, tokenize
+from remind.models.chat import end_token_id, tokenize
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -39,28 +39,23 @@ def check_length(backbone: Backbone, prompt: int, answer: int, record: str | Non
         )
 
 
-def answer_logprob(backbone: Backbone, prompt_text: str, target_ids: Sequence[int]) -> Tensor:
-    """Log-probability of each target token after a prompt, in nats; sum it for that of the answer.
-
-    Args:
-        backbone: a causal model with its tokenizer.
-        prompt_text: the user's message, without chat template.
-        target_ids: [L], e.g. from `target_ids`.
-
-    Returns:
-        [L] on the CPU, float32 or the model's dtype where that is wider.
-
-    Raises:
-        DataError: prompt and answer are longer than the model takes.
-    """
-    return answer_logprobs(backbone, [prompt_ids(backbone.tokenizer, prompt_text)], target_ids)[0]
-
-
 @torch.no_grad()
 def answer_logprobs(
     backbone: Backbone, prompts: Sequence[Sequence[int]], target_ids: Sequence[int], batch_size: int = 4
 ) -> list[Tensor]:
-    """`answer_logprob` of one target after several prompts of token ids, in their order."""
+    """Log-probability of each target token after each of several prompts, in nats; sum it for that of the answer.
+
+    Args:
+        prompts: token ids, chat template included.
+        target_ids: [L], e.g. from `target_ids`.
+        batch_size: prompts in one forward.
+
+    Returns:
+        For each prompt [L] on the CPU, float32 or the model's dtype where that is wider.
+
+    Raises:
+        DataError: prompt and answer are longer than the model takes.
+    """
     for prompt in prompts:
         check_length(backbone, len(prompt), len(target_ids))
     results: dict[int, Tensor] = {}
@@ -89,22 +84,15 @@ def logprobs(backbone: Backbone, inputs: dict[str, Tensor], target_ids: Sequence
         inputs: input_ids [B, T] that end in target_ids[:-1], attention_mask if there is padding.
     """
     model, length = backbone.model, len(target_ids)
-    logits = model(**placed(backbone, inputs), **only_last(model, length), use_cache=False).logits[:, -length:]
+    moved = {name: value.to(backbone.device) for name, value in inputs.items()}
+    positions = backbone.position_ids(moved)
+    placed = moved if positions is None else {**moved, "position_ids": positions}
+    # have the head run at the answer alone, where the model can
+    last = {"logits_to_keep": length} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits = model(**placed, **last, use_cache=False).logits[:, -length:]
     targets = torch.tensor(target_ids, device=logits.device)
     rows = [
         F.log_softmax(row.to(torch.promote_types(row.dtype, torch.float32)), -1).gather(1, targets[:, None])[:, 0]
         for row in logits
     ]
     return torch.stack(rows)
-
-
-def only_last(model: Any, length: int) -> dict[str, Any]:
-    """The argument that has the head run at the last `length` positions alone, where the model takes it."""
-    return {"logits_to_keep": length} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-
-
-def placed(backbone: Backbone, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs on the model's device with explicit positions."""
-    moved = {name: value.to(backbone.device) for name, value in inputs.items()}
-    positions = backbone.position_ids(moved)
-    return moved if positions is None else {**moved, "position_ids": positions}

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from experiments.faithfulness.ablation import ablated_logprob, guidance_features
-from experiments.faithfulness.attribution import attention_to_turns, gradient_times_input
 from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import answer_logprobs, answer_tokens, target_ids
 from experiments.faithfulness.turns import (
@@ -94,37 +92,24 @@ def random_sets(question: Question, draws: int, seed: int) -> list[list[int]]:
     return [fill(dice.permutation(question.unmarked).tolist(), sizes, question.budget) for _ in range(draws)]
 
 
-def ranked(question: Question, scores: Tensor, rank: str) -> list[int]:
-    """Turns by falling score up to the tokens of the marked ones; equal scores: the earlier turn first."""
-    sizes = torch.tensor(question.prompt.sizes)
-    values = scores / sizes.clamp(min=1) if rank == "mean" else scores
-    return fill(values.argsort(descending=True, stable=True).tolist(), question.prompt.sizes, question.budget)
-
-
 def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, ablation: Ablation | None = None) -> Row:
     """The row of one question.
 
     Returns:
         `logprob`: `SCORES` under x0. `changes`: for `removed`, `kept` (all other turns removed) and `ablated`, by
-        chooser (marked, random, attention, gradient, evidence, all), `SCORES` minus those under x0, and `tokens`, how
-        many were taken out, left in the turns or edited. `random` is the mean over the draws. All choosers have about
-        as many tokens as the marked turns, but for `evidence` (the gold turns, however many) and `all`.
+        chooser (marked, random, evidence, all), `SCORES` minus those under x0, and `tokens`, how many were taken out,
+        left in the turns or edited. `random` is the mean over the draws, each with about as many tokens as the marked
+        turns; `evidence` is the gold turns, however many.
     """
     record, prompt, target = question.record, question.prompt, question.target
-    draws = random_sets(question, cfg.draws, cfg.seed)
-    sets: dict[str, list[list[int]]] = {
-        "marked": [question.marked],
-        "random": draws,
-        "attention": [ranked(question, attention_to_turns(backbone, prompt, target, cfg.attention_layers), cfg.rank)],
-        "gradient": [ranked(question, gradient_times_input(backbone, prompt, target), cfg.rank)],
-    }
+    sets = {"marked": [question.marked], "random": random_sets(question, cfg.draws, cfg.seed)}
     if evidence := evidence_turns(record):
         sets["evidence"] = [evidence]
     texts = {
-        "removed": {name: [without_turns(record, turns) for turns in chosen] for name, chosen in sets.items()},
-        "kept": {name: [only_turns(record, turns) for turns in chosen] for name, chosen in sets.items()},
+        "removed": {name: [without_turns(record.x0, turns) for turns in chosen] for name, chosen in sets.items()},
+        "kept": {name: [only_turns(record.x0, turns) for turns in chosen] for name, chosen in sets.items()},
     }
-    texts["removed"]["all"] = [only_turns(record, [])]
+    texts["removed"]["all"] = [only_turns(record.x0, [])]
 
     # different choosers often agree; each prompt is read once
     unique = list(dict.fromkeys([record.x0.text, *(t for kind in texts.values() for c in kind.values() for t in c)]))
@@ -132,7 +117,7 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
     outputs = answer_logprobs(backbone, ids, target, cfg.batch_size)
     values = {text: _scores(backbone, record, value) for text, value in zip(unique, outputs, strict=True)}
     lengths = {text: len(tokens) for text, tokens in zip(unique, ids, strict=True)}
-    base, whole, empty = values[record.x0.text], lengths[record.x0.text], lengths[only_turns(record, [])]
+    base, whole, empty = values[record.x0.text], lengths[record.x0.text], lengths[only_turns(record.x0, [])]
     counts: dict[str, Callable[[str], int]] = {
         "removed": lambda text: whole - lengths[text],
         "kept": lambda text: lengths[text] - empty,
@@ -143,7 +128,7 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
     }
     n_features: dict[str, int] = {}
     if ablation is not None:
-        features = guidance_features(ablation.encoder, record, ablation.config, ablation.idf, cfg.features)
+        features = guidance_features(ablation.encoder, record.x0, ablation.config, ablation.idf, cfg.features)
         n_features = {str(layer): len(chosen) for layer, chosen in features.items()}
         if any(features.values()):
             changes["ablated"] = _ablated(backbone, question, base, sets, features, ablation.saes)
@@ -166,7 +151,6 @@ def measure(backbone: Backbone, question: Question, cfg: FaithfulnessConfig, abl
             for name, chosen in sets.items()
             if name != "random"
         },
-        "overlap": {name: _overlap(question, sets[name][0]) for name in ("attention", "gradient")},
         "features": n_features,
     }
 
@@ -204,10 +188,3 @@ def _change(after: Row, before: Row, tokens: int) -> Row:
 
 def _mean(rows: Sequence[Row]) -> Row:
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-
-
-def _overlap(question: Question, turns: Sequence[int]) -> float:
-    """Share of the chosen turns' tokens that are marked."""
-    sizes = question.prompt.sizes
-    total = sum(sizes[turn] for turn in turns)
-    return sum(sizes[turn] for turn in set(turns) & set(question.marked)) / total if total else 0.0

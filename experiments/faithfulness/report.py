@@ -7,31 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.faithfulness.measure import SCORES, Row
-from remind.core.files import atomic_path
 from remind.evaluation.intervals import Estimate, bootstrap
 from remind.evaluation.tables import plain
+from sae.figures import Picture, new_figure
 
 #: What is done to the turns, and how a heading says it.
 KINDS = {"removed": "turns removed", "kept": "all other turns removed", "ablated": "guidance features ablated"}
-CHOOSERS = ("marked", "random", "attention", "gradient", "evidence", "all")
-_COLOURS = {
-    "marked": "#c44e52",
-    "random": "#8c8c8c",
-    "attention": "#4c72b0",
-    "gradient": "#55a868",
-    "evidence": "#8172b3",
-    "all": "#333333",
-}
+_COLOURS = {"marked": "#c44e52", "random": "#8c8c8c", "evidence": "#8172b3", "all": "#333333"}
 
 
 def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
     """Estimates over questions.
 
     Returns:
-        `logprob`: under x0. `methods[kind][chooser]`: change, and mean tokens. `paired[kind][chooser]`: change by the
-        marked turns minus that by the chooser's; for `removed` and `ablated` below 0 means that the answer rests more
-        on the marked turns, for `kept` above 0 that they carry it better. `overlap`: share of the tokens chosen by
-        attention and gradient that are marked, and `chance`, that of all turns' tokens.
+        `logprob`: under x0. `methods[kind][chooser]`: change, and mean tokens. `paired[kind]`: change by the marked
+        turns minus that by random ones; for `removed` and `ablated` below 0 means that the answer rests more on the
+        marked turns, for `kept` above 0 that they carry it better. `marked_share`: of all turns' tokens.
     """
 
     def estimate(values: Sequence[float]) -> Estimate | None:
@@ -41,7 +32,7 @@ def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
     paired: dict[str, Any] = {}
     for kind in KINDS:
         changes = [row["changes"][kind] for row in rows if kind in row["changes"]]
-        for chooser in CHOOSERS:
+        for chooser in _COLOURS:
             own = [change[chooser] for change in changes if chooser in change]
             if not own:
                 continue
@@ -50,19 +41,16 @@ def summarise(rows: Sequence[Row], resamples: int, seed: int) -> dict[str, Any]:
                 **{score: estimate([change[score] for change in own]) for score in SCORES},
                 "tokens": tokens,
             }
-            if chooser in ("random", "attention", "gradient"):
-                paired.setdefault(kind, {})[chooser] = {
-                    score: estimate([change["marked"][score] - change[chooser][score] for change in changes])
-                    for score in SCORES
-                }
+        if changes:
+            paired[kind] = {
+                score: estimate([change["marked"][score] - change["random"][score] for change in changes])
+                for score in SCORES
+            }
     return {
         "logprob": {score: estimate([row["logprob"][score] for row in rows]) for score in SCORES},
         "methods": methods,
         "paired": paired,
-        "overlap": {
-            **{name: estimate([row["overlap"][name] for row in rows]) for name in ("attention", "gradient")},
-            "chance": estimate([row["tokens"]["marked"] / row["tokens"]["turns"] for row in rows]),
-        },
+        "marked_share": estimate([row["tokens"]["marked"] / row["tokens"]["turns"] for row in rows]),
     }
 
 
@@ -74,8 +62,8 @@ def table(result: dict[str, Any]) -> str:
         lines.append((KINDS[kind], "", "", "", "", ""))
         for chooser, method in methods.items():
             lines.append((f"  {chooser}", str(method["sum"]["n"]), f"{method['tokens']:.0f}", *_cells(method)))
-        for chooser, difference in result["paired"].get(kind, {}).items():
-            lines.append((f"  marked − {chooser}", str(difference["sum"]["n"]), "", *_cells(difference)))
+        difference = result["paired"][kind]
+        lines.append(("  marked − random", str(difference["sum"]["n"]), "", *_cells(difference)))
     return plain(heads, lines)
 
 
@@ -88,11 +76,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def plot(result: dict[str, Any], path: str | Path) -> None:
     """One panel for each kind of edit: mean change per target token with its 95 % interval, as a PNG."""
-    from matplotlib.figure import Figure
-
     kinds = list(result["methods"])
     widths = [len(result["methods"][kind]) + 1 for kind in kinds]
-    figure = Figure(figsize=(1.5 + 0.75 * sum(widths), 3.6), layout="constrained")
+    figure = new_figure(1.5 + 0.75 * sum(widths), 3.6)
     axes = figure.subplots(1, len(kinds), squeeze=False, width_ratios=widths)[0]
     # an ablation leaves the words in place; beside removals its bars would not be seen
     axes[1].sharey(axes[0])
@@ -107,5 +93,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("change in log-probability\nper target token, nats")
     figure.suptitle(f"{result['counts']['measured']} questions, {Path(result['config']['model']).name}", fontsize=9)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    Picture(figure).save(path)

@@ -67,7 +67,11 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
         if isinstance(question, Question):
             rows.append(measure(backbone, question, cfg, ablation))
         elif question == "too_long" and cfg.on_long == "error":
-            _refuse(backbone, record)
+            prompt, target = (
+                prompt_of(backbone.tokenizer, record.x0),
+                target_ids(backbone.tokenizer, record.target or ""),
+            )
+            check_length(backbone, len(prompt.ids), len(target), record.question_id)
         else:
             left_out[question].append(record.question_id)
     if not rows:
@@ -89,7 +93,10 @@ def faithfulness(cfg: FaithfulnessConfig) -> dict[str, Any]:
             "states": states_hash(cfg.states),
             "inputs": manifest.get("inputs", {}),
             "model": model_hash(backbone),
-            "sae": _sae_hashes(cfg.sae),
+            "sae": {
+                file.parent.name: sha256_file(file)
+                for file in (sorted(Path(cfg.sae).glob("layer_*/sae_weights.safetensors")) if cfg.sae else ())
+            },
         },
         "versions": versions(),
     }
@@ -129,12 +136,6 @@ def load_records(states: str | Path, split: str, limit: int | None = None) -> li
     return chosen
 
 
-def _refuse(backbone: Backbone, record: StateRecord) -> None:
-    assert record.target is not None
-    prompt = prompt_of(backbone.tokenizer, record.x0)
-    check_length(backbone, len(prompt.ids), len(target_ids(backbone.tokenizer, record.target)), record.question_id)
-
-
 def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, Any]) -> Ablation:
     """SAEs on the model's device, and the guidance's settings as the states were built with them."""
     assert cfg.sae is not None
@@ -148,8 +149,3 @@ def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, A
     used = manifest.get("config", {}).get("grounding", {})
     config = grounding_config({name: used[name] for name in _GUIDANCE if name in used}, Path(cfg.states) / MANIFEST)
     return Ablation(saes, SparseEncoder(guide, saes, config.sink_ratio, config.batch_size), idf, config)
-
-
-def _sae_hashes(folder: str | None) -> dict[str, str]:
-    files = sorted(Path(folder).glob("layer_*/sae_weights.safetensors")) if folder else []
-    return {file.parent.name: sha256_file(file) for file in files}

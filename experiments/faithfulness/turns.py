@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remind.core.errors import DataError
 from remind.evaluation.rebuild import blocks_of
 from remind.grounding.places import first_character
 from remind.models.chat import prompt_tokens
@@ -43,12 +42,6 @@ class Prompt:
         inside = self.turn[self.turn >= 0]
         return [int(n) for n in torch.bincount(inside, minlength=self.n_turns)]
 
-    def per_turn(self, values: Tensor) -> Tensor:
-        """Sum of values [T] over the tokens of every turn, [n_turns], on the CPU."""
-        values = values.detach().cpu()
-        inside = self.turn >= 0
-        return torch.zeros(self.n_turns, dtype=values.dtype).index_add_(0, self.turn[inside], values[inside])
-
 
 def prompt_of(tokenizer: Any, rendered: Rendered) -> Prompt:
     """Tokens of a rendered state. A token stands where its first character that is not white space does.
@@ -69,22 +62,8 @@ def prompt_of(tokenizer: Any, rendered: Rendered) -> Prompt:
     return Prompt(ids, torch.tensor(places, dtype=torch.int64), len(rendered.turns))
 
 
-def x0_of(state: StateRecord | Rendered) -> Rendered:
-    return state.x0 if isinstance(state, StateRecord) else state
-
-
-def without_turns(state: StateRecord | Rendered, turns: Collection[int]) -> str:
-    """The x0 prompt with these turns cut out.
-
-    Args:
-        state: a record, or its rendered x0.
-        turns: indices into `x0.turns`.
-
-    Raises:
-        DataError: an index that is no turn.
-    """
-    rendered = x0_of(state)
-    _check_turns(rendered, turns)
+def without_turns(rendered: Rendered, turns: Collection[int]) -> str:
+    """The prompt with the turns of these indices cut out."""
     parts, cursor = [], 0
     for turn in sorted(set(turns)):
         span = rendered.turns[turn]
@@ -93,17 +72,9 @@ def without_turns(state: StateRecord | Rendered, turns: Collection[int]) -> str:
     return "".join([*parts, rendered.text[cursor:]])
 
 
-def only_turns(state: StateRecord | Rendered, turns: Collection[int]) -> str:
-    """The x0 prompt with all other turns cut out; see `without_turns`."""
-    rendered = x0_of(state)
-    _check_turns(rendered, turns)
+def only_turns(rendered: Rendered, turns: Collection[int]) -> str:
+    """The prompt with all other turns cut out."""
     return without_turns(rendered, set(range(len(rendered.turns))) - set(turns))
-
-
-def _check_turns(rendered: Rendered, turns: Iterable[int]) -> None:
-    unknown = set(turns) - set(range(len(rendered.turns)))
-    if unknown:
-        raise DataError(f"there is no turn {min(unknown)}; the prompt has turns 0 to {len(rendered.turns) - 1}")
 
 
 def marked_turns(record: StateRecord) -> list[int]:

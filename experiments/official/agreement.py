@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from experiments.official.files import ResultFile
 from experiments.official.longmemeval import LABEL, Reference, load_references, open_judge
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import DataError
 from remind.core.files import sha256_file, write_json
-from remind.evaluation.intervals import Estimate, wilson
+from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.tables import plain
 from remind.llm.auxiliary import ChatLLM
@@ -55,41 +55,24 @@ def agreement(verdicts: Sequence[bool | None], labels: Sequence[bool]) -> dict[s
     """Agreement of verdicts [n] with labels [n].
 
     Returns:
-        n, failed (no verdict, in no other figure), agree, `accuracy` (`Estimate` with Wilson's interval), true_positive
-        and so on ("positive": the judge accepts), precision, recall, f1, and Cohen's `kappa`. None: undefined (nothing
-        accepted, nothing to accept, or both sides always say the same one thing).
-
-    Raises:
-        ConfigError: lengths that differ.
+        n, failed (no verdict, in no other figure), agree, `accuracy` (`Estimate` with Wilson's interval), precision,
+        recall and f1 of the answers that the judge accepts, and Cohen's `kappa`. None: undefined (nothing accepted,
+        nothing to accept, or both sides always say the same one thing).
     """
-    if len(verdicts) != len(labels):
-        raise ConfigError(f"{len(verdicts)} verdicts for {len(labels)} labels")
     pairs = [(verdict, label) for verdict, label in zip(verdicts, labels, strict=True) if verdict is not None]
-    n = len(pairs)
-    counts = {
-        "true_positive": sum(v and t for v, t in pairs),
-        "false_positive": sum(v and not t for v, t in pairs),
-        "false_negative": sum(not v and t for v, t in pairs),
-        "true_negative": sum(not v and not t for v, t in pairs),
-    }
-    tp, fp, fn, tn = counts.values()
-    agree = tp + tn
-    chance = ((tp + fp) * (tp + fn) + (fn + tn) * (fp + tn)) / n**2 if n else 1.0
+    n, accepted, right = len(pairs), sum(v for v, _ in pairs), sum(t for _, t in pairs)
+    both, agree = sum(v and t for v, t in pairs), sum(v == t for v, t in pairs)
+    chance = (accepted * right + (n - accepted) * (n - right)) / n**2 if n else 1.0
     return {
         "n": len(labels),
         "failed": len(labels) - n,
         "agree": agree,
         "accuracy": wilson([float(v == t) for v, t in pairs]),
-        **counts,
-        "precision": _share(tp, tp + fp),
-        "recall": _share(tp, tp + fn),
-        "f1": _share(2 * tp, 2 * tp + fp + fn),
+        "precision": both / accepted if accepted else None,
+        "recall": both / right if right else None,
+        "f1": 2 * both / (accepted + right) if accepted + right else None,
         "kappa": (agree / n - chance) / (1 - chance) if chance < 1 else None,
     }
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def by_group(verdicts: Sequence[bool | None], labelled: Sequence[Labelled]) -> dict[str, Any]:
@@ -115,7 +98,7 @@ def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = No
     file = ResultFile(path)
     labelled: dict[str, Labelled] = {}
     for index, record in enumerate(file.records):
-        name, label = record.get("question_id"), _mark(record, "label")
+        name, label = record.get("question_id"), _given(record, "label")
         if not isinstance(name, str) or not isinstance(label, bool):
             raise DataError("needs question_id and a label that is true or false", path, file.place(index))
         if name in labelled:
@@ -128,7 +111,7 @@ def load_labels(path: str | Path, questions: Mapping[str, Reference] | None = No
     return list(labelled.values())
 
 
-def _mark(record: Mapping[str, Any], key: str) -> Any:
+def _given(record: Mapping[str, Any], key: str) -> Any:
     """`key` of the record, or the label of a LongMemEval row."""
     nested = record.get(LABEL)
     return nested.get("label") if key not in record and isinstance(nested, dict) else record.get(key)
@@ -153,7 +136,7 @@ def load_verdicts(path: str | Path, labelled: Sequence[Labelled]) -> list[bool |
     file = ResultFile(path)
     verdicts: dict[str, bool | None] = {}
     for index, record in enumerate(file.records):
-        name, verdict = record.get("question_id"), _mark(record, "verdict")
+        name, verdict = record.get("question_id"), _given(record, "verdict")
         if not isinstance(name, str) or not isinstance(verdict, bool | None) or name in verdicts:
             raise DataError("needs question_id, each once, and verdict: true, false or null", path, file.place(index))
         verdicts[name] = verdict
@@ -214,32 +197,28 @@ def judge_agreement(cfg: AgreementConfig, judge: AuxiliaryLLM | None = None) -> 
 
 def table(result: Mapping[str, Any]) -> str:
     """The figures in plain lines; accuracy as in Table 3, with its 95 % interval."""
+
+    def figure(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3f}"
+
     rows = []
     for name, row in {**result["groups"], "all": result["all"]}.items():
-        accuracy: Estimate | None = row["accuracy"]
-        cell = "–"
+        cell, accuracy = "–", row["accuracy"]
         if accuracy is not None:
             share = f"{accuracy['value']:.2f} ({row['agree']}/{accuracy['n']})"
             cell = f"{share} [{accuracy['low']:.2f}, {accuracy['high']:.2f}]"
-        figures = [_plain(row[key]) for key in ("precision", "recall", "f1", "kappa")]
+        figures = [figure(row[key]) for key in ("precision", "recall", "f1", "kappa")]
         rows.append([name, str(row["n"]), str(row["failed"]), cell, *figures])
     heads = ["", "n", "failed", "accuracy", "precision", "recall", "F1", "kappa"]
-    mean = f"mean over groups: {_plain(result['mean_accuracy'])}"
+    mean = f"mean over groups: {figure(result['mean_accuracy'])}"
     return "\n".join([f"judge: {result['judge']}", plain(heads, rows), mean])
 
 
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def agreement_and_show(cfg: AgreementConfig) -> None:
-    """`judge_agreement`, then the table and where it is."""
+    """`judge_agreement`, then the table."""
     result = judge_agreement(cfg)
-    if "dry_run" in result:
-        return
-    print(table(result))
-    if cfg.out is not None:
-        print(f"agreement: {cfg.out}")
+    if "dry_run" not in result:
+        print(table(result))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from remind.evaluation.compare import load_run
 
 @dataclass
 class ExportOfficialConfig:
-    """Write the answers of a run of evaluate.py as a results file of LongMemEval or LoCoMo."""
+    """Write the answers of a run of `remind evaluate` as a results file of LongMemEval or LoCoMo."""
 
     run: str
     """Folder of the run (report.json, predictions.jsonl)."""

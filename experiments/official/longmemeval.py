@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.official.files import ResultFile
 from remind.core.errors import ConfigError, DataError
-from remind.core.progress import Counter as Progress
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.intervals import wilson
 from remind.evaluation.judge import Case, judge_answers
-from remind.llm.asking import VERDICT_SCHEMA, Verdict, request
+from remind.llm.asking import ROOM, VERDICT_SCHEMA, Verdict
 from remind.llm.asking import verdicts as llm_verdicts
 from remind.llm.chat_models import Chats
-from remind.llm.request import ChatModel, Request, code_for, fenced
+from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.states import prompts
 from remind.states.pyramid import one_line
 
@@ -117,47 +117,41 @@ def verdict_of(row: Mapping[str, Any]) -> bool | None:
 def judge_rows(
     rows: Sequence[dict[str, Any]],
     references: Mapping[str, Reference],
-    verdicts: Callable[[list[tuple[Reference, str]]], Sequence[bool | None]],
+    judge: Callable[[list[tuple[Reference, str]]], Sequence[Verdict]],
     name: str,
-) -> None:
+) -> Counter[str]:
     """Set `autoeval_label` of every row whose question is known; null where the judge gave no verdict.
 
     Args:
-        verdicts: takes questions with hypotheses; `prompted` for a chat model, `ruled` for an auxiliary LLM.
+        judge: takes questions with hypotheses; `prompted` for a chat model, `ruled` for an auxiliary LLM.
         name: the judge's name, written under `model`.
+
+    Returns:
+        How often the judge gave no verdict, by reason.
     """
     known = [row for row in rows if row["question_id"] in references]
-    labels = verdicts([(references[row["question_id"]], row["hypothesis"]) for row in known])
-    for row, label in zip(known, labels, strict=True):
-        row[LABEL] = {"model": name, "label": label}
+    verdicts = judge([(references[row["question_id"]], row["hypothesis"]) for row in known])
+    for row, verdict in zip(known, verdicts, strict=True):
+        row[LABEL] = {"model": name, "label": verdict.value}
+    return Counter(verdict.failure or "neither" for verdict in verdicts if verdict.value is None)
 
 
-def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[bool | None]]:
+def ruled(judge: AuxiliaryLLM) -> Callable[[list[tuple[Reference, str]]], list[Verdict]]:
     """Verdicts of an auxiliary LLM's general judge, which knows nothing of roles (off-by-one, rubrics, updates).
 
     An unanswerable question is judged against `NO_INFORMATION`.
     """
 
-    def verdicts(pairs: list[tuple[Reference, str]]) -> list[bool | None]:
-        cases = [
-            Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), hypothesis) for r, hypothesis in pairs
-        ]
-        return [ruling.value for ruling in judge_answers(judge, cases)]
+    def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
+        cases = [Case(r.question, (NO_INFORMATION if r.abstention else r.answer,), said) for r, said in pairs]
+        return [Verdict(ruling.value, ruling.why or None) for ruling in judge_answers(judge, cases)]
 
     return verdicts
 
 
 def role_of(reference: Reference) -> Role:
-    """The role that judges a question: abstention for ids with `_abs` whatever their type, else by type.
-
-    Raises:
-        ConfigError: a type the benchmark does not have.
-    """
-    if reference.abstention:
-        return "abstention"
-    if reference.type not in TYPES:
-        raise ConfigError(f"no judge for question type {reference.type!r}; there are {', '.join(TYPES)}")
-    return _ROLE_OF[reference.type]
+    """The role that judges a question: abstention for ids with `_abs` whatever their type, else by type."""
+    return "abstention" if reference.abstention else _ROLE_OF[reference.type]
 
 
 def prompt_ids() -> dict[Role, str]:
@@ -170,11 +164,12 @@ def judge_request(reference: Reference, hypothesis: str) -> Request:
     role = role_of(reference)
     question, gold, response = (one_line(text) for text in (reference.question, reference.answer, hypothesis))
     code = code_for([question, gold, response])
-    return request(
+    return from_template(
         "judge",
         _TEMPLATE + role,
         reference.question_id,
         VERDICT_SCHEMA,
+        ROOM["judge"],
         code=code,
         question=fenced("question", question, code),
         reference=fenced(_GOLD.get(role, "reference answer"), gold, code),
@@ -182,28 +177,19 @@ def judge_request(reference: Reference, hypothesis: str) -> Request:
     )
 
 
-def prompted(
-    model: ChatModel, on_verdict: Callable[[str, Verdict], None] | None = None
-) -> Callable[[list[tuple[Reference, str]]], list[bool | None]]:
-    """Verdicts of a chat model by role; None where it gave none, which counts neither for nor against.
+def prompted(model: ChatModel) -> Callable[[list[tuple[Reference, str]]], list[Verdict]]:
+    """Verdicts of a chat model by role; one without a value counts neither for nor against.
 
     A blank hypothesis is rejected without asking, an abstention question's too: saying nothing notices nothing.
-
-    Args:
-        on_verdict: called with question id and verdict of each that was asked, with the reason where there is none.
     """
 
-    def verdicts(pairs: list[tuple[Reference, str]]) -> list[bool | None]:
+    def verdicts(pairs: list[tuple[Reference, str]]) -> list[Verdict]:
         filled = [number for number, (_, hypothesis) in enumerate(pairs) if hypothesis.strip()]
         requests = [judge_request(*pairs[number]) for number in filled]
-        with Progress("judge", len(filled)) as bar:
+        with ProgressBar("judge", len(filled)) as bar:
             replies = llm_verdicts(model, requests, lambda _, __: bar.step())
-        values: list[bool | None] = [False] * len(pairs)
-        for number, verdict in zip(filled, replies, strict=True):
-            values[number] = verdict.value
-            if on_verdict is not None:
-                on_verdict(pairs[number][0].question_id, verdict)
-        return values
+        asked = dict(zip(filled, replies, strict=True))
+        return [asked.get(number, Verdict(False)) for number in range(len(pairs))]
 
     return verdicts
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError
 from remind.core.files import sha256_file, write_json
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Question
 from remind.evaluation.intervals import Estimate, bootstrap
 from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
-from remind.evaluation.tables import plain
+from remind.evaluation.tables import percent, plain
 from remind.perception import PerceptionConfig
 
 if TYPE_CHECKING:
@@ -84,13 +84,6 @@ class Haystack:
         """Whether the question takes part: it can be answered, and from something the user said."""
         return "_abs" not in self.question_id and bool(self.gold)
 
-    def label(self, turn: str) -> tuple[str, bool]:
-        """The document a turn belongs to at session level.
-
-        The benchmark renames what holds no evidence, so a gold session falls in two: turns with evidence and others.
-        """
-        return self.session[turn], turn in self.gold
-
 
 def haystack_of(dialogue: Dialogue, question: Question) -> Haystack:
     """The haystack of a question that the LongMemEval reader gave; gold are the user's turns among its evidence."""
@@ -100,64 +93,47 @@ def haystack_of(dialogue: Dialogue, question: Question) -> Haystack:
 
 
 def grown(haystack: Haystack, ranked: Sequence[str], k: int) -> int:
-    """How many turns of the ranking it takes to see k different documents; all turns there are where it has fewer."""
-    if k < 1:
-        raise ConfigError(f"k must be at least 1, not {k}")
+    """How many turns of the ranking it takes to see k different documents; all turns there are where it has fewer.
+
+    A document is a session. The benchmark renames what holds no evidence, so a gold session falls in two: turns with
+    evidence and others.
+    """
     seen: set[tuple[str, bool]] = set()
     for place, turn in enumerate(ranked, start=1):
-        seen.add(haystack.label(turn))
+        seen.add((haystack.session[turn], turn in haystack.gold))
         if len(seen) >= k:
             return place
     return len(haystack.turns)
 
 
-def turn_level(haystack: Haystack, ranked: Sequence[str], k: int) -> dict[str, float]:
-    """recall_any, recall_all, ndcg_any among the first k turns."""
-    metrics = {"recall_any": recall_any, "recall_all": recall_all, "ndcg_any": ndcg_any}
-    return {name: metric(ranked, set(haystack.gold), k) for name, metric in metrics.items()}
-
-
-def session_level(haystack: Haystack, ranked: Sequence[str], k: int) -> dict[str, float]:
-    """The same among the first k documents, from a ranking of turns: `grown` turns are looked at.
-
-    Recall asks for gold sessions. The DCG counts every gold turn, as the benchmark does, so its ideal is all of them.
-    """
-    size = grown(haystack, ranked, k)
-    gold = {haystack.session[turn] for turn in haystack.gold}
-    # a session is found by its gold turns only
-    sessions = {haystack.session[turn] for turn in ranked[:size] if turn in haystack.gold}
-    return {
-        "recall_any": float(bool(sessions)),
-        "recall_all": float(gold <= sessions),
-        "ndcg_any": ndcg_any(ranked, set(haystack.gold), size),
-    }
-
-
-def trivial(haystack: Haystack, ks: Iterable[int] = KS) -> dict[str, list[int]]:
-    """The k that reach the size of the corpus, by level: every ranking then has every gold turn."""
-    documents = len({haystack.label(turn) for turn in haystack.turns})
-    sizes = {"turn": len(haystack.turns), "session": documents}
-    return {level: [k for k in ks if k >= size] for level, size in sizes.items()}
-
-
 def score_ranking(haystack: Haystack, ranked: Sequence[str], ks: Sequence[int] = KS) -> dict[str, dict[str, float]]:
     """`turn` and `session` → `recall_any@k`, `recall_all@k`, `ndcg_any@k`.
 
-    Args:
-        ranked: ids of the user's turns, best first (`user_turns`); those left out count as not found.
+    At session level `grown` turns are looked at, and recall asks for gold sessions. The DCG counts every gold turn, as
+    the benchmark does, so its ideal is all of them.
 
-    Raises:
-        DataError: a turn ranked twice, or one that is not among the user's.
-        ConfigError: k below 1.
+    Args:
+        ranked: ids of the user's turns, best first (`user_turns`), each once; those left out count as not found.
     """
-    if len(set(ranked)) < len(ranked):
-        raise DataError("a turn is ranked twice", record=haystack.question_id)
-    if unknown := [turn for turn in ranked if turn not in haystack.session]:
-        raise DataError(f"{unknown[0]!r} is ranked but is no turn of the user", record=haystack.question_id)
-    return {
-        level: {f"{name}@{k}": value for k in ks for name, value in figures(haystack, ranked, k).items()}
-        for level, figures in (("turn", turn_level), ("session", session_level))
-    }
+    gold = set(haystack.gold)
+    gold_sessions = {haystack.session[turn] for turn in gold}
+    by_turn: dict[str, float] = {}
+    by_session: dict[str, float] = {}
+    for k in ks:
+        size = grown(haystack, ranked, k)
+        # a session is found by its gold turns only
+        found = {haystack.session[turn] for turn in ranked[:size] if turn in gold}
+        by_turn |= {
+            f"recall_any@{k}": recall_any(ranked, gold, k),
+            f"recall_all@{k}": recall_all(ranked, gold, k),
+            f"ndcg_any@{k}": ndcg_any(ranked, gold, k),
+        }
+        by_session |= {
+            f"recall_any@{k}": float(bool(found)),
+            f"recall_all@{k}": float(gold_sessions <= found),
+            f"ndcg_any@{k}": ndcg_any(ranked, gold, size),
+        }
+    return {"turn": by_turn, "session": by_session}
 
 
 def user_turns(haystack: Haystack, ranked: Iterable[str]) -> list[str]:
@@ -172,23 +148,18 @@ def average(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Means over the questions that take part, with bootstrap intervals, and how many were left out or are trivial.
+    """Means over the questions that take part, with bootstrap intervals, and how many were left out.
 
     Returns:
-        `turn`, `session` (figure → `Estimate`), `counts` (questions, abstention, without_gold), and `trivial`: level →
-        k → number of questions whose corpus has no more than k documents.
+        `turn`, `session` (figure → `Estimate`), and `counts` (questions, abstention, without_gold).
     """
     values: dict[str, dict[str, list[float]]] = {"turn": {}, "session": {}}
-    full: dict[str, dict[int, int]] = {"turn": {}, "session": {}}
     for haystack, ranked in zip(haystacks, rankings, strict=True):
         if not haystack.scored:
             continue
         for level, figures in score_ranking(haystack, ranked, ks).items():
             for name, value in figures.items():
                 values[level].setdefault(name, []).append(value)
-        for level, found in trivial(haystack, ks).items():
-            for k in found:
-                full[level][k] = full[level].get(k, 0) + 1
     estimates: dict[str, dict[str, Estimate | None]] = {
         level: {name: bootstrap(numbers, resamples, seed) for name, numbers in figures.items()}
         for level, figures in values.items()
@@ -196,7 +167,7 @@ def average(
     abstention = sum("_abs" in haystack.question_id for haystack in haystacks)
     scored = sum(haystack.scored for haystack in haystacks)
     counts = {"questions": scored, "abstention": abstention, "without_gold": len(haystacks) - abstention - scored}
-    return {**estimates, "counts": counts, "trivial": full}
+    return {**estimates, "counts": counts}
 
 
 def rankings(
@@ -272,32 +243,17 @@ def score_retrieval(cfg: ScoreRetrievalConfig) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The figures in plain lines, in percent; k that reach the size of a corpus are marked."""
+    """The figures in plain lines, in percent."""
     ks = result["config"]["ks"]
-    first = next(iter(result["methods"].values()))
-    counts = first["counts"]
+    counts = next(iter(result["methods"].values()))["counts"]
     rows = [
-        [f"{method} {level} {name}", *(_cell(row[level].get(f"{name}@{k}"), k in row["trivial"][level]) for k in ks)]
+        [f"{method} {level} {name}", *(percent(row[level].get(f"{name}@{k}")) for k in ks)]
         for method, row in result["methods"].items()
         for level in ("turn", "session")
         for name in ("recall_any", "recall_all", "ndcg_any")
     ]
     left_out = f"{counts['abstention']} abstention, {counts['without_gold']} without evidence from the user"
-    lines = [f"{counts['questions']} questions; left out: {left_out}", plain(["", *(f"@{k}" for k in ks)], rows)]
-    if any(first["trivial"].values()):
-        lines.append("* some corpora have no more than k documents: the figure says little")
-    return "\n".join(lines)
-
-
-def _cell(estimate: Mapping[str, Any] | None, trivial: bool) -> str:
-    return "–" if estimate is None else f"{100 * estimate['value']:.1f}{'*' if trivial else ''}"
-
-
-def score_and_show(cfg: ScoreRetrievalConfig) -> None:
-    """`score_retrieval`, then the table and where it is."""
-    print(table(score_retrieval(cfg)))
-    if cfg.out is not None:
-        print(f"figures: {cfg.out}")
+    return f"{counts['questions']} questions; left out: {left_out}\n{plain(['', *(f'@{k}' for k in ks)], rows)}"
 
 
 if __name__ == "__main__":
@@ -305,6 +261,6 @@ if __name__ == "__main__":
 
     main(
         ScoreRetrievalConfig,
-        score_and_show,
+        lambda cfg: print(table(score_retrieval(cfg))),
         "Score our retrieval on LongMemEval's haystacks by the benchmark's own figures.",
     )

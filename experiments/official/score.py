@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from experiments.official import locomo, longmemeval
 from experiments.official.files import ResultFile
@@ -15,9 +14,6 @@ from remind.evaluation.judge import load_judge
 from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
-
-if TYPE_CHECKING:
-    from remind.llm.asking import Verdict
 
 SCORES = "scores.json"
 
@@ -115,13 +111,7 @@ def _ask(
     cfg: ScoreOfficialConfig, file: ResultFile, references: dict[str, longmemeval.Reference], chat: ChatModel | None
 ) -> dict[str, Any]:
     model, chats = (chat, None) if chat is not None else longmemeval.open_judge(cfg.llm)
-    failures: Counter[str] = Counter()
-
-    def note(_: str, verdict: Verdict) -> None:
-        if verdict.value is None:
-            failures[verdict.failure or "neither"] += 1
-
-    longmemeval.judge_rows(file.records, references, longmemeval.prompted(model, note), model.name)
+    failures = longmemeval.judge_rows(file.records, references, longmemeval.prompted(model), model.name)
     judging: dict[str, Any] = {"judge_prompts": longmemeval.prompt_ids(), "judge_failures": dict(failures)}
     if chats is not None and chats.dry is not None:
         print(chats.dry.report())

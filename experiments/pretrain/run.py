@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
-from remind.core.progress import Counter, without_loading_bars
+from remind.core.progress import ProgressBar, without_loading_bars
 from remind.data.dialogue import FORMATS
 from remind.models.nano import nano_folder, nano_image_processor, nano_model, nano_tokenizer
 from remind.states.pyramid import LEVELS
@@ -164,7 +164,7 @@ def _train(cfg: PretrainConfig, tokenizer: Any, lessons: Lessons, log: Path) -> 
     tokens = 0
     rows: list[dict[str, Any]] = []
     decoder.train()
-    with Counter("pre-train", cfg.steps) as bar:
+    with ProgressBar("pre-train", cfg.steps) as bar:
         for step, batch in enumerate(_batches(cfg, lessons), start=1):
             for group in optimizer.param_groups:
                 group["lr"] = _rate(cfg, step - 1)

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from pathlib import Path
 
 from remind.core.files import write_text
 from remind.data.dialogue import DIMENSIONS, FORMATS, NO_INFORMATION
@@ -82,12 +81,6 @@ def training_texts() -> Iterator[str]:
                 yield f"Question: {record['question']}\n"
                 yield from (f"{letter}. {text}\n" for letter, text in zip("ABCD", record["options"], strict=False))
                 yield from (f"<answer>{text}</answer><explanation>" for text in record["answers"])
-
-
-def write_tokenizer(path: str | Path) -> Path:
-    """Train the tokenizer anew and write it to `path`."""
-    write_text(path, train_tokenizer(training_texts(), wordings()) + "\n")
-    return Path(path)
 
 
 def wordings() -> list[str]:
@@ -164,4 +157,5 @@ def _branch(texts: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(write_tokenizer(sys.argv[1]))
+    write_text(sys.argv[1], train_tokenizer(training_texts(), wordings()) + "\n")
+    print(sys.argv[1])

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.proof.store import RunStore, Spec
 from remind.core.errors import ConfigError
 from remind.core.processes import leave_with_parent, spawned_pool
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 
 def run_all(store: RunStore, specs: Sequence[Spec], workers: int, title: str) -> dict[str, dict[str, Any]]:
@@ -35,7 +35,7 @@ def run_all(store: RunStore, specs: Sequence[Spec], workers: int, title: str) ->
     if todo:
         _clear(store.out / "work")
         print(f"{title}: {len(wanted)} runs, {len(wanted) - len(todo)} of them done before", file=sys.stderr)
-        with Counter(title, len(todo)) as bar:
+        with ProgressBar(title, len(todo)) as bar:
             for _ in _perform(store, groups(store, todo, workers), workers):
                 bar.advance_to(sum(store.done(spec) for spec in todo))
     return {key: store.result(spec) for key, spec in wanted.items()}

@@ -288,7 +288,7 @@ class TrainConfig:
     """Distil reflective and attentional states into the factual one (Section 4.5)."""
 
     states: str
-    """Folder of states (from build_states.py); the split train is read."""
+    """Folder of states (from `remind build-states`); the split train is read."""
     out: str
     """Run folder: config.yaml, data.json, metrics.jsonl, checkpoints/."""
     model: str = "nano"
@@ -336,7 +336,7 @@ class ExportConfig:
     """Write a trained checkpoint as a plain Hugging Face folder."""
 
     run: str
-    """Run folder of train_pra.py."""
+    """Run folder of `remind train-pra`."""
     out: str
     """Folder to write. Must not exist unless overwrite is set."""
     checkpoint: Literal["last", "best"] = "last"

@@ -26,7 +26,7 @@ from remind.alignment.step import AlignmentModel, Pass, collate, run
 from remind.alignment.teachers import Ema, Live, Teachers
 from remind.core.distributed import sharded
 from remind.core.errors import ConfigError, ModelError
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 
 
 def train(cfg: TrainConfig) -> Path:
@@ -72,7 +72,7 @@ class Trainer:
         self.guard = Guard(self.cfg.trainer.guard)
         self.termination = Termination()
         self._saved: int | None = None
-        self._bar: Counter | None = None
+        self._bar: ProgressBar | None = None
         if parts.start is not None:
             self._resume(parts.start)
         self.folder.begin(parts.about, self.step, self.evaluated)
@@ -103,7 +103,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Run the remaining steps; held-out loss and checkpoints on their way. Ends early on SIGTERM (`stopped`)."""
-        with self.termination, Counter("train", self.parts.total, self.step) as bar:
+        with self.termination, ProgressBar("train", self.parts.total, self.step) as bar:
             self._bar = bar
             # a run that was stopped between a step and its evaluation makes up for it
             self._evaluate_if_due()

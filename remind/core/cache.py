@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,3 +83,11 @@ class Cache:
         """Raises OSError where there is no room or no right to write."""
         entry = {"sha256": sha256_json(value), "value": value}
         write_text(self.path(kind, key, ".json"), json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def json(self, kind: str, key: Any, compute: Callable[[], Any]) -> Any:
+        """The JSON value of an entry, computed and written where it is absent."""
+        value = self.read_json(kind, key)
+        if value is None:
+            value = compute()
+            self.write_json(kind, key, value)
+        return value

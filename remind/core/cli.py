@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
@@ -25,18 +24,16 @@ class _ConfigFiles:
     """The config files of one command line.
 
     Attributes:
-        configs: those of --config.
-        groups: those that stand for a group of fields.
-        reading: the one of `configs` that is being read.
+        read: those that have been read.
+        reading: the one that is being read.
     """
 
-    configs: list[ConfigFile] = field(default_factory=list)
-    groups: list[ConfigFile] = field(default_factory=list)
+    read: list[ConfigFile] = field(default_factory=list)
     reading: ConfigFile | None = None
 
     def note(self) -> str:
         """Suffix for errors whose cause may stand in a file or on the command line."""
-        return f" (with --config {' and '.join(str(file.path) for file in self.configs)})" if self.configs else ""
+        return f" (with --config {' and '.join(str(file.path) for file in self.read)})" if self.read else ""
 
 
 # not an attribute of the parser: optional groups have parsers of their own, whose errors name the files, too
@@ -48,9 +45,6 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         files = _files.get(_ConfigFiles())
-        for file in files.groups:
-            if (line := file.line_of(message)) is not None:
-                self.refuse(file.error(message, line))
         if files.reading is not None:
             self.refuse(files.reading.error(message, files.reading.line_of(message)))
         note = files.note() if message.startswith("the following arguments are required") else ""
@@ -60,14 +54,6 @@ class _Parser(ArgumentParser):
         self.exit(2, f"error: {' '.join(str(message).split())}{hint}\n")
         raise AssertionError
 
-    def check_group_files(self, argv: Sequence[str]) -> None:
-        """Check the files that options such as `--trainer FILE` name."""
-        for word, following in zip(argv, [*argv[1:], ""], strict=False):
-            option, equals, value = word.partition("=")
-            name, path = option.removeprefix("--"), Path(value if equals else following)
-            if option.startswith("--") and name in (self.groups or {}) and path.is_file():
-                _files.get().groups.append(ConfigFile(path, name))
-
 
 class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
     """`--config FILE`; a mistake in it is reported with the file and the line."""
@@ -76,10 +62,14 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
         files = _files.get()
         try:
             file = ConfigFile(values)
-            self._check(parser, file)
+            for name, line in file.lines.items():
+                if name == self.dest or name.startswith("__"):
+                    raise file.error(f"Option {name!r} is not accepted", line)
+                if name in parser.groups and name not in file.mappings:
+                    raise file.error(f"{name} is a group of fields, which neither a list nor one value can be", line)
         except ConfigError as error:
             parser.refuse(error, "")
-        files.configs.append(file)
+        files.read.append(file)
         files.reading = file
         try:
             super().__call__(parser, cfg, values, option_string)
@@ -92,16 +82,6 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
         except (ValueError, AttributeError) as error:  # values that do not match their YAML tag
             parser.error(str(error))
         files.reading = None
-
-    def _check(self, parser: Any, file: ConfigFile) -> None:
-        for name, line in file.lines.items():
-            if name == self.dest or name.startswith("__"):
-                raise file.error(f"Option {name!r} is not accepted", line)
-            if name in parser.groups and name not in file.mappings:
-                inner = Path(file.path).parent / file.plain.get(name, "")
-                if not inner.is_file():
-                    raise file.error(f"{name} is a group of fields, which neither a list nor one value can be", line)
-                _files.get().groups.append(ConfigFile(inner, name))
 
 
 def make_parser(config: type, description: str, prog: str | None = None) -> _Parser:
@@ -117,18 +97,13 @@ def make_parser(config: type, description: str, prog: str | None = None) -> _Par
 def parse(config: type[C], description: str, argv: Sequence[str] | None = None, prog: str | None = None) -> C:
     """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
     parser = make_parser(config, description, prog)
-    files = _files.get()
-    try:
-        parser.check_group_files(sys.argv[1:] if argv is None else argv)
-    except ConfigError as error:
-        parser.refuse(error, "")
     namespace: Namespace = parser.parse_args(argv)
     namespace.pop("config", None)
     try:
         instantiated = parser.instantiate_classes(namespace)
         return config(**{k: v for k, v in vars(instantiated).items() if not k.startswith("__")})
     except (RemindError, ValueError) as error:  # ValueError: what jsonargparse makes of ours in an optional group
-        parser.refuse(error, files.note())
+        parser.refuse(error, _files.get().note())
 
 
 def _plain_defaults(parser: ArgumentParser) -> None:
@@ -169,7 +144,7 @@ def main(
     """
     argv = named(sys.argv[1:] if argv is None else argv, positional)
     settings = parse(config, description, argv, prog)
-    # where it is installed peft imports it, and on some CPUs it then advises to install a kernel nobody asked for
+    # where it is installed peft imports it, and on some CPUs it then advises to install a kernel
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         function(settings)

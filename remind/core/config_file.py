@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 
 import yaml
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_bytes
 
 #: Limits for configs, which are written by hand.
 MAX_BYTES = 1 << 20
 _MAX_DEPTH = 50
-_MAX_VALUES = 100_000
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: A date without quotes has the tag of one; it is read as text.
-_PLAIN = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "timestamp")
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in _PLAIN}
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map")}
 #: How jsonargparse names the key it refuses.
 _BAD_KEY = (
     re.compile(r"Group '(?P<group>[^']+)' does not accept option '(?P<key>[^']+)'"),
@@ -34,27 +31,20 @@ class ConfigFile:
         path: as it was given.
         lines: line, from 1, of every key; keys of mappings within mappings are dotted.
         mappings: those keys whose value is a mapping.
-        plain: by key the text of every value that is neither a mapping nor a list.
-
-    Args:
-        path: the file.
-        group: the group of fields whose values it holds; empty for a config of a whole command.
 
     Raises:
-        ConfigError: no such file, no regular one, too large, not UTF-8, not YAML, no mapping, a key twice, tags of
-            other than plain values, aliases that hold themselves or make too much of it.
+        ConfigError: no such file, no regular one, too large, not UTF-8, not YAML, no mapping, a key twice, an alias, a
+            tag of other than plain values.
     """
 
-    def __init__(self, path: str | Path, group: str = "") -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = path
+        self.lines: dict[str, int] = {}
+        self.mappings: set[str] = set()
         root = self._compose(self._read())
         if not isinstance(root, yaml.MappingNode):
             raise self._at("a mapping of fields to values was expected", root)
-        self._count(root, {})
-        self.lines: dict[str, int] = {}
-        self.mappings: set[str] = set()
-        self.plain: dict[str, str] = {}
-        self._note(root, f"{group}." if group else "")
+        self._note(root, "")
 
     def line_of(self, message: str) -> int | None:
         """The line of the key that a parser's message is about, if it is one of this file's."""
@@ -74,17 +64,9 @@ class ConfigFile:
 
     def _read(self) -> str:
         try:
-            status = Path(self.path).stat()
-            if not stat.S_ISREG(status.st_mode):
-                what = "is a folder, a file was expected" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-                raise self.error(what)
-            if status.st_size > MAX_BYTES:
-                raise self.error(f"has {status.st_size:,} bytes; a config has {MAX_BYTES:,} at most")
-            content = Path(self.path).read_bytes()
-        except FileNotFoundError:
-            raise self.error("no such file") from None
-        except (OSError, ValueError) as error:
-            raise self.error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            content = read_bytes(self.path, MAX_BYTES)
+        except DataError as error:
+            raise ConfigError(str(error)) from None
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -99,6 +81,11 @@ class ConfigFile:
                 depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
                 if depth > _MAX_DEPTH:
                     raise self._at("nested too deeply", event)
+                if isinstance(event, yaml.AliasEvent):
+                    raise self._at("aliases are not accepted; write the value out", event)
+                tag = getattr(event, "tag", None)
+                if tag is not None and tag not in _TAGS:
+                    raise self._at(f"the tag {tag[:80]} is of no plain value", event)
             return yaml.compose(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -108,24 +95,8 @@ class ConfigFile:
             line = text.count("\n", 0, error.position) + 1
             raise self.error(f"not YAML: {error.reason}", line) from None
 
-    def _count(self, node: yaml.Node, sizes: dict[int, int | None]) -> int:
-        """Values below a node, an alias counted as what it stands for; `sizes` has those counted, None: under way."""
-        if node.tag not in _TAGS:
-            raise self._at(f"the tag {node.tag[:80]} is of no plain value", node)
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if (size := sizes.get(id(node), 0)) is None:
-            raise self._at("holds itself by an alias", node)
-        if not size:
-            sizes[id(node)] = None
-            parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-            size = sizes[id(node)] = 1 + sum(self._count(part, sizes) for part in parts)
-        if size > _MAX_VALUES:
-            raise self._at(f"more than {_MAX_VALUES:,} values, aliases counted as what they stand for", node)
-        return size
-
     def _note(self, node: yaml.Node, prefix: str) -> None:
-        """Fill `lines` and `plain` from what is below a node."""
+        """Fill `lines` and `mappings` from what is below a node."""
         if isinstance(node, yaml.SequenceNode):
             for number, value in enumerate(node.value):
                 self._note(value, f"{prefix}{number}.")
@@ -138,9 +109,7 @@ class ConfigFile:
                 if name in self.lines:
                     raise self._at(f"the key {name[:80]!r} stands twice; which value counts is unclear", key)
                 self.lines[name] = key.start_mark.line + 1
-                if isinstance(value, yaml.ScalarNode):
-                    self.plain[name] = value.value
-                elif isinstance(value, yaml.MappingNode):
+                if isinstance(value, yaml.MappingNode):
                     self.mappings.add(name)
                 self._note(value, f"{name}.")
 

@@ -168,6 +168,22 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def read_bytes(path: str | Path, most: int | None = None) -> bytes:
+    """The content of a regular file. Raises DataError, also for one of more than `most` bytes before it is read."""
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            what = "is a folder, a file was expected" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+            raise DataError(what, path)
+        if most is not None and status.st_size > most:
+            raise DataError(f"has {status.st_size:,} bytes; at most {most:,} are read", path)
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise DataError("no such file", path) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+
+
 def read_json(path: str | Path) -> Any:
     """Parse a JSON file.
 
@@ -175,35 +191,23 @@ def read_json(path: str | Path) -> Any:
         DataError: missing, no regular file, not UTF-8, not JSON, or an object with a key twice; names the file and, if
             possible, the line.
     """
-    path = Path(path)
     try:
-        if not stat.S_ISREG(mode := path.stat().st_mode):
-            what = "is a folder, a file was expected" if stat.S_ISDIR(mode) else "is not a regular file"
-            raise DataError(what, path)
-        return json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=unique_keys)
-    except FileNotFoundError:
-        raise DataError("no such file", path) from None
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
+        return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 (byte {error.start})", path) from None
     except RecursionError:
         raise DataError("nested too deeply", path) from None
     except DuplicateKeyError as error:
         raise DataError(str(error), path) from None
-    except ValueError as error:
-        line = getattr(error, "lineno", None)
-        raise DataError(
-            f"not JSON: {getattr(error, 'msg', error)}", path, None if line is None else f"line {line}"
-        ) from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error.msg}", path, f"line {error.lineno}") from None
+    except ValueError as error:  # a number with too many digits
+        raise DataError(f"not JSON: {error}", path) from None
 
 
 def sha256_file(path: str | Path) -> str:
-    digest = hashlib.sha256()
     with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def input_hashes(paths: Iterable[str | Path]) -> dict[str, str]:

@@ -23,14 +23,14 @@ from remind.core.errors import ConfigError
 
 def leave_with_parent() -> None:
     """Call in a worker process to end it when its parent ends, so that it does not compete with a resumed run."""
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-
-
-def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def spawned_pool(

@@ -54,8 +54,8 @@ def shares(costs: Sequence[float]) -> list[float]:
     return [done / total for done in accumulate(costs)]
 
 
-class Counter:
-    """A progress bar: `with Counter("train", total) as bar: bar.step(note="loss 1.2")`.
+class ProgressBar:
+    """A progress bar: `with ProgressBar("train", total) as bar: bar.step(note="loss 1.2")`.
 
     Where standard error is no terminal it is a line every `LINE_SECONDS`; inside `listening` nothing is drawn.
 
@@ -82,7 +82,7 @@ class Counter:
         )
         self._done, self._total = done, total
 
-    def __enter__(self) -> Counter:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +113,7 @@ class Counter:
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Yield the items while showing how many of `total` are done."""
-    with Counter(description, total) as bar:
+    with ProgressBar(description, total) as bar:
         for item in items:
             yield item
             bar.step()

@@ -81,23 +81,8 @@ class Dialogue:
     sessions: tuple[Session, ...]
 
     def __post_init__(self) -> None:
-        if problem := self._problem():
+        if problem := problem_of(self.sessions):
             raise DataError(problem, record=named(self.id))
-
-    def _problem(self) -> str | None:
-        if len({session.id for session in self.sessions}) < len(self.sessions):
-            return "a session id occurs twice; ids must be unique in a dialogue"
-        seen: set[str] = set()
-        image_index = 0
-        for turn in self.turns:
-            if turn.id in seen:
-                return f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
-            seen.add(turn.id)
-            for image in turn.images:
-                if image.index != image_index:
-                    return f"image index {image.index} in turn {shown(turn.id)} should be {image_index}"
-                image_index += 1
-        return None if seen else "the dialogue has no turns"
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
@@ -129,6 +114,23 @@ class Dialogue:
             return self.turns[self.positions[turn_id]]
         except KeyError:
             raise DataError(f"no turn {shown(turn_id)}", record=named(self.id)) from None
+
+
+def problem_of(sessions: Sequence[Session]) -> str | None:
+    """Why sessions make no dialogue, if they do not."""
+    if len({session.id for session in sessions}) < len(sessions):
+        return "a session id occurs twice; ids must be unique in a dialogue"
+    seen: set[str] = set()
+    image_index = 0
+    for turn in (turn for session in sessions for turn in session.turns):
+        if turn.id in seen:
+            return f"turn id {shown(turn.id)} occurs twice; ids must be unique in a dialogue"
+        seen.add(turn.id)
+        for image in turn.images:
+            if image.index != image_index:
+                return f"image index {image.index} in turn {shown(turn.id)} should be {image_index}"
+            image_index += 1
+    return None if seen else "the dialogue has no turns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class Corpus:
     """Dialogues with questions about them, as a reader returns them.
 
     Attributes:
-        dialogues, questions: in file order.
+        dialogues, questions: in file order; questions of RefMem-Bench in the order of their dialogues.
         dangling: evidence references that resolve to nothing; left out of `Question.evidence` and to be reported.
         references: number of evidence references in the files, including the dangling ones.
         referenced: the same by question id, for questions with references.

@@ -6,17 +6,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from remind.core.errors import ConfigError, DataError, named
 from remind.data.dialogue import Question
-
-
-class HasQuestions(Protocol):
-    """A corpus, or its outline."""
-
-    @property
-    def questions(self) -> Sequence[Question]: ...
 
 
 @dataclass
@@ -60,15 +53,15 @@ def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:
     return list(groups.values())
 
 
-def assign_splits(corpus: HasQuestions, config: SplitConfig) -> dict[str, str]:
+def assign_splits(questions: Sequence[Question], config: SplitConfig) -> dict[str, str]:
     """Question id to "train", "dev" or "test". A split given by the benchmark is kept.
 
     Units are taken in an order that depends only on their ids and the seed: the first fill train, the next dev, the
     rest is test. A unit goes to train (dev) while that brings its share closer to the configured one. Of two or more
     units at least one is for training and one for testing.
     """
-    splits = {question.id: question.split for question in corpus.questions if question.split is not None}
-    free = [question for question in corpus.questions if question.split is None]
+    splits = {question.id: question.split for question in questions if question.split is not None}
+    free = [question for question in questions if question.split is None]
     by = config.by
     if by == "auto":
         by = "dialogue" if len({question.dialogue_id for question in free}) > 1 else "evidence"

@@ -135,7 +135,7 @@ def load_run(folder: str | Path) -> Run:
     rows: dict[str, Mapping[str, Any]] = {}
     for number, row in parse_lines(path.read_bytes().removesuffix(b"\n")):
         if row is None or ("accuracy" not in row and row.get("left_out") is None):
-            message = "not a scored prediction; finish the run with evaluate.py first"
+            message = "not a scored prediction; finish the run with `remind evaluate` first"
             raise DataError(message, path, f"line {number}")
         rows[row["question_id"]] = row
     return Run(folder, report, rows)

@@ -91,7 +91,7 @@ class EvaluateConfig:
     """Answer the questions of a split under one or more conditions, judge the answers, write the report."""
 
     states: str
-    """Folder of states (from build_states.py)."""
+    """Folder of states (from `remind build-states`)."""
     model: str
     """Model that answers: nano, or a Hugging Face folder or id, such as an exported checkpoint. With answers server:
     a name for the report."""
@@ -157,7 +157,7 @@ class EvaluateConfig:
 
 @dataclass
 class CompareConfig:
-    """Compare two runs of evaluate.py on the same questions: second less first."""
+    """Compare two runs of `remind evaluate` on the same questions: second less first."""
 
     first: str
     """Folder of a run (report.json, predictions.jsonl); may also be given as the first plain argument."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import write_rows
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
 from remind.evaluation.predictions import bad_row, put_row, read_rows
 
@@ -94,7 +94,7 @@ def judge_answers(
             places.setdefault(case, []).append(index)
     new = list(places)
     step = _AT_ONCE if hasattr(judge, "verdicts") else 1
-    with Counter("judge", len(cases), len(cases) - sum(map(len, places.values()))) as bar:
+    with ProgressBar("judge", len(cases), len(cases) - sum(map(len, places.values()))) as bar:
         for start in range(0, len(new), step):
             group = new[start : start + step]
             names = [samples[places[case][0]] if samples else "" for case in group]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Count
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remind.core.errors import DataError, ModelError
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import Verdicts, judge_run, read_verdicts
@@ -72,7 +72,7 @@ def answer_stage(
         if item is not None and item.prompt in ("", prompt_hash(prompt)):
             predictions[n] = Prediction.of(prompt, item.output)
     resumed = len(predictions)
-    with run.append() as file, Counter(f"answer {run.identity['level']}", len(ids), resumed) as bar:
+    with run.append() as file, ProgressBar(f"answer {run.identity['level']}", len(ids), resumed) as bar:
 
         def keep(index: int, output: Generation) -> None:
             predictions[index] = Prediction.of(prompts[index], output)
@@ -172,7 +172,7 @@ def score_stage(
         for record, item in zip(records, answers.predictions, strict=True)
     }
     run.rewrite(list(rows.values()))
-    left_out = Count(item.left_out for item in answers.predictions if item.left_out is not None)
+    left_out = Counter(item.left_out for item in answers.predictions if item.left_out is not None)
     section = {
         "counts": {
             **counts(scores),

@@ -6,9 +6,9 @@ blocks.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from remind.core import lazy_names
 from remind.grounding.config import FusionConfig, GroundingConfig
 from remind.grounding.guidance import guidance
 
@@ -31,19 +31,16 @@ __all__ = [
     "token_resonance",
     "turn_salience",
 ]
-_MODULES = {
-    "Grounder": "ground",
-    "GroundingTrace": "trace",
-    "TokenScore": "trace",
-    "gaussian_smooth": "resonance",
-    "select_blocks": "selection",
-    "token_resonance": "resonance",
-    "turn_salience": "salience",
-}
 
-
-def __getattr__(name: str) -> Any:
-    # imported on first use, so that configs can be read without torch
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Grounder": "ground",
+        "GroundingTrace": "trace",
+        "TokenScore": "trace",
+        "gaussian_smooth": "resonance",
+        "select_blocks": "selection",
+        "token_resonance": "resonance",
+        "turn_salience": "salience",
+    },
+)

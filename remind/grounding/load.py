@@ -68,7 +68,7 @@ def check_saes(
     """
     where = "" if folder is None else f"{folder}: "
     if not saes:
-        raise ModelError(f"{where}grounding needs at least one SAE; train some with train_sae.py")
+        raise ModelError(f"{where}grounding needs at least one SAE; train some with `remind train-sae`")
     saes = chosen_layers(saes, config)
     for layer, coder in saes.items():
         if not 0 <= layer <= backbone.n_layers:

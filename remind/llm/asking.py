@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remind.data.dialogue import Dialogue, Question
-from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced
-from remind.llm.structured import without_thought
-from remind.states import prompts
+from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
+from remind.llm.structured import object_schema, without_thought
 from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
 from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
@@ -37,27 +36,17 @@ _VERDICT = re.compile(r"[\"']?verdict[\"']?\s*[:=]\s*[\"']?(true|false|yes|no)\b
 _VERDICTS = {"yes": True, "true": True, "correct": True, "no": False, "false": False, "incorrect": False}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """The schema of an object that has these properties and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
 # lengths are cut here and not by the schema: a reply that is only too long is no reason to pay for another
 _TEXT = {"type": "string"}
 _TEXTS = {"type": "array", "items": _TEXT}
-STRATEGY_SCHEMA: Mapping[str, Any] = _object(
+STRATEGY_SCHEMA: Mapping[str, Any] = object_schema(
     target_speaker=_TEXTS,
     related_entities=_TEXTS,
     behavioural_focus=_TEXTS,
     temporal_scope=_TEXTS,
     reasoning={**_TEXTS, "minItems": 1},
 )
-VERDICT_SCHEMA: Mapping[str, Any] = _object(verdict={"type": "boolean"})
+VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 
 
 class Unusable(ValueError):
@@ -84,27 +73,15 @@ def plain(text: str) -> str:
     return one_line(_MARKUP.sub(" ", without_thought(text)))
 
 
-def request(stage: Stage, template: str, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
-    """The request that a filled template makes: its system block, then its user block."""
-    parts = prompts.blocks(template, **values)
-    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, stage, sample, prompts.prompt_id(template), ROOM[stage], schema=schema)
-
-
 def cue_request(dialogue: Dialogue, segment: Segment, dimension: str | None) -> Request:
-    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2).
-
-    Raises:
-        DataError: an unknown dimension.
-    """
+    """One segment as the prompt of a state shows it, to be summed up in the light of the dimension (Section 4.2)."""
     check_dimension(dimension)
     ask = guide(dimension) if dimension is not None else None
     shown = render(FactualState(dialogue, Question("", dialogue.id, ""), (segment,), Strategy(())))
     text = shown.text[slice(*shown.dialogue)]
     code = code_for([text])
-    return request(
+    return _request(
         "cues",
-        TEMPLATES["cues"],
         dialogue.id,
         None,
         code=code,
@@ -131,9 +108,8 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     text, options = _shown(question)
     code = code_for([speakers, text, options])
     ask = guide(kind_of(question))
-    return request(
+    return _request(
         "strategy",
-        TEMPLATES["strategy"],
         question.id,
         STRATEGY_SCHEMA,
         code=code,
@@ -149,11 +125,7 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
 
 
 def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]]:
-    """S_str, and the target speakers it named who do not speak in the dialogue and are left out.
-
-    Raises:
-        Unusable: the reply is not the JSON asked for, or has no reasoning step.
-    """
+    """S_str, and the target speakers it named who do not speak in the dialogue and are left out. Raises Unusable."""
     value = reply.value
     if not isinstance(value, Mapping):
         raise Unusable("the strategy is not a JSON object")
@@ -174,8 +146,8 @@ def read_strategy(dialogue: Dialogue, reply: Reply) -> tuple[Strategy, list[str]
 def summary_schema(question: Question) -> dict[str, Any]:
     """What G_ref consists of: understanding, a finding for each option (or on its own), conclusion (Table 11)."""
     option = {"option": {"type": "string", "enum": list(LETTERS[: len(question.options)])}} if question.options else {}
-    findings = {"type": "array", "minItems": 1, "items": _object(**option, finding=_TEXT)}
-    return _object(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
+    findings = {"type": "array", "minItems": 1, "items": object_schema(**option, finding=_TEXT)}
+    return object_schema(understanding=_TEXT, evidence=findings, conclusion=_TEXT)
 
 
 def summary_request(state: AttentionalState) -> Request:
@@ -188,9 +160,8 @@ def summary_request(state: AttentionalState) -> Request:
     # a marker line that no turn can forge: it carries the fence's code
     marker = f"[ATTENTION {code}]" if state.blocks else ""
     shown = render(replace(state, marker=marker))
-    return request(
+    return _request(
         "summary",
-        TEMPLATES["summary"],
         question.id,
         summary_schema(question),
         code=code,
@@ -216,17 +187,18 @@ def read_summary(question: Question, reply: Reply) -> str:
     value = reply.value if isinstance(reply.value, Mapping) else _sections(reply.text)
     understanding, conclusion = (plain(str(value.get(key) or "")) for key in ("understanding", "conclusion"))
     evidence = value.get("evidence")
-    items = [item for item in evidence if isinstance(item, Mapping)] if isinstance(evidence, list) else []
     findings: dict[str, str] = {}
-    for number, item in enumerate(items):
+    for number, item in enumerate(evidence if isinstance(evidence, list) else []):
+        if not isinstance(item, Mapping):
+            continue
         key = str(item.get("option") or "").strip().upper() if question.options else str(number)
         if text := plain(str(item.get("finding") or "")):
             findings.setdefault(key, text)
     letters = LETTERS[: len(question.options)]
     usable = any(letter in findings for letter in letters) if question.options else bool(findings)
-    if not (understanding and conclusion and usable):
-        missing = "understanding" if not understanding else "conclusion" if not conclusion else "evidence"
-        raise Unusable(f"the summary has no {missing}")
+    for name, part in (("understanding", understanding), ("conclusion", conclusion), ("evidence", usable)):
+        if not part:
+            raise Unusable(f"the summary has no {name}")
     if question.options:
         lines = ["Evidence by option:"]
         for letter, option in zip(letters, question.options, strict=False):
@@ -241,9 +213,8 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
     question, prediction = one_line(question), one_line(prediction)
     gold = "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(references, start=1))
     code = code_for([question, gold, prediction])
-    return request(
+    return _request(
         "judge",
-        TEMPLATES["judge"],
         sample,
         VERDICT_SCHEMA,
         code=code,
@@ -256,11 +227,7 @@ def judge_request(question: str, references: Sequence[str], prediction: str, sam
 def verdicts(
     model: ChatModel, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
 ) -> list[Verdict]:
-    """A verdict per request, in order; what is no verdict is a failure and not a rejection.
-
-    Raises:
-        ModelError: the endpoint as a whole cannot be used.
-    """
+    """A verdict per request, in order; what is no verdict is a failure and not a rejection."""
     return [_verdict(reply) for reply in model.complete(requests, on_reply)]
 
 
@@ -281,6 +248,10 @@ def _verdict(reply: Reply) -> Verdict:
     return Verdict(None, "neither", "the judge's reply is neither verdict") if value is None else Verdict(value)
 
 
+def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **values: Any) -> Request:
+    return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
+
+
 def _shown(question: Question) -> tuple[str, str]:
     """The question as a state shows it, and its options a line each."""
     when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
@@ -289,24 +260,18 @@ def _shown(question: Question) -> tuple[str, str]:
 
 
 def _strategy_lines(strategy: Strategy) -> str:
-    kinds = {
-        "Target speaker": strategy.speakers,
-        "Related entities": strategy.entities,
-        "Behavioural focus": strategy.focus,
-        "Temporal scope": strategy.scope,
-    }
+    names = ("Target speaker", "Related entities", "Behavioural focus", "Temporal scope")
+    values = (strategy.speakers, strategy.entities, strategy.focus, strategy.scope)
+    kinds = dict(zip(names, values, strict=True))
     anchors = [f"{name}: {'; '.join(map(one_line, values))}" for name, values in kinds.items() if values]
     return "\n".join([*anchors, *(f"Step {n}: {one_line(step)}" for n, step in enumerate(strategy.reasoning, start=1))])
 
 
 def _lines(value: Mapping[str, Any], key: str) -> list[str]:
     """The strings under the key, each on one line, once, at most `MOST`."""
-    items = value.get(key) if isinstance(value.get(key), list) else None
-    texts = (
-        [plain(item)[:_MAX_CHARACTERS].strip() for item in items if isinstance(item, str)]
-        if isinstance(items, list)
-        else []
-    )
+    items = value.get(key)
+    strings = [item for item in items if isinstance(item, str)] if isinstance(items, list) else []
+    texts = (plain(item)[:_MAX_CHARACTERS].strip() for item in strings)
     return list(dict.fromkeys(text for text in texts if text))[:MOST]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remind.core.errors import ModelError
 from remind.core.files import sha256_json
-from remind.core.progress import Counter as Progress
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question
 from remind.llm import asking
 from remind.llm.asking import ROOM, TEMPLATES, Verdict
@@ -39,7 +39,7 @@ class ChatLLM(AuxiliaryLLM):
 
     The requests of a dialogue go out together. Where a reply fails or is not what was asked for, the offline stand-in
     writes that one cue, strategy or summary, and the failure is recorded (`failures`, `report`). There is no stand-in
-    for a judge: its failure is no verdict.
+    for a judge: its failure is no verdict. An endpoint that as a whole cannot be used raises ModelError.
 
     Args:
         models: a model for each stage; a stage without one is the stand-in's by choice, which is no failure.
@@ -78,12 +78,7 @@ class ChatLLM(AuxiliaryLLM):
         return f"chat-{VERSION}-{sha256_json([VERSION, stages, rest])[:12]} {models}".rstrip()
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
-        """κ_n for each segment, asked for together; the stand-in's where the model's cannot be had.
-
-        Raises:
-            DataError: an unknown dimension.
-            ModelError: the endpoint as a whole cannot be used.
-        """
+        """κ_n for each segment, asked for together. Raises DataError for an unknown dimension."""
         turns = dialogue.turns
         return self._ask(
             "cues",
@@ -103,7 +98,6 @@ class ChatLLM(AuxiliaryLLM):
 
         Raises:
             DataError: an unknown dimension.
-            ModelError: the endpoint as a whole cannot be used.
         """
 
         def read(n: int, reply: Reply) -> Strategy:
@@ -126,11 +120,7 @@ class ChatLLM(AuxiliaryLLM):
         return self.summaries([state])[0]
 
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
-        """G_ref of each state, asked for together: understanding, evidence by option, conclusion.
-
-        Raises:
-            ModelError: the endpoint as a whole cannot be used.
-        """
+        """G_ref of each state, asked for together: understanding, evidence by option, conclusion."""
         questions = [state.factual.question for state in states]
         dialogues = {state.factual.dialogue.id for state in states}
         return self._ask(
@@ -143,11 +133,7 @@ class ChatLLM(AuxiliaryLLM):
         )
 
     def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
-        """J(ŷ, y) of one answer.
-
-        Raises:
-            ModelError: there is no verdict, or the endpoint as a whole cannot be used.
-        """
+        """J(ŷ, y) of one answer. Raises ModelError where there is no verdict."""
         (verdict,) = self.verdicts([(question, references, prediction)])
         if verdict.value is None:
             raise ModelError(f"no verdict from {self.models['judge'].name}: {verdict.message or verdict.failure}")
@@ -156,13 +142,10 @@ class ChatLLM(AuxiliaryLLM):
     def verdicts(
         self, cases: Sequence[tuple[str, Sequence[str], str]], samples: Sequence[str] | None = None
     ) -> list[Verdict]:
-        """J(ŷ, y) of each (question, references, prediction), asked for together; the stand-in replaces no judge.
+        """J(ŷ, y) of each (question, references, prediction), asked for together.
 
         Args:
             samples: ids the costs are reported by, one for each case.
-
-        Raises:
-            ModelError: the endpoint as a whole cannot be used.
         """
         samples = samples or [""] * len(cases)
         model = self.models.get("judge")
@@ -170,7 +153,7 @@ class ChatLLM(AuxiliaryLLM):
             return [Verdict(self.stand_in.judge(*case)) for case in cases]
         requests = [asking.judge_request(*case, sample) for case, sample in zip(cases, samples, strict=True)]
         self.asked["judge"] += len(requests)
-        with Progress("judge", len(requests)) as bar:
+        with ProgressBar("judge", len(requests)) as bar:
             verdicts = asking.verdicts(model, requests, lambda n, reply: bar.step())
         for sample, verdict in zip(samples, verdicts, strict=True):
             if verdict.failure is not None:
@@ -178,14 +161,10 @@ class ChatLLM(AuxiliaryLLM):
         return verdicts
 
     def check(self, most: float, done: bool = True) -> None:
-        """Stop where too much had to be written by the stand-in.
+        """Raise ModelError where more than the share `most` of a stage's requests failed.
 
         Args:
-            most: share of a stage's requests that may have failed.
             done: whether all was asked; otherwise stages with few requests so far are let pass.
-
-        Raises:
-            ModelError: more of a stage failed.
         """
         for stage, asked in self.asked.items():
             failed = [failure for failure in self.failures if failure.stage == stage]
@@ -199,8 +178,7 @@ class ChatLLM(AuxiliaryLLM):
     def report(self) -> dict[str, Any]:
         """For a manifest: by stage the model, the prompt, how many requests were made and failed; then every failure.
 
-        Counts and costs are of what this object asked. Cues that a dialogue's index holds from an earlier build are not
-        asked for again: that build's manifest has their costs.
+        Cues that a dialogue's index holds from an earlier build are in that build's manifest.
         """
         failed = Counter(failure.stage for failure in self.failures)
         stages = {
@@ -265,7 +243,7 @@ class ChatLLM(AuxiliaryLLM):
         if model is None or not samples:
             return stand_in(everything)
         self.asked[stage] += len(samples)
-        with Progress(title, len(samples)) as bar:
+        with ProgressBar(title, len(samples)) as bar:
             replies = model.complete([make(n) for n in everything], lambda n, reply: bar.step())
         written: dict[int, T] = {}
         for n, reply in enumerate(replies):

@@ -8,7 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from remind.core.errors import ConfigError
 from remind.llm.cache import ReplyCache
@@ -16,9 +15,6 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.ledger import Exchange, Ledger
 from remind.llm.request import ChatModel, Reply, Request, Stage
 from remind.llm.structured import NotValid, read_value, repair
-
-if TYPE_CHECKING:
-    from remind.llm.dry import DryRun
 
 Put = Callable[[int, Callable[[Request], Exchange]], None]
 
@@ -33,23 +29,21 @@ class CachedChat(ABC):
         endpoint: which model, where, and with what limits.
         cache: replies that were paid for; None: every request is asked.
         ledger: where costs are counted.
+
+    Attributes:
         weights: what else identifies the model, such as a hash of local weights.
 
     Raises:
         ConfigError: the endpoint names no model, or holds a value out of range.
     """
 
-    def __init__(
-        self,
-        endpoint: EndpointConfig,
-        cache: ReplyCache | None = None,
-        ledger: Ledger | None = None,
-        weights: str = "",
-    ) -> None:
+    weights = ""
+
+    def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
         endpoint.check()
         if not endpoint.model:
             raise ConfigError("no model is named; set the endpoint's model")
-        self.endpoint, self.cache, self.ledger, self.weights = endpoint, cache, ledger, weights
+        self.endpoint, self.cache, self.ledger = endpoint, cache, ledger
 
     @property
     def name(self) -> str:
@@ -59,14 +53,10 @@ class CachedChat(ABC):
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
     ) -> list[Reply]:
-        """A reply for each request, in order.
+        """A reply for each request, in order; errors as in `ChatModel`, and DataError for the cache.
 
         Requests with the same words are asked once. What the cache holds comes first. A reply is committed to the
         cache before it is given out.
-
-        Raises:
-            ModelError: the endpoint as a whole cannot be used.
-            DataError: the cache cannot be written.
         """
         own = {"max_tokens": self.endpoint.max_tokens, "temperature": self.endpoint.temperature}
         own = {name: value for name, value in own.items() if value is not None}
@@ -99,28 +89,17 @@ class CachedChat(ABC):
 
     @abstractmethod
     def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
-        """Put an exchange for each missing request, if any; the others have their replies from the cache.
-
-        Args:
-            put: called with an index and with what makes the exchange of a request; asks for a repair, too.
-        """
+        """For each missing request call `put` with its index and with what makes an exchange, also of a repair."""
 
     def key_of(self, request: Request) -> str:
         """Cache key: a hash of endpoint, model, messages and everything that shapes the reply; no key of a user in it.
 
         Stage, sample and prompt id are not part of it: the same words are paid for once.
         """
-        parts = [
-            _KEYS,
-            self.endpoint.title,
-            self.weights,
-            [[message.role, message.text] for message in request.messages],
-            request.max_tokens,
-            float(request.temperature),
-            request.schema,
-            self.endpoint.structured and request.schema is not None,
-            self.endpoint.extra_body,
-        ]
+        messages = [[message.role, message.text] for message in request.messages]
+        shape = [request.max_tokens, float(request.temperature), request.schema]
+        structured = self.endpoint.structured and request.schema is not None
+        parts = [_KEYS, self.endpoint.title, self.weights, messages, *shape, structured, self.endpoint.extra_body]
         # escaped: a lone surrogate in a dialogue has no bytes of its own
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -199,13 +178,10 @@ class Chats:
     """
 
     def __init__(self, cfg: LLMConfig) -> None:
-        self.cfg = cfg
-        self.ledger = Ledger()
-        self.dry: DryRun | None = None
-        if cfg.dry_run is not None:
-            from remind.llm.dry import DryRun
+        from remind.llm.dry import DryRun
 
-            self.dry = DryRun(cfg.dry_run)
+        self.cfg, self.ledger = cfg, Ledger()
+        self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run)
         self._cache: ReplyCache | None = None
         self._open: list[tuple[EndpointConfig, ChatModel]] = []
 
@@ -226,19 +202,17 @@ class Chats:
                 return model
         if self._cache is None and self.cfg.cache is not None:
             self._cache = ReplyCache(self.cfg.cache)
-        model = self._open_chat(endpoint)
-        self._open.append((endpoint, model))
-        return model
-
-    def _open_chat(self, endpoint: EndpointConfig) -> ChatModel:
         if self.dry is not None:
             from remind.llm.dry import DryChat
 
-            return DryChat(endpoint, self.dry, self._cache)
-        if endpoint.local:
+            model = DryChat(endpoint, self.dry, self._cache)
+        elif endpoint.local:
             from remind.llm.local import LocalChat
 
-            return LocalChat(endpoint, self._cache, self.ledger)
-        from remind.llm.client import OpenAIChat
+            model = LocalChat(endpoint, self._cache, self.ledger)
+        else:
+            from remind.llm.client import OpenAIChat
 
-        return OpenAIChat(endpoint, self._cache, self.ledger)
+            model = OpenAIChat(endpoint, self._cache, self.ledger)
+        self._open.append((endpoint, model))
+        return model

@@ -113,12 +113,8 @@ class OpenAIChat(CachedChat):
 
     def _body(self, request: Request) -> dict[str, Any]:
         """The JSON that is sent."""
-        body: dict[str, Any] = {
-            "model": self.endpoint.model,
-            "messages": request.chat,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-        }
+        body: dict[str, Any] = {"model": self.endpoint.model, "messages": request.chat}
+        body |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
         if self.endpoint.structured and request.schema is not None:
             schema = {"name": request.stage, "schema": dict(request.schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -183,14 +179,8 @@ class OpenAIChat(CachedChat):
             timeout=endpoint.timeout,
             event_hooks={"request": [on_request], "response": [on_response]},
         )
-        client = openai.OpenAI(
-            base_url=endpoint.base_url,
-            api_key=key,
-            timeout=endpoint.timeout,
-            max_retries=endpoint.retries,
-            http_client=http,
-        )
-        return client, package
+        options: dict[str, Any] = {"base_url": endpoint.base_url, "api_key": key, "http_client": http}
+        return openai.OpenAI(timeout=endpoint.timeout, max_retries=endpoint.retries, **options), package
 
     def _read(self, response: Any) -> Reply:
         """The reply in an HTTP response, failures included. Raises where a body is no chat completion."""

@@ -48,22 +48,15 @@ class DryRun:
             raise DataError(f"cannot be written: {error.strerror}", self.path) from None
 
     def summary(self) -> dict[str, Any]:
-        """`stages` and `total` as plain numbers, and `counted_by`: what the tokens were counted with.
-
-        completion_tokens and cost_usd are upper bounds. Replies that the cache holds cost nothing.
-        """
+        """`stages` and `total`: completion_tokens and cost_usd are upper bounds, and what the cache holds is free."""
 
         def estimate(costs: dict[str, Any]) -> dict[str, Any]:
             sums = {name: costs["now"][name] for name in ("prompt_tokens", "completion_tokens", "cost_usd")}
             return {"requests": costs["requests"], "cached": costs["cached"], **sums}
 
         costs = self.ledger.summary()
-        return {
-            "stages": {name: estimate(stage) for name, stage in costs["stages"].items()},
-            "total": estimate(costs["total"]),
-            "counted_by": f"characters / {CHARACTERS}",
-            "prompts": str(self.path),
-        }
+        stages = {name: estimate(stage) for name, stage in costs["stages"].items()}
+        return {"stages": stages, "total": estimate(costs["total"])}
 
     def report(self) -> str:
         """The summary as text."""
@@ -72,7 +65,7 @@ class DryRun:
         for name, row in (*summary["stages"].items(), ("total", summary["total"])):
             tokens = f"{row['prompt_tokens']:>12}{row['completion_tokens']:>15}"
             lines.append(f"{name:<10}{row['requests']:>9}{row['cached']:>8}{tokens}{row['cost_usd']:>13.4f}")
-        lines.append(f"tokens counted by {summary['counted_by']}; nothing was asked; prompts: {self.path}")
+        lines.append(f"tokens counted as characters / {CHARACTERS}; nothing was asked; prompts: {self.path}")
         return "\n".join(lines)
 
 

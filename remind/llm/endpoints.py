@@ -131,7 +131,7 @@ class LLMConfig:
     answer: EndpointConfig | None = None
     """Endpoint that answers the questions."""
     questions: EndpointConfig | None = None
-    """Endpoint that writes questions for a new benchmark (build_refmem.py)."""
+    """Endpoint that writes questions for a new benchmark (`remind build-refmem`)."""
     cache: str | None = "~/.cache/remind/llm.sqlite"
     """SQLite file of replies that were paid for; None: none is kept."""
     dry_run: str | None = None
@@ -167,10 +167,8 @@ def _check_url(url: str) -> None:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError("base_url must hold no user, password, query or fragment; keys come from the environment")
     if not usable:
-        raise ConfigError(
-            f"base_url must be {LOCAL} or an address such as http://127.0.0.1:8000/v1; what was given is neither "
-            "(and not shown, as it may hold a key)"
-        )
+        example = f"{LOCAL} or an address such as http://127.0.0.1:8000/v1"
+        raise ConfigError(f"base_url must be {example}; what was given is neither (and not shown: it may hold a key)")
 
 
 def holds_key(name: str) -> bool:

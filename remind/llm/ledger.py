@@ -65,12 +65,12 @@ class Ledger:
         """
         with self._lock:
             rows = list(self._rows)
-        groups: dict[str, dict[str, list[dict[str, Any]]]] = {"stage": {}, "endpoint": {}}
-        for row in rows:
-            for field, group in groups.items():
-                group.setdefault(row[field], []).append(row)
-        by = {field: {name: _summary(group[name]) for name in sorted(group)} for field, group in groups.items()}
-        return {"total": _summary(rows), "stages": by["stage"], "endpoints": by["endpoint"]}
+
+        def grouped(field: str) -> dict[str, Any]:
+            names = sorted({row[field] for row in rows})
+            return {name: _summary([row for row in rows if row[field] == name]) for name in names}
+
+        return {"total": _summary(rows), "stages": grouped("stage"), "endpoints": grouped("endpoint")}
 
     def take(self) -> list[dict[str, Any]]:
         """All that was counted, as JSON for `merge`; the ledger is empty then, but counts nothing a second time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from remind.llm.cache import ReplyCache
 from remind.llm.chat_models import CachedChat, NotRecorded, Put
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Exchange, Ledger
-from remind.llm.request import Message, Reply, Request
+from remind.llm.request import Message, Reply, ReplyFailure, Request
 
 if TYPE_CHECKING:
     from remind.models.generate import Generation
@@ -116,9 +115,8 @@ def _files_hash(name: str) -> str:
 
 def _reply(output: Generation, seconds: float) -> Reply:
     """A generation as a reply. A model that could not be run is as good as a server that gives no reply."""
-    reply = Reply(output.text, None, output.prompt_tokens, output.new_tokens, output.finished, seconds, calls=1)
     if output.failure is None:
-        return reply
-    if output.failure == "too_long":
-        return replace(reply, failure="too_long", message=output.message, prompt_tokens=0, calls=0)
-    return replace(reply, failure="server", message=output.message, prompt_tokens=0)
+        return Reply(output.text, None, output.prompt_tokens, output.new_tokens, output.finished, seconds, calls=1)
+    too_long = output.failure == "too_long"
+    failure: ReplyFailure = "too_long" if too_long else "server"
+    return Reply("", finished=False, seconds=seconds, calls=int(not too_long), failure=failure, message=output.message)

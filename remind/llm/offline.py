@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -162,8 +161,7 @@ def _quote(turn: Turn) -> str:
     return " ".join(parts[:40]) + (" …" if len(parts) > 40 else "")
 
 
-@dataclass(frozen=True)
-class Sentence:
+class Sentence(NamedTuple):
     """A sentence of a turn, or the caption of one of its images."""
 
     speaker: str

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from remind.states import prompts
 from remind.states.auxiliary import Stage
 
 Role = Literal["system", "user", "assistant"]
@@ -77,6 +78,15 @@ class Reply:
     cached: bool = False
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
+
+
+def from_template(
+    stage: Stage, template: str, sample: str, schema: Mapping[str, Any] | None, max_tokens: int, **values: Any
+) -> Request:
+    """The request that a filled template makes: its system block, then its user block."""
+    parts = prompts.blocks(template, **values)
+    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
+    return Request(messages, stage, sample, prompts.prompt_id(template), max_tokens, schema=schema)
 
 
 class ChatModel(Protocol):

@@ -22,6 +22,12 @@ class NotValid(Exception):
     """The text is not the JSON asked for; the message says why, in words for the model that wrote it."""
 
 
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that has these properties and no others."""
+    rest = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **rest}
+
+
 def without_thought(text: str) -> str:
     """A model's reply without the thought before it; empty where the thought was cut off."""
     return _THOUGHT.sub("", text)

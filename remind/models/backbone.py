@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.models.chat import Message, Tokens, chat_ids, end_token_id, prompt_ids, read_images, tokenize
-
-__all__ = ["Backbone", "ImageProcessor", "Kind", "Tokens", "end_token_id", "prompt_ids", "tokenize"]
+from remind.models.chat import Message, Tokens, chat_ids, read_images, tokenize
 
 Kind = Literal["vlm", "causal", "encoder"]
 
@@ -115,11 +113,7 @@ class Backbone:
                 return None
             mask = torch.ones_like(input_ids) if mask is None else mask
             return (mask.long().cumsum(-1) - 1).clamp(min=0)
-        arguments: dict[str, Any] = {
-            "image_grid_thw": inputs.get("image_grid_thw"),
-            "video_grid_thw": inputs.get("video_grid_thw"),
-            "attention_mask": mask,
-        }
+        arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
         if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
             types = inputs.get("mm_token_type_ids")
             arguments["mm_token_type_ids"] = self._modality(input_ids) if types is None else types
@@ -194,7 +188,7 @@ class Backbone:
         return inputs
 
     def modality(self, input_ids: Tensor) -> Tensor | None:
-        """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image, 2 video; None if the model takes none."""
+        """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
         return self._modality(input_ids) if self._takes("mm_token_type_ids") else None
 
     @property
@@ -206,9 +200,4 @@ class Backbone:
         return argument in inspect.signature(self._bare.forward).parameters
 
     def _modality(self, input_ids: Tensor) -> Tensor:
-        kinds = torch.zeros_like(input_ids, dtype=torch.int32)
-        for value, name in ((1, "image_token_id"), (2, "video_token_id")):
-            token = getattr(self.model.config, name, None)
-            if token is not None:
-                kinds[input_ids == token] = value
-        return kinds
+        return (input_ids == getattr(self.model.config, "image_token_id", -1)).int()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import end_token_id, prompt_ids
+from remind.models.chat import end_token_id, prompt_ids
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -122,20 +122,10 @@ def _settings(backbone: Backbone, max_new_tokens: int) -> Any:
     ends = [end_token_id(backbone.tokenizer), backbone.tokenizer.eos_token_id, getattr(own, "eos_token_id", None)]
     stops = sorted({t for end in ends for t in (end if isinstance(end, list | tuple) else [end]) if t is not None})
     padding = backbone.tokenizer.pad_token_id
-    return GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=50,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        min_length=0,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=stops,
-        pad_token_id=stops[0] if padding is None else padding,
-        use_cache=True,
-    )
+    sampling = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
+    limits = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "max_new_tokens": max_new_tokens}
+    tokens = {"eos_token_id": stops, "pad_token_id": stops[0] if padding is None else padding}
+    return GenerationConfig(**sampling, **limits, **tokens, use_cache=True)
 
 
 def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:

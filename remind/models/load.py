@@ -13,6 +13,7 @@ from torch import nn
 from remind.core.errors import ModelError
 from remind.core.progress import without_loading_bars
 from remind.models.backbone import Backbone, ImageProcessor, Kind
+from remind.models.chat import tokenize
 from remind.models.kernels import check_kernels
 
 #: Bytes of weights from which a loading bar is shown.
@@ -63,11 +64,7 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
 
 
 def size_of(name_or_path: str | Path) -> BackboneSize:
-    """The size of a backbone, from its configuration alone.
-
-    Raises:
-        ModelError: no such model, or no usable configuration.
-    """
+    """The size of a backbone, from its configuration alone. Raises ModelError as `load_backbone`."""
     name = str(name_or_path)
     if name == "nano-untrained":
         from remind.models.nano import nano_model
@@ -197,8 +194,8 @@ def _tokenizer(name: str) -> Any:
     # without its files transformers silently returns an empty tokenizer
     if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
         raise ModelError(f"{name}: its tokenizer has no vocabulary; is tokenizer.json missing?")
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{name}: {type(tokenizer).__name__} has no character offsets; a fast tokenizer is needed")
+    with _loading(name, "its tokenizer cannot be used"):
+        tokenize(tokenizer, "")
     return tokenizer
 
 

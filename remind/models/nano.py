@@ -77,6 +77,8 @@ def nano_config(
     head_dim = hidden_size // heads
     # mRoPE divides the head_dim/2 frequencies among time, height and width; Qwen3-VL has 24 + 20 + 20 of 64
     side = head_dim // 2 * 20 // 64
+    sections = [head_dim // 2 - 2 * side, side, side]
+    rope = {"rope_type": "default", "rope_theta": 100_000.0, "mrope_section": sections, "mrope_interleaved": True}
     text = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": hidden_size,
@@ -86,12 +88,7 @@ def nano_config(
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": MAX_LENGTH,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 100_000.0,
-            "mrope_section": [head_dim // 2 - 2 * side, side, side],
-            "mrope_interleaved": True,
-        },
+        "rope_parameters": rope,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": ids["<|im_end|>"],
@@ -133,11 +130,8 @@ def nano_model(seed: int = 0, **sizes: Any) -> Qwen3VLForConditionalGeneration:
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)
     ids = _special_ids()
-    model.generation_config = GenerationConfig(
-        do_sample=False,
-        eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
-        pad_token_id=ids["<|endoftext|>"],
-    )
+    end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
+    model.generation_config = GenerationConfig(do_sample=False, eos_token_id=[end, pad], pad_token_id=pad)
     return model.eval()
 
 

@@ -5,8 +5,9 @@ Read `perceive` for the whole step, `segment` for the segments, `retrieve` for E
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from remind.core import lazy_names
 from remind.perception.config import PerceptionConfig, RetrieveConfig, SegmentConfig
 
 if TYPE_CHECKING:
@@ -14,11 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Perception", "PerceptionConfig", "RetrieveConfig", "SegmentConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    # imported on first use, so that configs can be read without torch
-    if name == "Perception":
-        from remind.perception.perceive import Perception
-
-        return Perception
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"Perception": "perceive"})

@@ -1,4 +1,4 @@
-"""BM25 over the turns of a dialogue (bm25s, Lucene's variant), in a form that `store` keeps on disk."""
+"""BM25 over the turns of a dialogue (bm25s, Lucene's variant), as tensors that a cache can hold."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class BM25:
 
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """Score of every document, float64 [n]; zeros if no query term occurs."""
-        known = self._model.get_tokens_ids(query)
-        if not known:
+        ids = self._model.get_tokens_ids(query)
+        if not ids:
             return np.zeros(self.n_documents)
-        return np.asarray(self._model.get_scores_from_ids(known), dtype=np.float64)
+        return np.asarray(self._model.get_scores_from_ids(ids), dtype=np.float64)
 
     def _empty_model(self) -> Any:
         import bm25s

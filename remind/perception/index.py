@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remind.core.cache import Cache
 from remind.core.errors import DataError
 from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue
@@ -24,10 +25,12 @@ from remind.perception.config import SegmentConfig
 from remind.perception.costs import Costs, prompt_costs
 from remind.perception.scan import Scan, encode_rows
 from remind.perception.segment import segment
-from remind.perception.store import FORMAT_VERSION, IndexFolder
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import Segment, turn_text
 from remind.text.words import stems
+
+#: Of the cached tensors.
+_FORMAT_VERSION = 3
 
 
 def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: str) -> str:
@@ -36,7 +39,11 @@ def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: st
         [s.id, s.time, [[t.id, t.speaker, t.text, [image.caption for image in t.images]] for t in s.turns]]
         for s in dialogue.sessions
     ]
-    return sha256_json([FORMAT_VERSION, dialogue.id, sessions, encoder, asdict(config), llm])
+    return sha256_json([_FORMAT_VERSION, dialogue.id, sessions, encoder, asdict(config), llm])
+
+
+#: Tensors, and the texts they belong to.
+Entry = tuple[dict[str, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ class DialogueIndex:
         encoder: φ; called for what the folder does not hold, and given the vectors of turns and cues to hold.
         llm: writes the cues.
         config: segmentation.
-        folder: where the index lives on disk; None: in memory only. A file that cannot be used is built again, and a
-            warning is logged.
+        cache: folder in which indexes are cached; None: in memory only.
 
     Attributes:
         vectors: φ of every turn, unit rows [n, d].
@@ -72,22 +78,24 @@ class DialogueIndex:
         encoder: SentenceEncoder,
         llm: AuxiliaryLLM,
         config: SegmentConfig,
-        folder: Path | None,
+        cache: Path | None,
     ) -> None:
         self.dialogue, self.encoder, self.llm, self.config = dialogue, encoder, llm, config
-        self.folder = IndexFolder(folder)
+        # not checked: the tensors stay views of the files, whose pages are read when they are touched
+        self._cache = None if cache is None else Cache(cache, checked=False)
+        self._key = "" if cache is None else content_key(dialogue, encoder.name, config, llm.name)
         self.session_of = tuple(
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))
         )
         self._cues: dict[str | None, Cues] = {}
         #: Vectors by the texts encoded together: cues are often the same for several dimensions.
         self._encoded: dict[tuple[str, ...], Tensor] = {}
-        gap, tensors = self.folder.load("turns", self._parse_turns) or self._build_turns()
+        tensors, _ = self._read("turns") or self._build_turns()
         self.vectors = tensors["vectors"]
         #: First and last turn of every segment [N, 2], and tokens of every turn [n].
         self.bounds, self.prices = tensors["segments"].numpy(), tensors["turns"].numpy()
         self.segments = tuple(Segment(start, end) for start, end in self.bounds.tolist())
-        self.costs = Costs(tuple(self.prices.tolist()), tuple(tensors["headings"].tolist()), gap)
+        self.costs = Costs(tuple(self.prices.tolist()), tuple(tensors["headings"].tolist()), int(tensors["gap"]))
         last = dialogue.turns[-HELD:]
         encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])
 
@@ -95,7 +103,8 @@ class DialogueIndex:
         """Cues tailored to the dimension (None: a plain factual question), written by the LLM when first asked for."""
         if dimension not in self._cues:
             name = f"cues-{dimension or 'factual'}"
-            cues = self.folder.load(name, self._parse_cues) or self._build_cues(name, dimension)
+            tensors, texts = self._read(name) or self._build_cues(name, dimension)
+            cues = Cues(tuple(texts), tensors["vectors"], Scan(tensors["vectors"], tensors))
             self.encoder.hold(cues.texts[-HELD:], cues.vectors[-HELD:])
             self._cues[dimension] = cues
         return self._cues[dimension]
@@ -103,17 +112,11 @@ class DialogueIndex:
     @cached_property
     def bm25(self) -> BM25:
         """BM25 over the turns, built when first asked for."""
-        n = len(self.dialogue.turns)
-
-        def parse(text: dict[str, Any], tensors: dict[str, Tensor]) -> BM25:
-            if int(text["turns"]) != n:
-                raise DataError("it is of another dialogue")
-            return BM25.from_tensors(n, text["terms"], tensors)
-
-        if loaded := self.folder.load("bm25", parse):
-            return loaded
-        built = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
-        return parse(*self.folder.write("bm25", {"turns": n, "terms": built.terms}, built.tensors()))
+        if (entry := self._read("bm25")) is None:
+            built = BM25([stems(turn_text(turn)) for turn in self.dialogue.turns])
+            entry = self._write("bm25", built.tensors(), built.terms)
+        tensors, terms = entry
+        return BM25.from_tensors(len(self.dialogue.turns), terms, tensors)
 
     @cached_property
     def norms(self) -> Tensor:
@@ -140,59 +143,37 @@ class DialogueIndex:
     def lengths(self) -> np.ndarray:
         """Tokens of every segment's turns [N]."""
         sums = np.concatenate([[0], np.cumsum(self.prices)])
-        found: np.ndarray = sums[self.bounds[:, 1] + 1] - sums[self.bounds[:, 0]]
-        return found
+        return np.asarray(sums[self.bounds[:, 1] + 1] - sums[self.bounds[:, 0]])
 
     def cost(self, positions: Sequence[int]) -> int:
         """Tokens of the dialogue section that shows the turns at these ascending positions."""
         return self.costs.of(positions, self.session_of)
 
-    def _parse_turns(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
-        n, bounds = len(self.dialogue.turns), tensors["segments"].numpy()
-        covered = (
-            bounds.shape[1:] == (2,)
-            and bounds[0, 0] == 0
-            and bounds[-1, 1] == n - 1
-            and bool((bounds[:, 0] <= bounds[:, 1]).all())
-            and np.array_equal(bounds[1:, 0], bounds[:-1, 1] + 1)
-        )
-        if tensors["vectors"].shape != (n, self.encoder.dimension) or len(tensors["turns"]) != n or not covered:
-            raise DataError("it is of another dialogue or encoder")
-        if len(tensors["headings"]) != len(self.dialogue.sessions):
-            raise DataError("it is of other sessions")
-        return int(text["gap"]), tensors
+    def _read(self, kind: str) -> Entry | None:
+        return None if self._cache is None else self._cache.read(kind, self._key)
 
-    def _build_turns(self) -> tuple[int, dict[str, Tensor]]:
+    def _write(self, kind: str, tensors: dict[str, Tensor], about: list[str] | None = None) -> Entry:
+        """Cache an entry and return it, its tensors as views of the file, so that memory holds no second copy."""
+        if self._cache is not None:
+            self._cache.write(kind, self._key, tensors, about)
+        return self._read(kind) or (tensors, about)
+
+    def _build_turns(self) -> Entry:
         costs = prompt_costs(self.dialogue, self.encoder)
         vectors = self.encoder.encode_apart([turn_text(turn) for turn in self.dialogue.turns])
-        segments = tuple(segment(self.dialogue, vectors, self.config, costs.turns))
-        text = {
-            "dialogue": self.dialogue.id,
-            "encoder": self.encoder.name,
-            "llm": self.llm.name,
-            "segment": asdict(self.config),
-            "turns": len(costs.turns),
-            "segments": len(segments),
-            "gap": costs.gap,
-        }
+        segments = segment(self.dialogue, vectors, self.config, costs.turns)
         tensors = {
             "vectors": vectors,
             "turns": torch.tensor(costs.turns),
             "headings": torch.tensor(costs.headings),
+            "gap": torch.tensor(costs.gap),
             "segments": torch.tensor([[part.start, part.end] for part in segments]),
         }
-        _, tensors = self.folder.write("turns", text, tensors)
-        return costs.gap, tensors
+        return self._write("turns", tensors)
 
-    def _parse_cues(self, text: dict[str, Any], tensors: dict[str, Tensor]) -> Cues:
-        cues, vectors = tuple(text["cues"]), tensors["vectors"]
-        if vectors.shape != (len(self.segments), self.encoder.dimension) or len(cues) != len(self.segments):
-            raise DataError("it is of other segments or another encoder")
-        return Cues(cues, vectors, Scan(vectors, tensors))
-
-    def _build_cues(self, name: str, dimension: str | None) -> Cues:
+    def _build_cues(self, name: str, dimension: str | None) -> Entry:
         failures = len(self.llm.failures)
-        texts = tuple(self.llm.cues(self.dialogue, self.segments, dimension))
+        texts = self.llm.cues(self.dialogue, self.segments, dimension)
         if len(texts) != len(self.segments):
             raise DataError(
                 f"{self.llm.name} wrote {len(texts)} cues for {len(self.segments)} segments", record=self.dialogue.id
@@ -200,9 +181,7 @@ class DialogueIndex:
         vectors = self._encode_cues(texts)
         tensors = {"vectors": vectors, **encode_rows(vectors)}
         # written, an offline stand-in's cue would pass for the LLM's own in every later build
-        if len(self.llm.failures) == failures:
-            _, tensors = self.folder.write(name, {"dimension": dimension, "cues": list(texts)}, tensors)
-        return Cues(texts, tensors["vectors"], Scan(tensors["vectors"], tensors))
+        return (tensors, texts) if len(self.llm.failures) > failures else self._write(name, tensors, list(texts))
 
     def _encode_cues(self, texts: Sequence[str]) -> Tensor:
         """Their vectors; a cue that is a turn word for word has that turn's."""

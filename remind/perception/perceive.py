@@ -11,7 +11,7 @@ from remind.core.errors import DataError
 from remind.core.progress import part
 from remind.data.dialogue import Dialogue, Question
 from remind.perception.config import PerceptionConfig
-from remind.perception.index import DialogueIndex, content_key
+from remind.perception.index import DialogueIndex
 from remind.perception.retrieve import retrieve
 from remind.states.auxiliary import AuxiliaryLLM, blind
 from remind.states.pyramid import FactualState
@@ -31,7 +31,7 @@ class Perception:
         config: segmentation and retrieval.
         encoder: φ.
         llm: writes cues and strategies. It is given questions without any gold.
-        cache: folder of the indexes, one subfolder per dialogue and setting; None: in memory only.
+        cache: folder of the indexes; None: in memory only.
     """
 
     def __init__(
@@ -45,11 +45,7 @@ class Perception:
         """The dialogue's index: from memory, else read from the cache, else built and written there."""
         index = self._indexes.get(id(dialogue))
         if index is None or index.dialogue is not dialogue:
-            folder = None
-            if self.cache is not None:
-                key = content_key(dialogue, self.encoder.name, self.config.segment, self.llm.name)
-                folder = Path(self.cache) / key[:32]
-            index = DialogueIndex(dialogue, self.encoder, self.llm, self.config.segment, folder)
+            index = DialogueIndex(dialogue, self.encoder, self.llm, self.config.segment, self.cache)
             self._indexes[id(dialogue)] = index
             while len(self._indexes) > _CACHED_INDEXES:
                 self._indexes.popitem(last=False)

@@ -6,45 +6,27 @@ A boundary stands where the topic shifts: the similarity of the turns before and
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
 
-from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue
 from remind.perception.config import SegmentConfig
-from remind.states.pyramid import Segment, turn_text
+from remind.states.pyramid import Segment
 
 
 def segment(
-    dialogue: Dialogue,
-    turn_vectors: Tensor,
-    config: SegmentConfig | None = None,
-    turn_tokens: Sequence[int] | None = None,
+    dialogue: Dialogue, turn_vectors: Tensor, config: SegmentConfig, turn_tokens: Sequence[int]
 ) -> list[Segment]:
     """Segments in time order that hold every turn exactly once; none crosses a session.
 
     Args:
         dialogue: n turns.
         turn_vectors: φ of every turn, unit rows [n, d].
-        config: None: the defaults.
-        turn_tokens: tokens of every turn [n]; None: words and punctuation marks are counted.
-
-    Raises:
-        DataError: vectors or token counts do not fit the dialogue.
+        turn_tokens: tokens of every turn [n].
     """
-    config = config or SegmentConfig()
-    turns = dialogue.turns
-    if turn_tokens is None:
-        turn_tokens = [len(re.findall(r"\w+|[^\w\s]", turn_text(turn))) for turn in turns]
-    if len(turn_vectors) != len(turns) or len(turn_tokens) != len(turns):
-        raise DataError(
-            f"{len(turns)} turns, but {len(turn_vectors)} vectors and {len(turn_tokens)} token counts",
-            record=dialogue.id,
-        )
     vectors = turn_vectors.detach().cpu().double().numpy()
     tokens = np.asarray(turn_tokens, dtype=np.int64)
 

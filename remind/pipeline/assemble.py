@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,16 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from remind.core.cache import Cache
 from remind.core.errors import DataError, FormatError
 from remind.core.files import (
     atomic_path,
     missing_folders,
     put_folder,
-    read_json,
     remove_empty,
     sha256_file,
     sha256_json,
-    write_text,
 )
 from remind.core.processes import locked
 from remind.llm.auxiliary import ChatLLM
@@ -34,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """States of dialogues in the cache: `<key>.parquet` and, written after it, `<key>.json` with hash and account."""
+    """Cached states of dialogues: a Parquet file each and, written after it, a JSON entry with its hash and account."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._cache = folder, Cache(folder)
 
     def put(self, key: str, records: Sequence[StateRecord], account: dict[str, Any]) -> None:
         """Keep a dialogue's states.
@@ -45,37 +43,30 @@ class Parts:
         Args:
             account: JSON that belongs to them.
         """
-        path = self._path(key, ".parquet")
+        path = self._path(key)
         write_records(path, records)
-        found = {"sha256": sha256_file(path), "account": account}
-        write_text(self._path(key, ".json"), json.dumps(found) + "\n")
+        self._cache.write_json("states", key, {"sha256": sha256_file(path), "account": account})
 
     def account(self, key: str) -> dict[str, Any] | None:
         """The account of states that are here and whole, else None."""
-        note = self._path(key, ".json")
-        if not note.is_file():
+        entry, path = self._cache.read_json("states", key), self._path(key)
+        if entry is None:
             return None
-        try:
-            found = read_json(note)
-            if not isinstance(found, dict) or sha256_file(self._path(key, ".parquet")) != found.get("sha256"):
-                raise DataError("its content has changed since it was written", note)
-            account: dict[str, Any] = found["account"]
-        except (DataError, OSError, KeyError) as error:
-            _log.warning("%s; it is built again", " ".join(str(error).split()))
+        if not path.is_file() or sha256_file(path) != entry["sha256"]:
+            _log.warning("%s: its content has changed since it was written; it is built again", path)
             return None
-        return account
+        return dict(entry["account"])
 
     def copy(self, key: str, target: Path) -> None:
         """The states as a file. Raises DataError where they are not what was put here."""
-        path = self._path(key, ".parquet")
-        wanted = read_json(self._path(key, ".json"))["sha256"]
+        entry, path = self._cache.read_json("states", key), self._path(key)
         with atomic_path(target) as temporary:
             shutil.copyfile(path, temporary)
-            if sha256_file(temporary) != wanted:
+            if entry is None or sha256_file(temporary) != entry["sha256"]:
                 raise DataError("has changed since it was built; start again", path)
 
-    def _path(self, key: str, suffix: str) -> Path:
-        return self.folder / key[:2] / f"{key}{suffix}"
+    def _path(self, key: str) -> Path:
+        return self._cache.path("states", key, ".parquet")
 
 
 def is_built(out: Path, stamp: str) -> bool:
@@ -98,12 +89,12 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
     Raises:
         OSError: no room, no right to write. DataError: a part that has changed since it was built.
     """
-    with locked(parts.folder / f"{sha256_json(str(out.resolve()))[:16]}.lock"):
+    with locked(parts.folder / "states" / f"{sha256_json(str(out.resolve()))[:16]}.lock"):
         if not overwrite and is_built(out, manifest["build"]):
             return
         partial = out.with_name(f"{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        made = missing_folders(out.parent)
+        new = missing_folders(out.parent)
         try:
             partial.mkdir(parents=True)
             hashes = {}
@@ -114,14 +105,14 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
             put_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            remove_empty(made)
+            remove_empty(new)
 
 
 def manifest_of(
     cfg: BuildStatesConfig,
     stamp: str,
     inputs: Mapping[str, str],
-    known: Outline,
+    corpus: Outline,
     tally: Tally,
     llm: ChatLLM | str,
     saes: Path,
@@ -130,12 +121,12 @@ def manifest_of(
     config = settings_of(cfg)
     name, report = (llm, None) if isinstance(llm, str) else (llm.name, llm.report())
     # the LLM is identified by its name, however it was reached
-    settled = {k: v for k, v in config.items() if k not in ("llm", "max_failed")}
+    settings = {k: v for k, v in config.items() if k not in ("llm", "max_failed")}
     return {
         "build": stamp,
         "inputs": dict(inputs),
         "config": {"input": cfg.input, **config},
-        "config_hash": sha256_json(settled if report is None else {**settled, "llm": name}),
+        "config_hash": sha256_json(settings if report is None else {**settings, "llm": name}),
         "prompts": prompts.fingerprints(),
         "llm": name,
         "llm_report": report,
@@ -145,25 +136,25 @@ def manifest_of(
             "dialogues": tally.dialogues,
             "questions": tally.questions,
             "without_answer": tally.without_answer,
-            "evidence_references": known.references,
-            "evidence_dangling": len(known.dangling),
+            "evidence_references": corpus.references,
+            "evidence_dangling": len(corpus.dangling),
         },
         "evidence_recall": tally.recall(),
-        "dangling": [asdict(item) for item in known.dangling],
+        "dangling": [asdict(item) for item in corpus.dangling],
         "versions": versions(),
     }
 
 
-def summary_of(tally: Tally, known: Outline) -> str:
+def summary_of(tally: Tally, corpus: Outline) -> str:
     """The counts and the evidence recall of a build as text."""
     splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
     lines = [
         f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",
         f"{tally.without_answer} questions have no gold answer",
-        f"{len(known.dangling)} of {known.references} evidence references name no turn and are left out",
-        *(f"  {item.question_id}: {item.reference!r}" for item in known.dangling[:5]),
+        f"{len(corpus.dangling)} of {corpus.references} evidence references name no turn and are left out",
+        *(f"  {item.question_id}: {item.reference!r}" for item in corpus.dangling[:5]),
     ]
-    if len(known.dangling) > 5:
+    if len(corpus.dangling) > 5:
         lines.append("  … the rest is listed in manifest.json")
     if table := tally.recall():
         lines.append(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")

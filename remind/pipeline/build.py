@@ -10,7 +10,7 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
 from remind.core.processes import locked, shard_of
-from remind.core.progress import Counter
+from remind.core.progress import ProgressBar
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
@@ -60,17 +60,17 @@ class _Build:
         if cfg.llm.dry_run is not None:
             return self._dry_run()
         self._check_out()
-        known: Outline | None = None
+        corpus: Outline | None = None
         if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
             # an input that is refused is refused before SAEs are trained for it
-            known = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+            corpus = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
         with locked(self.cache / "sae.lock"):
             self.saes = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
         if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
             # a model of the hub is known by its files, so they are fetched first
             load_backbone(cfg.backbone, dtype=cfg.dtype)
         self.identity = build_identity(cfg, self.llm.name, self.saes)
-        self.parts = Parts(self.cache / "states")
+        self.parts = Parts(self.cache)
         inputs = input_hashes(cfg.inputs)
         stamp = self._stamp(inputs)
         if self.out.exists() and not cfg.overwrite:
@@ -80,12 +80,12 @@ class _Build:
             return self.out
         # before hours of work, of which the first dialogue's is minutes already
         check_saes(size_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
-        known = known or outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
-        keys = self._build(known)
+        corpus = corpus or outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+        keys = self._build(corpus)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
             print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues are other shards' and not built yet")
             return self.out
-        self._assemble(known, keys, inputs, stamp)
+        self._assemble(corpus, keys, inputs, stamp)
         return self.out
 
     def _check_out(self) -> None:
@@ -108,14 +108,14 @@ class _Build:
         rest = [cfg.split, cfg.limit, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
         return sha256_json([inputs, self.identity, [str(value) for value in rest]])
 
-    def _build(self, known: Outline) -> list[str]:
+    def _build(self, corpus: Outline) -> list[str]:
         """Build what is missing of this shard.
 
         Returns:
             The keys of all dialogues, those of other shards included.
         """
         keys: list[str] = []
-        mine = [work for number, work in enumerate(known.work) if self.shard.holds(number)]
+        mine = [work for number, work in enumerate(corpus.work) if self.shard.holds(number)]
         finished = 0
         seconds = dict.fromkeys(STAGES, 0.0)
         # for the keys alone; its models are loaded by the first dialogue that it builds, which is never
@@ -123,7 +123,7 @@ class _Build:
 
         def missing() -> Iterator[Task]:
             nonlocal finished
-            for task in tasks(self.cfg.inputs, self.cfg.format, self.cfg.limit, known):
+            for task in tasks(self.cfg.inputs, self.cfg.format, self.cfg.limit, corpus):
                 keys.append(namer.key(task))
                 if not self.shard.holds(task.number):
                     continue
@@ -137,23 +137,21 @@ class _Build:
         def step(units: float, stage: str) -> None:
             bar.step(units, f"{finished} of {len(mine)} dialogues{stage and f', {stage}'}")
 
-        def done(task: Task) -> None:
-            nonlocal finished
-            finished += 1
-            account = self._account(keys[task.number])
-            for stage, spent in account["seconds"].items():
-                seconds[stage] += spent
-            if self.chat is not None:
-                self.chat.merge(account["report"])
-                self.chat.check(self.cfg.max_failed, done=False)
-
-        with Counter("states", sum(mine), percent=True) as bar:
-            build_all(self.cfg, self.identity, self.saes, missing(), step, done)
+        with ProgressBar("states", sum(mine), percent=True) as bar:
+            for task in build_all(self.cfg, self.identity, self.saes, missing(), step):
+                finished += 1
+                account = self._account(keys[task.number])
+                for stage, spent in account["seconds"].items():
+                    seconds[stage] += spent
+                if self.chat is not None:
+                    self.chat.merge(account["report"])
+                    self.chat.check(self.cfg.max_failed, done=False)
+                step(0.0, "")
         if any(seconds.values()):
             print("time by stage: " + ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items()))
         return keys
 
-    def _assemble(self, known: Outline, keys: list[str], inputs: dict[str, str], stamp: str) -> None:
+    def _assemble(self, corpus: Outline, keys: list[str], inputs: dict[str, str], stamp: str) -> None:
         tally = Tally()
         if self.chat is not None:
             self.chat.take()
@@ -166,9 +164,9 @@ class _Build:
             self.chat.check(self.cfg.max_failed)
         if input_hashes(self.cfg.inputs) != inputs:
             raise DataError("the input has changed while the states were built; start again", self.cfg.inputs[0])
-        manifest = manifest_of(self.cfg, stamp, inputs, known, tally, self.chat or self.llm.name, self.saes)
+        manifest = manifest_of(self.cfg, stamp, inputs, corpus, tally, self.chat or self.llm.name, self.saes)
         assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)
-        print(summary_of(tally, known))
+        print(summary_of(tally, corpus))
         if self.chat is not None:
             print(self.chat.report_text())
         print(f"states: {self.out}")

@@ -1,4 +1,4 @@
-"""Settings of `build_states.py`."""
+"""Settings of `remind build-states`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BuildStatesConfig:
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
     sae: str | None = None
-    """Folder of trained SAEs (from train_sae.py). None: a small one is trained on sae_data first, and cached."""
+    """Folder of trained SAEs (from `remind train-sae`). None: a small one is trained on sae_data first, and cached."""
     sae_data: str | list[str] | None = None
     """Dialogues to train that small SAE on; they should share nothing with the input. None: synthetic small talk."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)

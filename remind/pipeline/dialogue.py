@@ -51,7 +51,7 @@ class DialogueBuilder:
         cache = Path(cfg.cache).expanduser()
         self.identity = sha256_json(identity)
         self._grounding = sha256_json([identity[key] for key in ("grounding", "backbone", "saes", "dtype", "device")])
-        self.parts = Parts(cache / "states")
+        self.parts = Parts(cache)
         self._stages = Cache(cache / "stages" / code_hash()[:16])
         self._cache = cache
         self._opened: tuple[Perception, AuxiliaryLLM, ChatLLM | None] | None = None
@@ -110,8 +110,9 @@ class DialogueBuilder:
             encoder = SentenceEncoder(device=self.device)
             llm = open_llm(self.cfg.llm, encoder)
             chat = llm if isinstance(llm, ChatLLM) else None
-            kept = llm if chat is not None else CachedLLM(llm, self._stages)
-            self._opened = Perception(self.cfg.perception, encoder, kept, self._cache / "index"), kept, chat
+            # chat models have a cache of replies of their own
+            cached = CachedLLM(llm, self._stages) if chat is None else chat
+            self._opened = Perception(self.cfg.perception, encoder, cached, self._cache / "index"), cached, chat
         return self._opened
 
     def _perceive(self, perception: Perception, task: Task) -> list[FactualState]:
@@ -128,23 +129,25 @@ class DialogueBuilder:
     def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
         prompts = [[state.question.text, render(state).text] for state in states]
         key = [self._grounding, dialogue_hash(states[0].dialogue), prompts]
-        rows = self._stages.read_json("grounding", key)
-        if rows is None:
-            with self._timed("codes"):
-                grounder = self._open_grounder()
-                if not grounder.joint:
-                    grounder.windowed.dialogue_codes(states[0].dialogue)
-            grounded = []
-            with self._timed("grounding"):
-                for number, state in enumerate(states):
-                    with part(number / len(states), (number + 1) / len(states)):
-                        grounded.append(grounder.ground(state))
-            self._stages.write_json("grounding", key, [[list(map(list, s.blocks)), list(s.salience)] for s in grounded])
-            return grounded
+        rows = self._stages.json("grounding", key, lambda: self._grounded(states))
         return [
             AttentionalState(state, tuple((start, end) for start, end in blocks), tuple(salience))
             for state, (blocks, salience) in zip(states, rows, strict=True)
         ]
+
+    def _grounded(self, states: Sequence[FactualState]) -> list[Any]:
+        """Blocks and salience of each state, as JSON."""
+        with self._timed("codes"):
+            grounder = self._open_grounder()
+            if not grounder.joint:
+                grounder.windowed.dialogue_codes(states[0].dialogue)
+        rows = []
+        with self._timed("grounding"):
+            for number, state in enumerate(states):
+                with part(number / len(states), (number + 1) / len(states)):
+                    grounded = grounder.ground(state)
+                rows.append([[list(block) for block in grounded.blocks], list(grounded.salience)])
+        return rows
 
     def _open_grounder(self) -> Grounder:
         if self._grounder is None:
@@ -168,10 +171,7 @@ class DialogueBuilder:
 
 
 class CachedLLM(AuxiliaryLLM):
-    """Caches strategies and summaries of the offline stand-in; chat models have a cache of replies of their own.
-
-    Cues are passed through: the index of a dialogue holds them.
-    """
+    """Caches strategies and summaries of the offline stand-in. Cues are passed through: a dialogue's index has them."""
 
     def __init__(self, llm: AuxiliaryLLM, cache: Cache) -> None:
         self.llm, self.cache = llm, cache
@@ -188,12 +188,8 @@ class CachedLLM(AuxiliaryLLM):
 
     def strategies(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[Strategy]:
         key = [self.name, dialogue_hash(dialogue), [asdict(blind(question)) for question in questions]]
-        rows = self.cache.read_json("strategies", key)
-        if rows is None:
-            strategies = self.llm.strategies(dialogue, questions)
-            self.cache.write_json("strategies", key, [asdict(strategy) for strategy in strategies])
-            return strategies
-        return [Strategy(**{name: tuple(items) for name, items in one.items()}) for one in rows]
+        rows = self.cache.json("strategies", key, lambda: [asdict(s) for s in self.llm.strategies(dialogue, questions)])
+        return [Strategy(**{name: tuple(items) for name, items in row.items()}) for row in rows]
 
     def summary(self, state: AttentionalState) -> str:
         return self.summaries([state])[0]
@@ -201,16 +197,9 @@ class CachedLLM(AuxiliaryLLM):
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         """G_ref of each state; the stand-in reads the whole dialogue for the rarity of its words."""
         dialogues = {id(state.factual.dialogue): dialogue_hash(state.factual.dialogue) for state in states}
-        inputs = [
-            [render(state).text, state.salience, asdict(blind(state.factual.question)), list(dialogues.values())]
-            for state in states
-        ]
-        key = [self.name, inputs]
-        rows = self.cache.read_json("summaries", key)
-        if rows is None:
-            rows = self.llm.summaries(states)
-            self.cache.write_json("summaries", key, rows)
-        return [str(text) for text in rows]
+        inputs = [[render(s).text, s.salience, asdict(blind(s.factual.question))] for s in states]
+        key = [self.name, list(dialogues.values()), inputs]
+        return list(self.cache.json("summaries", key, lambda: self.llm.summaries(states)))
 
     def judge(self, question: str, references: Sequence[str], prediction: str) -> bool:
         return self.llm.judge(question, references, prediction)

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import DataError
-from remind.core.files import read_json, sha256_file, sha256_json, write_json
+from remind.core.cache import Cache
+from remind.core.files import sha256_file, sha256_json
 from remind.data.dialogue import Dialogue, Question
 from remind.pipeline.config import BuildStatesConfig
 from remind.states import prompts
@@ -56,7 +56,7 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
         **settings,
         "grounding": grounding,
         "device": cfg.device.partition(":")[0],
-        "backbone": model_hash(cfg.backbone, Path(cfg.cache).expanduser()),
+        "backbone": model_hash(cfg.backbone, Cache(cfg.cache)),
         "saes": sae_hashes(saes),
         "llm": llm,
         "prompts": prompts.fingerprints(),
@@ -67,12 +67,8 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
 
 def sae_hashes(folder: Path) -> dict[str, str]:
     """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
-    files = sorted(f for f in folder.glob("layer_*/*") if f.suffix in (".safetensors", ".json") and _decides(f))
-    return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in files}
-
-
-def _decides(file: Path) -> bool:
-    return file.name != "training.json"
+    files = (f for f in folder.glob("layer_*/*") if f.suffix in (".safetensors", ".json") and f.name != "training.json")
+    return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in sorted(files)}
 
 
 def dialogue_key(identity: str, dialogue: Dialogue, questions: Sequence[Question], splits: Mapping[str, str]) -> str:
@@ -87,17 +83,7 @@ def dialogue_key(identity: str, dialogue: Dialogue, questions: Sequence[Question
 
 def dialogue_hash(dialogue: Dialogue) -> str:
     """Of all that a dialogue holds."""
-    turns = [
-        [
-            turn.id,
-            turn.speaker,
-            turn.text,
-            turn.time,
-            [[i.index, str(i.path), i.caption, i.source] for i in turn.images],
-        ]
-        for turn in dialogue.turns
-    ]
-    return sha256_json([dialogue.id, [[s.id, s.time, len(s.turns)] for s in dialogue.sessions], turns])
+    return sha256_json(asdict(dialogue))
 
 
 def code_hash() -> str:
@@ -112,8 +98,8 @@ def code_hash() -> str:
     return sha256_json({str(file.relative_to(root)): sha256_file(file) for file in files})
 
 
-def model_hash(name: str, cache: Path) -> str:
-    """Hash of a model's files, whatever it is called. Hashes of large files are kept by size and time of change.
+def model_hash(name: str, cache: Cache) -> str:
+    """Hash of a model's files, whatever it is called. Those of large files are cached by size and time of change.
 
     Raises:
         ModelError: no such model.
@@ -124,21 +110,12 @@ def model_hash(name: str, cache: Path) -> str:
     if folder is None:
         return name
     files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model", ".jinja"))
-    return sha256_json({file.name: _kept_hash(file, cache / "hashes") for file in files if file.is_file()})
+    return sha256_json({file.name: _file_hash(file, cache) for file in files if file.is_file()})
 
 
-def _kept_hash(file: Path, folder: Path) -> str:
-    """`sha256_file`, remembered for files that take long to read."""
+def _file_hash(file: Path, cache: Cache) -> str:
     stat = file.stat()
     if stat.st_size < 1 << 26:
         return sha256_file(file)
-    stamp = [str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = folder / f"{sha256_json(stamp)[:32]}.json"
-    try:
-        if isinstance(found := read_json(note), str):
-            return found
-    except DataError:
-        pass
-    found = sha256_file(file)
-    write_json(note, found)
-    return found
+    key = [str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return str(cache.json("hashes", key, lambda: sha256_file(file)))

@@ -57,7 +57,7 @@ class Outline:
 
     Attributes:
         questions: without text, options and answers.
-        parts: dialogues with questions. work: sum of the `effort` of each, in their order.
+        work: sum of the `effort` of each dialogue with questions, in their order.
         splits: question id to split.
         references, dangling: as in `Corpus`, of the questions that are built.
     """
@@ -68,10 +68,6 @@ class Outline:
     references: int = 0
     dangling: list[Dangling] = field(default_factory=list)
 
-    @property
-    def parts(self) -> int:
-        return len(self.work)
-
 
 def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig, limit: int | None) -> Outline:
     """Read everything once.
@@ -81,47 +77,47 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
             sides of a split. Names the path it came by.
         ConfigError: no questions.
     """
-    found = Outline()
+    corpus = Outline()
     first: dict[tuple[str, str], str | Path] = {}
-    for path, corpus in _stream(paths, format):
-        note_ids(corpus, path, first)
-        found.questions += [replace(question, text="", options=(), answers=()) for question in corpus.questions]
+    for path, piece in _stream(paths, format):
+        note_ids(piece, path, first)
+        corpus.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
         built: set[str] = set()
-        for dialogue, questions in corpus.by_dialogue():
+        for dialogue, questions in piece.by_dialogue():
             if questions:
-                found.work.append(sum(effort(dialogue, questions[:limit]).values()))
+                corpus.work.append(sum(effort(dialogue, questions[:limit]).values()))
                 built |= {question.id for question in questions[:limit]}
-        found.references += sum(count for name, count in corpus.referenced.items() if name in built)
-        found.dangling += [item for item in corpus.dangling if item.question_id in built]
-    if not found.questions:
+        corpus.references += sum(count for name, count in piece.referenced.items() if name in built)
+        corpus.dangling += [item for item in piece.dangling if item.question_id in built]
+    if not corpus.questions:
         raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
-    found.splits = assign_splits(found, split)
+    corpus.splits = assign_splits(corpus.questions, split)
     check_overlap(
-        ((q.id, q.dialogue_id, found.splits[q.id], (*q.evidence, *q.images)) for q in found.questions),
+        ((q.id, q.dialogue_id, corpus.splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions),
         lambda dialogue_id: first["dialogue", dialogue_id],
     )
-    return found
+    return corpus
 
 
-def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, known: Outline) -> Iterator[Task]:
+def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, corpus: Outline) -> Iterator[Task]:
     """Read everything again, one dialogue in memory at a time.
 
     Raises:
         DataError: the input has changed since it was outlined.
     """
-    number = 0
-    for _, corpus in _stream(paths, format):
-        for dialogue, questions in corpus.by_dialogue():
+    number, parts = 0, len(corpus.work)
+    for _, piece in _stream(paths, format):
+        for dialogue, questions in piece.by_dialogue():
             if not questions:
                 continue
             chosen = questions[:limit]
-            if number >= known.parts or any(question.id not in known.splits for question in chosen):
+            if number >= parts or any(question.id not in corpus.splits for question in chosen):
                 raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
-            splits = {question.id: known.splits[question.id] for question in chosen}
-            yield Task(number, dialogue, chosen, splits, known.work[number])
+            splits = {question.id: corpus.splits[question.id] for question in chosen}
+            yield Task(number, dialogue, chosen, splits, corpus.work[number])
             number += 1
-    if number < known.parts:
-        raise DataError(f"the input has changed while it was read: {known.parts - number} dialogues are gone")
+    if number < parts:
+        raise DataError(f"the input has changed while it was read: {parts - number} dialogues are gone")
 
 
 def _stream(paths: Sequence[str | Path], format: str | None) -> Iterator[tuple[str | Path, Corpus]]:

@@ -88,9 +88,7 @@ class Tally:
         }
 
     def _add(self, key: str, sums: tuple[float, ...] | list[float]) -> None:
-        mine = self._sums.setdefault(key, [0, 0.0, 0.0])
-        for place, value in enumerate(sums):
-            mine[place] += value
+        self._sums[key] = [a + b for a, b in zip(self._sums.get(key, (0, 0.0, 0.0)), sums, strict=True)]
 
 
 def _marked_share(record: StateRecord) -> float:

@@ -32,32 +32,26 @@ def build_all(
     saes: Path,
     missing: Iterator[Task],
     step: Callable[[float, str], None],
-    done: Callable[[Task], None],
-) -> None:
-    """Build dialogues.
+) -> Iterator[Task]:
+    """Build dialogues, and yield each task when it is done.
 
     Args:
         identity: `build_identity`. saes: folder of the SAEs.
         missing: what is to be built; read as it is needed.
         step: called with the units of `effort` done since the last call, and the stage; "" where several processes are
             at different ones.
-        done: called after every dialogue, in this process.
 
     Raises:
         RemindError: of the first dialogue that failed; those that were built stay.
     """
     workers = cfg.workers or cores()
-    if workers == 1:
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
-        builder = DialogueBuilder(cfg, identity, saes, device_of(cfg.device, rank), step)
-        for task in missing:
-            builder.build(task)
-            done(task)
-            step(0.0, "")
+    if workers > 1:
+        yield from _spread(cfg, identity, saes, missing, workers, step)
         return
-    for task in _spread(cfg, identity, saes, missing, workers, step):
-        done(task)
-        step(0.0, "")
+    builder = DialogueBuilder(cfg, identity, saes, device_of(cfg.device, int(os.environ.get("LOCAL_RANK", "0"))), step)
+    for task in missing:
+        builder.build(task)
+        yield task
 
 
 def _spread(
@@ -68,7 +62,6 @@ def _spread(
     workers: int,
     step: Callable[[float, str], None],
 ) -> Iterator[Task]:
-    """Yields each task when it is built."""
     units = multiprocessing.get_context("spawn").Value("d")
     arguments = (cfg, identity, saes, max(1, cores() // workers), units)
     context = spawned_pool(workers, _start, arguments, _LIBRARIES)

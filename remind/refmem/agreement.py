@@ -27,10 +27,7 @@ Ballots = Mapping[str, Mapping[str, Row]]
 
 
 def fleiss(subjects: Sequence[Sequence[str]]) -> float | None:
-    """κ of subjects with one label per rater.
-
-    Returns:
-        None where it is undefined: no subject, fewer than two raters, or one label throughout.
+    """κ of subjects with one label per rater; None where it is undefined: no subject, one rater, or one label.
 
     Raises:
         ConfigError: statsmodels is not installed.

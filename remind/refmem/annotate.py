@@ -14,7 +14,7 @@ from typing import Any
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json, write_text
 from remind.core.progress import track
-from remind.data.dialogue import Corpus, Dialogue, Image
+from remind.data.dialogue import Corpus, Dialogue, Image, Turn
 from remind.data.readers import read
 from remind.refmem.items import Item, read_items
 from remind.states.pyramid import LETTERS
@@ -60,11 +60,7 @@ def file_name(annotator: str) -> str:
 
 
 def write_pages(cfg: AnnotateConfig) -> list[Path]:
-    """Write the annotators' pages and print their paths.
-
-    Raises:
-        DataError, FormatError, ImagePathError: files that cannot be used.
-    """
+    """Write the annotators' pages and print their paths. Raises DataError for files that cannot be used."""
     items = read_items(cfg.drafts)
     paths = [cfg.input] if isinstance(cfg.input, str) else cfg.input
     corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
@@ -80,16 +76,9 @@ def write_pages(cfg: AnnotateConfig) -> list[Path]:
 def page_html(data: Mapping[str, Any]) -> str:
     """The page that shows `page_data`."""
     package = "remind.refmem"
-    return page(
-        package,
-        "page/page.html.j2",
-        scripts=[(package, f"page/{name}.js") for name in ("state", "context", "form", "keys")],
-        styles=[(package, "page/page.css")],
-        data=data,
-        pictures=True,
-        annotator=data["annotator"],
-        total=len(data["items"]),
-    )
+    scripts = [(package, f"page/{name}.js") for name in ("state", "context", "form", "keys")]
+    values = {"data": data, "pictures": True, "annotator": data["annotator"], "total": len(data["items"])}
+    return page(package, "page/page.html.j2", scripts=scripts, styles=[(package, "page/page.css")], **values)
 
 
 def page_data(
@@ -97,10 +86,7 @@ def page_data(
 ) -> dict[str, Any]:
     """The data of an annotator's page. The generated answers are not in it.
 
-    Args:
-        seed: with the annotator's name, orders items and candidate answers.
-        around: see `windows`.
-        pictures: put the images in, scaled down; otherwise captions alone stand for them.
+    The options are those of `AnnotateConfig`.
 
     Raises:
         ConfigError: no items, or a blank name.
@@ -152,20 +138,17 @@ def candidates_for(item: Item, annotator: str, seed: int) -> list[str]:
 def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]]:
     """Ranges of turns (first, last) around the proposed evidence, in order, at least one turn apart.
 
-    Args:
-        around: turns before and after each, within its session. Without evidence the range is the first session.
-
-    Raises:
-        DataError: evidence that is not in the dialogue.
+    Each holds `around` turns before and after within the session; without evidence it is the first session. Raises
+    DataError for evidence that is not in the dialogue.
     """
-    turn_of = {image.index: turn.id for turn in dialogue.turns for image in turn.images}
-    for index in item.images:
-        if index not in turn_of:
-            raise DataError(f"its evidence image {index} is not in dialogue {dialogue.id!r}", record=item.id)
-    for turn in item.evidence:
-        if turn not in dialogue.positions:
-            raise DataError(f"its evidence turn {turn!r} is not in dialogue {dialogue.id!r}", record=item.id)
-    positions = {dialogue.positions[turn] for turn in (*item.evidence, *(turn_of[index] for index in item.images))}
+    position_of = {image.index: n for n, turn in enumerate(dialogue.turns) for image in turn.images}
+    anchors = [("turn", repr(turn), dialogue.positions.get(turn)) for turn in item.evidence]
+    anchors += [("image", str(index), position_of.get(index)) for index in item.images]
+    positions: set[int] = set()
+    for kind, name, position in anchors:
+        if position is None:
+            raise DataError(f"its evidence {kind} {name} is not in dialogue {dialogue.id!r}", record=item.id)
+        positions.add(position)
     shown: set[int] = set()
     start = 0
     for session in dialogue.sessions:
@@ -181,29 +164,14 @@ def windows(dialogue: Dialogue, item: Item, around: int) -> list[tuple[int, int]
 
 
 def _sessions(dialogue: Dialogue, pictures: bool) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": session.id,
-            "time": session.time,
-            "turns": [
-                {
-                    "id": turn.id,
-                    "speaker": turn.speaker,
-                    "text": turn.text,
-                    "images": [
-                        {
-                            "index": image.index,
-                            "caption": image.caption,
-                            "src": _data_url(image) if pictures else None,
-                        }
-                        for image in turn.images
-                    ],
-                }
-                for turn in session.turns
-            ],
-        }
-        for session in dialogue.sessions
-    ]
+    def shown(image: Image) -> dict[str, Any]:
+        return {"index": image.index, "caption": image.caption, "src": _data_url(image) if pictures else None}
+
+    def said(turn: Turn) -> dict[str, Any]:
+        images = [shown(image) for image in turn.images]
+        return {"id": turn.id, "speaker": turn.speaker, "text": turn.text, "images": images}
+
+    return [{"id": one.id, "time": one.time, "turns": [said(turn) for turn in one.turns]} for one in dialogue.sessions]
 
 
 def _data_url(image: Image) -> str | None:

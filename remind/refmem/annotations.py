@@ -11,7 +11,7 @@ from typing import Any
 from remind.core.errors import DataError, named
 from remind.core.files import write_rows
 from remind.data.readers.source import Place, Source, shown
-from remind.refmem.items import Item
+from remind.refmem.items import Item, image_indices
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,9 @@ def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
     by_id = {item.id: item for item in items}
     rows: dict[str, Row] = {}
     for place, value in Source(path).any_records:
-        row = parse_row(place, value)
-        place = place.at(row.item_id)
-        check_row(place, row, by_id)
+        row = _row(place, value, by_id)
         if row.item_id in rows:
-            raise place.error("the item is annotated twice in this file; keep one of the rows")
+            raise place.at(row.item_id).error("the item is annotated twice in this file; keep one of the rows")
         rows[row.item_id] = row
     names = sorted({row.annotator for row in rows.values()})
     if len(names) > 1:
@@ -67,15 +65,12 @@ def read_annotations(path: str | Path, items: Sequence[Item]) -> list[Row]:
     return list(rows.values())
 
 
-def parse_row(place: Place, value: object) -> Row:
-    """A row, checked without its item. Raises DataError."""
+def _row(place: Place, value: object, items: Mapping[str, Item]) -> Row:
+    """A row, checked against the items by id. Raises DataError."""
     record = place.mapping(value, "an annotation")
     name = place.name(record.get("item_id"), "item_id")
     annotator = place.at(name).name(record.get("annotator"), "annotator")
     place = place.at(name)
-    images = _list(place, record, "images")
-    if not all(type(index) is int and index >= 0 for index in images):
-        raise place.error("images should be a list of image indices")
     remove, confidence, seconds = record.get("remove", False), record.get("confidence"), record.get("seconds", 0.0)
     if not isinstance(remove, bool):
         raise place.error("remove should be true or false")
@@ -86,32 +81,18 @@ def parse_row(place: Place, value: object) -> Row:
     # whole numbers may be larger than any float
     if type(seconds) not in (int, float) or not 0 <= seconds <= sys.float_info.max:
         raise place.error("seconds should be a number from 0")
-    return Row(
+    row = Row(
         item_id=name,
         annotator=annotator,
         answers=_texts(place, record, "answers"),
         evidence=_texts(place, record, "evidence"),
-        images=tuple(dict.fromkeys(images)),
+        images=image_indices(place, record.get("images")),
         confidence=confidence,
         remove=remove,
         note=place.optional_text(record.get("note"), "note") or "",
         seconds=float(seconds),
         fingerprint=place.optional_text(record.get("fingerprint"), "fingerprint"),
     )
-
-
-def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(place.name(text, key).strip() for text in _list(place, record, key)))
-
-
-def _list(place: Place, record: Mapping[str, Any], key: str) -> list[Any]:
-    """A list that may be left out, or null."""
-    value = record.get(key)
-    return [] if value is None else place.sequence(value, key)
-
-
-def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:
-    """Check a row against the items by id. Raises DataError."""
     item = items.get(row.item_id)
     if item is None:
         raise place.error("no such item: these annotations are of another build; give the items they were made from")
@@ -120,6 +101,13 @@ def check_row(place: Place, row: Row, items: Mapping[str, Item]) -> None:
     if not row.answers and not row.remove:
         raise place.error("answers are missing; skipped items have no row")
     check_answers(place, item, row.answers)
+    return row
+
+
+def _texts(place: Place, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The distinct texts of a list that may be left out, or null."""
+    entries = [] if record.get(key) is None else place.sequence(record[key], key)
+    return tuple(dict.fromkeys(place.name(text, key).strip() for text in entries))
 
 
 def check_answers(place: Place, item: Item, answers: Sequence[str]) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_text
-from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue
+from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_rows, write_text
+from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
 from remind.llm.chat_models import Chats
 from remind.llm.ledger import table
-from remind.refmem import blind, generate
-from remind.refmem.cluster import read_clusters, text_clusters, write_clusters
+from remind.refmem import generate
+from remind.refmem.cluster import read_clusters, text_clusters
 from remind.refmem.config import STAGES, RefMemConfig
-from remind.refmem.filters import make_filtered
+from remind.refmem.filters import BLIND_TEMPLATE, make_filtered
 from remind.refmem.images import ClipEncoder, image_clusters
 from remind.refmem.items import Item, anchors_missing, read_items, write_items
 from remind.refmem.split import split
@@ -32,11 +32,7 @@ Task = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
 
 
 def open_corpus(cfg: RefMemConfig) -> Corpus:
-    """The dialogues of the input without their questions.
-
-    Raises:
-        DataError, ImagePathError, FormatError: an input that cannot be used.
-    """
+    """The dialogues of the input without their questions. Raises DataError for an input that cannot be used."""
     paths = [cfg.input] if isinstance(cfg.input, str) else list(cfg.input)
     dialogues = Corpus.merge([read(path, cfg.format) for path in paths], paths).dialogues[: cfg.limit]
     if not dialogues:
@@ -105,7 +101,7 @@ class Build:
             clip = None if cfg.clip is None else ClipEncoder(cfg.clip, cfg.device)
             by_text, segments = text_clusters(self.corpus, encoder, cfg.segment, cfg.cluster)
             by_image, images = image_clusters(self.corpus, encoder, clip, cfg.image_cluster)
-            write_clusters(to / "clusters.jsonl", [*by_text, *by_image])
+            write_rows(to / "clusters.jsonl", map(asdict, [*by_text, *by_image]))
             return {"segments": segments, "images": images, "clusters": {"text": len(by_text), "image": len(by_image)}}
 
         return settings, write
@@ -137,7 +133,7 @@ class Build:
             "items": items.key,
             "filters": asdict(self.cfg.filters),
             "blind_by": None if self.guesser is None else self.guesser.name,
-            "prompt_id": prompts.prompt_id(blind.TEMPLATE),
+            "prompt_id": prompts.prompt_id(BLIND_TEMPLATE),
         }
 
         def write(to: Path) -> dict[str, Any]:
@@ -152,12 +148,8 @@ class Build:
         source = filtered.folder / "items.jsonl" if cfg.adjudicated is None else Path(cfg.adjudicated)
         if not source.is_file():
             raise DataError("no such file", source)
-        settings = {
-            "filtered": filtered.key,
-            "adjudicated": None if cfg.adjudicated is None else sha256_file(source),
-            "train": cfg.train,
-            "seed": cfg.seed,
-        }
+        adjudicated = None if cfg.adjudicated is None else sha256_file(source)
+        settings = {"filtered": filtered.key, "adjudicated": adjudicated, "train": cfg.train, "seed": cfg.seed}
 
         def write(to: Path) -> dict[str, Any]:
             items = read_items(source)
@@ -176,9 +168,8 @@ class Build:
         dialogue_of = {cluster.id: cluster.dialogue_id for cluster in clusters}
         for item in items:
             if dialogue_of.get(item.cluster_id) != item.dialogue_id:
-                raise DataError(
-                    f"cluster {item.cluster_id!r} is not in this build; is the file of another?", path, item.id
-                )
+                message = f"cluster {item.cluster_id!r} is not in this build; is the file of another?"
+                raise DataError(message, path, item.id)
             if anchors_missing(item, self.corpus.dialogue(item.dialogue_id)):
                 raise DataError("it has no evidence, or some that is not in the dialogue", path, item.id)
 
@@ -203,19 +194,18 @@ def write_benchmark(
 
 def _with_copies(to: Path, number: int, dialogue: Dialogue) -> Dialogue:
     """The dialogue with its image files copied beside the benchmark, where its reader looks for them."""
-    copies: dict[int, str] = {}
-    for image in dialogue.images:
-        if image.path is not None:
-            copy = to / "images" / str(number) / f"{image.index}{Path(image.path).suffix.lower()}"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(image.path, copy)
-            copies[image.index] = str(copy)
+
+    def copied(image: Image) -> Image:
+        if image.path is None:
+            return image
+        copy = to / "images" / str(number) / f"{image.index}{Path(image.path).suffix.lower()}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(image.path, copy)
+        return replace(image, path=str(copy))
+
     sessions = []
     for session in dialogue.sessions:
-        turns = (
-            replace(turn, images=tuple(replace(image, path=copies.get(image.index)) for image in turn.images))
-            for turn in session.turns
-        )
+        turns = (replace(turn, images=tuple(map(copied, turn.images))) for turn in session.turns)
         sessions.append(replace(session, turns=tuple(turns)))
     return Dialogue(dialogue.id, tuple(sessions))
 

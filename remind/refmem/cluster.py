@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remind.core.errors import DataError
-from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.data.dialogue import Corpus
-from remind.perception.segment import SegmentConfig, segment, turn_text
+from remind.perception.config import SegmentConfig
+from remind.perception.segment import segment
 from remind.refmem.config import ClusterConfig
 from remind.refmem.items import read_rows
+from remind.states.pyramid import turn_text
 
 if TYPE_CHECKING:
     from remind.models.encoder import SentenceEncoder
@@ -98,11 +98,6 @@ def text_clusters(
             if len({dialogue.session_of[turn].id for turn in turns}) > 1:
                 clusters.append(Cluster(f"{dialogue.id}/text-{number}", dialogue.id, "text", None, turns))
     return clusters, count
-
-
-def write_clusters(path: Path, clusters: Sequence[Cluster]) -> None:
-    """Clusters as JSONL."""
-    write_rows(path, map(asdict, clusters))
 
 
 def read_clusters(path: Path) -> list[Cluster]:

@@ -96,7 +96,7 @@ class RefMemConfig:
     until: StageName = "benchmark"
     """Last stage to run: clusters, items, filtered or benchmark."""
     adjudicated: str | None = None
-    """Items after annotation (final.jsonl of merge_annotations.py). None: the filtered items as they are."""
+    """Items after annotation (final.jsonl of `remind merge-annotations`). None: the filtered items as they are."""
     segment: SegmentConfig = field(default_factory=SegmentConfig)
     """Topical segments."""
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(min_size=3))

@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.files import write_rows
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import Corpus
-from remind.llm.request import ChatModel
-from remind.refmem.blind import answered_blind
+from remind.evaluation.metrics import token_f1
+from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
+from remind.llm.structured import object_schema
 from remind.refmem.config import FilterConfig
-from remind.refmem.items import Item, anchors_missing, write_items
+from remind.refmem.items import Item, anchors_missing, shuffled, write_items
+from remind.states.pyramid import LETTERS, one_line
 from remind.text.words import stems, words
 
 #: In the order in which they are applied; an item is counted under the first that removes it.
 REASONS = ("malformed", "evidence", "leak", "uneven", "duplicate", "near_duplicate", "blind")
+#: The prompt of the blind test.
+BLIND_TEMPLATE = "refmem_blind"
+_GUESS = object_schema(answers={"type": "array", "items": {"type": "string"}, "minItems": 1})
+#: Token F1 from which a guess counts as a direct answer.
+_SAME = 0.99
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,41 @@ def near_pairs(items: Sequence[Item], threshold: float) -> list[tuple[int, int]]
     return sorted(pairs)
 
 
-def _content(item: Item) -> tuple[Any, ...]:
-    gold = sorted(" ".join(words(answer)) for answer in item.gold)
-    return item.dialogue_id, item.format, " ".join(words(item.question)), tuple(gold)
+def _blind_request(item: Item) -> Request:
+    """The question and its options alone: nothing of the dialogue."""
+    lines = [one_line(item.question), *(f"{a}. {one_line(b)}" for a, b in zip(LETTERS, item.options, strict=False))]
+    text = "\n".join(lines)
+    code = code_for([text])
+    shown = {"format": item.format, "code": code, "question": fenced("question", text, code)}
+    return from_template("answer", BLIND_TEMPLATE, item.id, _GUESS, 256, **shown)
+
+
+def _answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: int) -> tuple[set[str], int]:
+    """Ids of the items a chat model gets right in every draw without the dialogue, and the number of unusable replies.
+
+    Each draw has the options in another order. A direct item is asked once, as its prompt would be the same each time.
+    """
+    cases = [
+        (item, shuffled(item, f"{seed}:{draw}"))
+        for item in items
+        for draw in range(draws if item.options else min(draws, 1))
+    ]
+    with ProgressBar("blind", len(cases)) as bar:
+        replies = chat.complete([_blind_request(shown) for _, shown in cases], lambda *_: bar.step())
+    wrong: set[str] = set()
+    unusable = 0
+    for (item, shown), reply in zip(cases, replies, strict=True):
+        answers = [] if reply.failure is not None else list(reply.value["answers"])
+        unusable += not answers
+        if not answers or not _correct(shown, answers):
+            wrong.add(item.id)
+    return {item.id for item, _ in cases} - wrong, unusable
+
+
+def _correct(item: Item, answers: list[str]) -> bool:
+    if item.format == "direct":
+        return token_f1(answers[0], item.answers) >= _SAME
+    return {answer.strip(" .()").upper()[:1] for answer in answers} == set(item.answers)
 
 
 def apply_filters(
@@ -122,7 +162,9 @@ def apply_filters(
     drop("uneven", lambda item: uneven(item, config))
     seen: set[tuple[Any, ...]] = set()
     for number in left():
-        content = _content(items[number])
+        item = items[number]
+        gold = sorted(" ".join(words(answer)) for answer in item.gold)
+        content = (item.dialogue_id, item.format, " ".join(words(item.question)), *gold)
         if content in seen:
             reasons[number] = "duplicate"
         seen.add(content)
@@ -132,7 +174,9 @@ def apply_filters(
             reasons.setdefault(rest[j], "near_duplicate")
     no_guess = 0
     if chat is not None:
-        answered, no_guess = answered_blind([items[number] for number in left()], chat, config.blind_draws, config.seed)
+        answered, no_guess = _answered_blind(
+            [items[number] for number in left()], chat, config.blind_draws, config.seed
+        )
         drop("blind", lambda item: item.id in answered)
     counts = Counter(reasons.values())
     return Filtered(

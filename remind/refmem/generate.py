@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remind.core.progress import Counter as Bar
+from remind.core.progress import ProgressBar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
-from remind.llm.request import ChatModel, Message, Reply, Request, code_for, fenced
-from remind.llm.structured import NotValid, repair
+from remind.llm.request import ChatModel, Reply, Request, code_for, fenced, from_template
+from remind.llm.structured import NotValid, object_schema, repair
 from remind.refmem.cluster import Cluster
 from remind.refmem.config import ItemsConfig
 from remind.refmem.items import Item, shuffled, with_id
@@ -21,35 +21,16 @@ from remind.text.strategy import guide
 TEMPLATE = "refmem_items"
 MAX_TOKENS = 4096
 _TEXTS = {"type": "array", "items": {"type": "string"}}
-SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "items": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "format": {"enum": ["single", "multi", "direct"]},
-                    "question": {"type": "string"},
-                    "options": _TEXTS,
-                    "answers": {**_TEXTS, "minItems": 1},
-                    "candidates": _TEXTS,
-                    "evidence": _TEXTS,
-                    "images": {"type": "array", "items": {"type": "integer"}},
-                },
-                "required": ["format", "question", "options", "answers", "candidates", "evidence", "images"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["items"],
-    "additionalProperties": False,
-}
-
-
-def dimensions_of(cluster: Cluster) -> tuple[str, ...]:
-    """The dimensions a cluster's branch asks about."""
-    return TEXT_DIMENSIONS if cluster.branch == "text" else VISUAL_DIMENSIONS
+_ITEM = object_schema(
+    format={"enum": ["single", "multi", "direct"]},
+    question={"type": "string"},
+    options=_TEXTS,
+    answers={**_TEXTS, "minItems": 1},
+    candidates=_TEXTS,
+    evidence=_TEXTS,
+    images={"type": "array", "items": {"type": "integer"}},
+)
+SCHEMA: Mapping[str, Any] = object_schema(items={"type": "array", "items": _ITEM})
 
 
 def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: ItemsConfig) -> Request:
@@ -69,8 +50,12 @@ def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: I
     text = "\n".join(passages)
     code = code_for([text])
     ask = guide(dimension)
-    parts = prompts.blocks(
+    return from_template(
+        "questions",
         TEMPLATE,
+        cluster.id,
+        SCHEMA,
+        MAX_TOKENS,
         demand=ask.demand,
         reasoning=ask.reasoning,
         visual=ask.visual,
@@ -79,8 +64,6 @@ def item_request(dialogue: Dialogue, cluster: Cluster, dimension: str, config: I
         code=code,
         passages=fenced("passages", text, code),
     )
-    messages = (Message("system", parts["system"]), Message("user", parts["user"]))
-    return Request(messages, "questions", cluster.id, prompts.prompt_id(TEMPLATE), MAX_TOKENS, schema=SCHEMA)
 
 
 def read_reply(reply: Reply, cluster: Cluster, dimension: str, config: ItemsConfig, made_by: str) -> list[Item]:
@@ -138,13 +121,14 @@ def write_questions(
     Raises:
         ModelError: the endpoint as a whole cannot be used.
     """
-    tasks = [(cluster, dimension) for cluster in clusters for dimension in dimensions_of(cluster)]
+    dimensions = {"text": TEXT_DIMENSIONS, "image": VISUAL_DIMENSIONS}
+    tasks = [(cluster, dimension) for cluster in clusters for dimension in dimensions[cluster.branch]]
     requests = [item_request(corpus.dialogue(c.dialogue_id), c, dimension, config) for c, dimension in tasks]
     items: dict[int, list[Item]] = {}
 
     def ask(pending: Mapping[int, Request]) -> dict[int, Request]:
         """Read the replies into `items`; returns requests for the replies that can be repaired."""
-        with Bar("items", len(pending)) as bar:
+        with ProgressBar("items", len(pending)) as bar:
             replies = chat.complete(list(pending.values()), lambda *_: bar.step())
         again = {}
         for (number, request), reply in zip(pending.items(), replies, strict=True):

@@ -91,18 +91,9 @@ class Item:
 
     def as_question(self, split: str | None = None) -> Question:
         """The item as the toolkit's question."""
-        return Question(
-            id=self.id,
-            dialogue_id=self.dialogue_id,
-            text=self.question,
-            format=self.format,  # type: ignore[arg-type]  # checked by `problem`
-            options=self.options,
-            answers=self.answers,
-            evidence=self.evidence,
-            images=self.images,
-            dimension=self.dimension,
-            split=split,
-        )
+        names = ("dialogue_id", "format", "options", "answers", "evidence", "images", "dimension")
+        values = {name: getattr(self, name) for name in names}
+        return Question(self.id, text=self.question, split=split, **values)
 
 
 def with_id(item: Item) -> Item:
@@ -133,11 +124,7 @@ def anchors_missing(item: Item, dialogue: Dialogue) -> bool:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; an empty one has none.
-
-    Raises:
-        DataError: a file that cannot be read, a record that is not a JSON object or names a key twice.
-    """
+    """The JSON objects of a JSONL file, if any. Raises DataError."""
     return [place.mapping(value, "a record") for place, value in Source(Path(path)).any_records]
 
 
@@ -168,9 +155,6 @@ def read_items(path: str | Path) -> list[Item]:
 def _item(place: Place, value: object) -> Item:
     record = place.mapping(value, "an item")
     place = place.at(place.name(record.get("id"), "id"))
-    images = place.sequence(record.get("images", []), "images")
-    if not all(type(index) is int and index >= 0 for index in images):
-        raise place.error("images should be a list of image indices")
     values: dict[str, Any] = {key: place.name(record.get(key), key) for key in _NAMES}
     if values["branch"] not in BRANCHES:
         raise place.error(f"unknown branch {shown(values['branch'])}; known: {', '.join(BRANCHES)}")
@@ -178,4 +162,12 @@ def _item(place: Place, value: object) -> Item:
         entries = place.sequence(record.get(key, []), key)
         values[key] = tuple(place.text(text, f"an entry of {key}") for text in entries)
     values |= {key: place.text(record.get(key, ""), key) for key in ("made_by", "prompt_id")}
-    return Item(**values, images=tuple(images))
+    return Item(**values, images=image_indices(place, record.get("images")))
+
+
+def image_indices(place: Place, value: object) -> tuple[int, ...]:
+    """The distinct image indices of a record, which may be left out. Raises DataError."""
+    indices = [] if value is None else place.sequence(value, "images")
+    if not all(type(index) is int and index >= 0 for index in indices):
+        raise place.error("images should be a list of image indices")
+    return tuple(dict.fromkeys(indices))

@@ -14,7 +14,7 @@ from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.data.readers.source import Place, Source
 from remind.refmem.agreement import agreement
 from remind.refmem.annotations import Row, check_answers, read_annotations
-from remind.refmem.items import Item, read_items, write_items
+from remind.refmem.items import Item, image_indices, read_items, write_items
 from remind.refmem.votes import Outcome, decide
 
 FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
@@ -44,16 +44,6 @@ class MergeConfig:
             raise ConfigError(f"quorum is at least 1, not {self.quorum}")
         if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
             raise ConfigError(f"resolutions: {self.resolutions} is written anew by the merge; give an edited copy")
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """What was agreed on for an item; None: the majority's decision stands."""
-
-    answers: tuple[str, ...] | None = None
-    evidence: tuple[str, ...] | None = None
-    images: tuple[int, ...] | None = None
-    remove: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -126,10 +116,14 @@ def read_ballots(paths: str | Sequence[str], items: Sequence[Item]) -> tuple[dic
     return ballots, list(file_of)
 
 
-def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resolution]:
-    """Resolutions by item id. Raises DataError for a record that is not a resolution of one of these items."""
+def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, dict[str, Any]]:
+    """By item id what was agreed on of answers, evidence, images and remove.
+
+    Raises:
+        DataError: a record that is not a resolution of one of these items.
+    """
     by_id = {item.id: item for item in items}
-    resolutions: dict[str, Resolution] = {}
+    resolutions: dict[str, dict[str, Any]] = {}
     for place, value in Source(Path(path)).records:
         record = place.mapping(value, "a resolution")
         name = place.name(record.get("item_id"), "item_id")
@@ -142,23 +136,21 @@ def read_resolutions(path: str | Path, items: Sequence[Item]) -> dict[str, Resol
     return resolutions
 
 
-def _resolution(place: Place, record: Mapping[str, Any], item: Item) -> Resolution:
-    def texts(key: str) -> tuple[str, ...] | None:
-        if record.get(key) is None:
-            return None
-        return tuple(dict.fromkeys(place.name(text, key) for text in place.sequence(record[key], key)))
-
-    images, remove, answers = record.get("images"), record.get("remove"), texts("answers")
-    if images is not None and not (isinstance(images, list) and all(type(index) is int for index in images)):
-        raise place.error("images should be a list of image indices")
-    if not isinstance(remove, bool | None):
+def _resolution(place: Place, record: Mapping[str, Any], item: Item) -> dict[str, Any]:
+    keys = ("answers", "evidence", "images", "remove")
+    given: dict[str, Any] = {key: record[key] for key in keys if record.get(key) is not None}
+    for key in ("answers", "evidence"):
+        if key in given:
+            given[key] = tuple(dict.fromkeys(place.name(text, key) for text in place.sequence(given[key], key)))
+    check_answers(place, item, given.get("answers", ()))
+    if "images" in given:
+        given["images"] = image_indices(place, given["images"])
+    if not isinstance(given.get("remove", False), bool):
         raise place.error("remove should be true or false")
-    if answers is not None:
-        check_answers(place, item, answers)
-    return Resolution(answers, texts("evidence"), None if images is None else tuple(images), remove)
+    return given
 
 
-def resolve(majority: Outcome, resolution: Resolution | None, discuss: str) -> tuple[Outcome, tuple[str, ...]]:
+def resolve(majority: Outcome, resolution: Mapping[str, Any] | None, discuss: str) -> tuple[Outcome, tuple[str, ...]]:
     """The outcome after resolution, and the parts still open.
 
     A resolution decides the parts it gives; answers or evidence without `remove` keep an item that was undecided. Parts
@@ -167,12 +159,11 @@ def resolve(majority: Outcome, resolution: Resolution | None, discuss: str) -> t
     if resolution is None:
         differ = majority.differ if discuss == "all" else []
         return majority, tuple(dict.fromkeys([*majority.open, *differ]))
-    given = {key: value for key, value in vars(resolution).items() if value is not None}
-    outcome = replace(majority, **given)
+    outcome = replace(majority, **resolution)
     if outcome.remove:
         return outcome, ()
     parts = {
-        "remove": outcome.remove is None and not given,
+        "remove": outcome.remove is None and not resolution,
         "answers": not outcome.answers,
         "evidence": not outcome.evidence and not outcome.images,
     }
@@ -186,8 +177,7 @@ def merge(cfg: MergeConfig) -> dict[str, Any]:
         The content of agreement.json, with `path` of the final file.
 
     Raises:
-        DataError: inputs that cannot be used; undecided items under `require_complete` (all but the final file are
-            written then, and an older final file is removed).
+        DataError: inputs that cannot be used; undecided items under `require_complete` (there is no final file then).
         ConfigError: statsmodels is missing.
     """
     items = read_items(cfg.drafts)
@@ -220,33 +210,23 @@ def merge(cfg: MergeConfig) -> dict[str, Any]:
     write_rows(out / DECISIONS, (one.record() for one in decisions))
     if undecided and cfg.require_complete:
         (out / FINAL).unlink(missing_ok=True)
-        raise DataError(
-            f"{len(undecided)} items are undecided; decide them in a file for --resolutions",
-            out / CONFLICTS,
-            next(iter(undecided)),
-        )
+        message = f"{len(undecided)} items are undecided; decide them in a file for --resolutions"
+        raise DataError(message, out / CONFLICTS, next(iter(undecided)))
     write_items(out / FINAL, [one.final for one in decisions if one.state == "kept"])
     return {**result, "path": str(out / FINAL)}
 
 
 def removal(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Removed items of those decided: in all, by dimension, by format, and by both ("dimension/format")."""
-    decided = [one for one in decisions if not one.open]
+    """Removed items of those decided: in all, by dimension and by format."""
 
-    def share(dimension: str | None = None, kind: str | None = None) -> dict[str, Any]:
-        members = [
-            one for one in decided if dimension in (None, one.item.dimension) and kind in (None, one.item.format)
-        ]
-        removed = sum(one.state == "removed" for one in members)
-        return {"items": len(members), "removed": removed, "share": removed / len(members) if members else None}
+    def share(names: Sequence[str]) -> dict[str, Any]:
+        states = [one.state for one in decisions if not one.open and {one.item.dimension, one.item.format} & {*names}]
+        removed = states.count("removed")
+        return {"items": len(states), "removed": removed, "share": removed / len(states) if states else None}
 
-    cells = sorted({(one.item.dimension, one.item.format) for one in decisions})
-    return {
-        "all": share(),
-        "dimensions": {name: share(name) for name in DIMENSIONS},
-        "formats": {name: share(kind=name) for name in FORMATS},
-        "cells": {f"{dimension}/{kind}": share(dimension, kind) for dimension, kind in cells},
-    }
+    by_name = {name: share([name]) for name in (*DIMENSIONS, *FORMATS)}
+    dimensions, formats = ({name: by_name[name] for name in names} for names in (DIMENSIONS, FORMATS))
+    return {"all": share(FORMATS), "dimensions": dimensions, "formats": formats}
 
 
 def report(result: Mapping[str, Any]) -> str:

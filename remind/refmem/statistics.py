@@ -69,36 +69,34 @@ def as_markdown(counts: Mapping[str, Any], filters: Mapping[str, Any] | None = N
         filters: counts of the filter stage; None: left out.
     """
     questions = counts["questions"]
-    total, letters = questions["total"], questions["letters_of_single"]
-    parts = ["# Benchmark statistics", ""]
-    parts += _table(
-        ("Conversations", ""), [(_title(name), _number(value)) for name, value in counts["conversations"].items()]
-    )
-    parts += _table(
-        ("Questions", ""),
-        [
-            ("Total", _number(total)),
-            *((title, _share(questions["by_format"][name], total)) for name, title in _TITLES.items()),
-            *((f"Split: {name}", _share(count, total)) for name, count in questions["by_split"].items()),
-            ("Options per item with options", _number(questions["options_per_item"])),
-            ("Answers per item", _number(questions["answer_cardinality"])),
-            *(
-                (f"Answers per item, {title.lower()}", _number(questions["answer_cardinality_by_format"][name]))
-                for name, title in _TITLES.items()
-            ),
-            ("Evidence anchors per item", _number(questions["anchors_per_item"])),
-            ("Single-choice answers by letter", ", ".join(f"{letter} {count}" for letter, count in letters.items())),
-        ],
-    )
-    rows = []
+    total = questions["total"]
+    per_format = questions["answer_cardinality_by_format"]
+    letters = ", ".join(f"{letter} {count}" for letter, count in questions["letters_of_single"].items())
+    rows = [
+        ("Total", _number(total)),
+        *((title, _share(questions["by_format"][name], total)) for name, title in _TITLES.items()),
+        *((f"Split: {name}", _share(count, total)) for name, count in questions["by_split"].items()),
+        ("Options per item with options", _number(questions["options_per_item"])),
+        ("Answers per item", _number(questions["answer_cardinality"])),
+        *((f"Answers per item, {title.lower()}", _number(per_format[name])) for name, title in _TITLES.items()),
+        ("Evidence anchors per item", _number(questions["anchors_per_item"])),
+        ("Single-choice answers by letter", letters),
+    ]
+    dimensions = []
     for name, count in questions["by_dimension"].items():
         by_format = questions["by_dimension_and_format"][name]
-        rows.append((_title(name), _share(count, total), *(_number(by_format.get(kind, 0)) for kind in _TITLES)))
-    parts += _table(("Dimension", "Items", *_TITLES.values()), rows)
+        cells = [_number(by_format.get(kind, 0)) for kind in _TITLES]
+        dimensions.append((_title(name), _share(count, total), *cells))
+    parts = ["# Benchmark statistics", ""]
+    parts += _table(("Conversations", ""), [(_title(key), _number(n)) for key, n in counts["conversations"].items()])
+    parts += _table(("Questions", ""), rows) + _table(("Dimension", "Items", *_TITLES.values()), dimensions)
     if filters is not None:
-        removed = [(f"removed: {name.replace('_', ' ')}", _number(n)) for name, n in filters["removed"].items()]
-        ends = ("written", _number(filters["in"])), ("kept", _number(filters["kept"]))
-        parts += _table(("Filter", "Items"), [ends[0], *removed, ends[1]])
+        steps = [
+            ("written", filters["in"]),
+            *((f"removed: {name.replace('_', ' ')}", count) for name, count in filters["removed"].items()),
+            ("kept", filters["kept"]),
+        ]
+        parts += _table(("Filter", "Items"), [(name, _number(count)) for name, count in steps])
     return "\n".join(parts)
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder
@@ -20,13 +20,11 @@ from remind.states.pyramid import (
     Strategy,
     render_answer,
 )
+from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.lexicon import fill, lexicon
 from remind.testbed.world import Trait, World, WorldQuestion
 from remind.text.strategy import guide
-
-if TYPE_CHECKING:
-    from remind.states.parquet import StateRecord
 
 
 @dataclass

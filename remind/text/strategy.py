@@ -101,24 +101,22 @@ def target_speakers(dialogue: Dialogue, text: str) -> tuple[str, ...]:
     Where a speaker is called "user", words of the first person name that speaker.
     """
     tokens = [(match.group(), match.start()) for match in re.finditer(r"\w+", text)]
-    found: dict[str, int] = {}
+    mentions: dict[str, int] = {}
     for speaker in dialogue.speakers:
         parts = words(speaker)
         single = [[part] for part in parts if len(part) > 1 and part not in word_list("stopwords")]
         places = [_find(name, tokens) for name in ([parts] if parts else []) + single]
-        if known := [place for place in places if place is not None]:
-            found[speaker] = min(known)
+        if any(place is not None for place in places):
+            mentions[speaker] = min(place for place in places if place is not None)
     common = word_list("stopwords") | word_list("months") | word_list("question") | word_list("weekdays")
     for token, place in tokens:
         if len(token) >= 3 and token[0].isupper() and token.casefold() not in common:
             fits = [s for s in dialogue.speakers if any(p.startswith(token.casefold()) for p in words(s))]
             if len(fits) == 1:
-                found.setdefault(fits[0], place)
-    if not found:
-        for speaker in dialogue.speakers:
-            if speaker.casefold() == "user" and {"i", "me", "my", "mine", "we", "our"} & set(words(text)):
-                found[speaker] = 0
-    return tuple(sorted(found, key=lambda speaker: found[speaker]))
+                mentions.setdefault(fits[0], place)
+    if not mentions and {"i", "me", "my", "mine", "we", "our"} & set(words(text)):
+        mentions = {speaker: 0 for speaker in dialogue.speakers if speaker.casefold() == "user"}
+    return tuple(sorted(mentions, key=lambda speaker: mentions[speaker]))
 
 
 def _find(parts: list[str], tokens: list[tuple[str, int]]) -> int | None:
@@ -175,8 +173,8 @@ def _topics(
     chunks = _chunks(rest, names)
 
     def weight(chunk: str) -> tuple[bool, float]:
-        known = [weights[term] for term in stems(chunk) if term in weights]
-        return (bool(known), max(known, default=0.0))
+        rarities = [weights[term] for term in stems(chunk) if term in weights]
+        return (bool(rarities), max(rarities, default=0.0))
 
     focus = list(dict.fromkeys(chunk for chunk, acts in chunks if acts))[:MAX_FOCUS]
     named = dict.fromkeys(chunk for chunk, _ in chunks if chunk not in focus)

@@ -34,8 +34,7 @@ def data_paths(data: str | Sequence[str]) -> list[Path]:
 def read_corpus(cfg: TrainSAEConfig) -> tuple[list[Dialogue], list[Dialogue]]:
     """The dialogues to train on, with speakers named, and those held out.
 
-    Raises:
-        DataError: no dialogues, or a file to evaluate on that is also trained on.
+    Raises DataError for no dialogues, or a file to evaluate on that is also trained on.
     """
     paths = data_paths(cfg.data)
     training, held_out = read_dialogues(paths, cfg), []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder, write_json
-from remind.core.progress import Counter, track
+from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Dialogue
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
 from remind.train_sae.config import TrainSAEConfig
@@ -109,10 +109,7 @@ class Run:
             self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed=seed, epochs=None, drop_last=True
         )
         checkpoints = Checkpoints(self.folder / CHECKPOINTS, cfg.checkpoint_every) if cfg.checkpoint_every else None
-        with Counter("train", cfg.trainer.total_steps) as bar:
-
-            def filling(written: int, wanted: int) -> None:
-                bar.step(0, f"filling the activation buffer: {written:,} of {wanted:,} tokens")
+        with ProgressBar("train", cfg.trainer.total_steps) as bar:
 
             def progress(done: int, _: int, figures: Any) -> None:
                 if figures:
@@ -121,7 +118,9 @@ class Run:
                     bar.skip(done)
                     bar.step(0)
 
-            buffer.progress = filling
+            buffer.progress = lambda written, wanted: bar.step(
+                0, f"filling the activation buffer: {written:,} of {wanted:,} tokens"
+            )
             self.trained = train(
                 buffer,
                 cfg.trainer,

@@ -29,8 +29,7 @@ _FREE = {"out", "resume", "overwrite", "trackers", "checkpoint_every", "cache", 
 def train_sae(cfg: TrainSAEConfig) -> Path:
     """Train, evaluate and save one SAE per layer, alone or under `accelerate launch`, on a part of each batch each.
 
-    Returns:
-        The folder with `metrics.jsonl` and one SAE per layer, each with `training.json` and `idf.safetensors`.
+    Returns the folder with `metrics.jsonl` and one SAE per layer, each with `training.json` and `idf.safetensors`.
 
     Raises:
         ConfigError, DataError, FormatError: settings or data that cannot be used.
@@ -78,23 +77,13 @@ def quick_sae(
 ) -> Path:
     """Train a small SAE of one late layer for demos, kept under `cache` by model, data and settings.
 
-    Returns:
-        A folder for `sae.load_layers`.
+    Returns a folder for `sae.load_layers`.
     """
-    trainer = SAETrainConfig(
-        d_sae=2048, steps=steps, batch_size=1024, lr=1e-3, warmup_steps=20, decay_share=0.5, dead_tokens=50_000
-    )
+    size: dict[str, Any] = {"d_sae": 2048, "steps": steps, "batch_size": 1024, "dead_tokens": 50_000}
+    trainer = SAETrainConfig(lr=1e-3, warmup_steps=20, decay_share=0.5, **size)
+    options: dict[str, Any] = {"layers": ["late"], "limit": 8000, "checkpoint_every": 0, "loss_windows": 0}
     cfg = TrainSAEConfig(
-        out="",
-        data=[str(path) for path in data],
-        backbone=backbone,
-        layers=["late"],
-        limit=8000,
-        trainer=trainer,
-        checkpoint_every=0,
-        loss_windows=0,
-        device=device,
-        dtype=dtype,
+        "", list(map(str, data)), backbone=backbone, trainer=trainer, device=device, dtype=dtype, **options
     )
     folder = Path(backbone)
     # a model folder may be written anew under the same name

@@ -183,7 +183,7 @@ def open_workbench(
     Args:
         backbone: nano, minilm, or a Hugging Face folder or id.
         dialogues: files or folders of any format `remind.read` knows; None: a small synthetic world with drawn images.
-        sae: folder of `scripts/train_sae.py`; None: small SAEs are trained in seconds and kept under `out`, on a
+        sae: folder of `remind train-sae`; None: small SAEs are trained in seconds and kept under `out`, on a
             synthetic world for the nano backbone, else on the bundled small talk. Enough for a first look only.
         out: folder for what is made.
         top_share: share of a dialogue that a question retrieves.

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sae import files
-from sae.errors import ConfigError, FormatError, LayerError, ShapeError
+from sae.errors import ConfigError, LayerError, ShapeError
 from sae.probe.encoder import Encoded, Probe
 from sae.probe.pieces import Pieces
 from sae.probe.ranking import Ranking, Tokens
 from sae.topk import SparseCodes
 
-CONFIG, TENSORS = "examples.json", "examples.safetensors"
-_FORMAT, _VERSION = "sae-top-examples", 1
 _WORD = re.compile(r"\w+")
+#: Borders of the bins of activations, half an octave each, in units of the coder; the outer bins are open.
+EDGES = [2.0 ** (i / 2) for i in range(-24, 29)]
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,11 @@ class TopExamples:
         per_feature: examples kept of each.
         context: tokens to the left and to the right of the peak.
         tokenizer: decodes the contexts; None: ids are written as numbers.
-        metadata: JSON values kept with the examples, e.g. the layer.
+        metadata: what the examples are of, e.g. the layer.
 
     Attributes:
         n_texts, n_tokens: texts added, and their tokens that count.
-        fired: [d_sae] int64, tokens each feature was active on; fired / n_tokens is its density.
+        counts: [d_sae, bins] int64, tokens each feature was active on, by activation in the bins of `EDGES`.
 
     Raises ConfigError for sizes out of range.
     """
@@ -101,7 +98,7 @@ class TopExamples:
         self.d_sae, self.per_feature, self.context = d_sae, per_feature, self._ranking.context
         self.metadata = dict(metadata or {})
         self.n_texts = self.n_tokens = 0
-        self.fired = torch.zeros(d_sae, dtype=torch.int64)
+        self.counts = torch.zeros(d_sae, len(EDGES) - 1, dtype=torch.int64)
         self._labels: dict[int, str] = {}
         self._pieces = Pieces(tokenizer)
 
@@ -119,8 +116,6 @@ class TopExamples:
         parts = [text.layer(layer) for text in texts]
         if labels is not None and len(labels) != len(texts):
             raise ShapeError(f"{len(labels)} labels for {len(texts)} texts")
-        if len({codes.k for codes in parts}) > 1:
-            raise ShapeError(f"texts of different coders: k is {sorted({codes.k for codes in parts})}")
         if not texts:
             return
         counted = torch.cat([text.counted for text in texts])
@@ -128,14 +123,31 @@ class TopExamples:
         codes = SparseCodes(values, torch.cat([codes.indices for codes in parts]))
         ids = torch.cat([text.ids for text in texts])
         self._ranking.add(Tokens(ids, [len(text) for text in texts], codes, self.d_sae), self.n_texts)
-        self.fired += torch.bincount(codes.indices[codes.active()], minlength=self.d_sae)
+        active, (d_sae, bins) = codes.active(), self.counts.shape
+        inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)
+        place = torch.bucketize(codes.values[active].double(), inner, right=True)
+        self.counts += torch.bincount(codes.indices[active] * bins + place, minlength=d_sae * bins).view(d_sae, bins)
         for number, label in enumerate(labels or ()):
             if label is not None:
                 self._labels[self.n_texts + number] = label
         self.n_texts += len(texts)
         self.n_tokens += int(counted.sum())
         if len(self._labels) > 2 * self.d_sae * self.per_feature:
-            self._labels = self._used_labels()
+            used = set(self._ranking.tensors["source"].unique().tolist())
+            self._labels = {source: label for source, label in self._labels.items() if source in used}
+
+    @property
+    def fired(self) -> Tensor:
+        """[d_sae] int64, tokens each feature was active on; fired / n_tokens is its density."""
+        return self.counts.sum(1)
+
+    def histogram(self, feature: int) -> tuple[list[float], list[int]]:
+        """(edges [n + 1], counts [n]) from the lowest to the highest bin that is not empty; ([], []) without any."""
+        filled = self.counts[feature].nonzero().flatten().tolist()
+        if not filled:
+            return [], []
+        first, last = filled[0], filled[-1]
+        return EDGES[first : last + 2], self.counts[feature, first : last + 1].tolist()
 
     def features(self) -> Tensor:
         """[F] int64: features that have an example, ascending."""
@@ -166,58 +178,6 @@ class TopExamples:
     def __repr__(self) -> str:
         return f"TopExamples({len(self.features())} of {self.d_sae} features, {self.n_texts:,} texts)"
 
-    def save(self, folder: str | Path) -> None:
-        """Write `examples.safetensors` and `examples.json`, which also holds the texts of the tokens.
-
-        Raises FormatError for metadata that is not JSON. Raises StorageError for files that cannot be written.
-        """
-        folder = Path(folder)
-        for feature in self.features().tolist():
-            self.examples(feature)  # so that all their tokens are decoded
-        files.write_tensors(folder / TENSORS, {**self._ranking.tensors, "fired": self.fired})
-        config = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "sha256": _digest(folder / TENSORS),
-            "d_sae": self.d_sae,
-            "per_feature": self.per_feature,
-            "context": list(self.context),
-            "n_texts": self.n_texts,
-            "n_tokens": self.n_tokens,
-            "metadata": self.metadata,
-            "labels": {str(source): label for source, label in self._used_labels().items()},
-            **self._pieces.vocabulary(),
-        }
-        files.write_json(folder / CONFIG, config)
-
-    @classmethod
-    def load(cls, folder: str | Path, tokenizer: Any = None) -> TopExamples:
-        """Read a folder written by `save`; to add more texts, give the tokenizer.
-
-        Raises FormatError for files that are missing, damaged, of another kind, or not saved together.
-        """
-        folder = Path(folder)
-        config, tensors = files.read_json(folder / CONFIG), files.read_tensors(folder / TENSORS)
-        if config.get("format") != _FORMAT or config.get("version") != _VERSION:
-            raise FormatError(f"is not {_FORMAT} of version {_VERSION}; collect the examples again", folder / CONFIG)
-        if config.get("sha256") != _digest(folder / TENSORS):
-            raise FormatError(f"does not belong to this {CONFIG}; collect the examples again", folder / TENSORS)
-        try:
-            left, right = config["context"]
-            examples = cls(config["d_sae"], config["per_feature"], (left, right), metadata=config["metadata"])
-            examples.n_texts, examples.n_tokens = int(config["n_texts"]), int(config["n_tokens"])
-            examples._labels = {int(source): str(label) for source, label in config["labels"].items()}
-            examples._pieces = Pieces.from_vocabulary(config, tokenizer)
-            examples._ranking.restore(tensors)
-            examples.fired = tensors["fired"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"is damaged ({type(error).__name__}: {error})", folder / CONFIG) from None
-        return examples
-
-    def _used_labels(self) -> dict[int, str]:
-        used = set(self._ranking.tensors["source"].unique().tolist())
-        return {source: label for source, label in self._labels.items() if source in used}
-
 
 def collect(
     probe: Probe,
@@ -226,7 +186,6 @@ def collect(
     *,
     per_feature: int = 20,
     context: tuple[int, int] = (10, 10),
-    kind: type[TopExamples] = TopExamples,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, TopExamples]:
     """Encode texts from a stream and keep the top examples of every feature; the texts are not kept in memory.
@@ -236,7 +195,6 @@ def collect(
         texts: texts, or pairs of a label and a text.
         layers: a layer or several; None: all of the probe's.
         per_feature, context: as in `TopExamples`.
-        kind: the class of examples.
         progress: called with the number of texts done so far.
 
     Returns:
@@ -248,8 +206,8 @@ def collect(
     for layer in [layers] if isinstance(layers, int) else (probe.coders if layers is None else layers):
         if layer not in probe.coders:
             raise LayerError(f"layer {layer} does not exist; the probe has {sorted(probe.coders)}")
-        options: dict[str, Any] = {"tokenizer": probe.tokenizer, "metadata": {"layer": layer}}
-        result[layer] = kind(probe.coders[layer].d_sae, per_feature, context, **options)
+        d_sae, metadata = probe.coders[layer].d_sae, {"layer": layer}
+        result[layer] = TopExamples(d_sae, per_feature, context, tokenizer=probe.tokenizer, metadata=metadata)
     labels: deque[str | None] = deque()
 
     def unlabelled() -> Iterator[str]:
@@ -267,11 +225,6 @@ def collect(
         if progress is not None:
             progress(done)
     return result
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FeatureMatch(NamedTuple):

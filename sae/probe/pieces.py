@@ -18,8 +18,6 @@ class Pieces:
         self.tokenizer = tokenizer
         # text of an id at the start of a text and after another token (spaces differ)
         self._texts: dict[int, tuple[str, str]] = {}
-        # text of runs of tokens that share a character
-        self._spread: dict[tuple[int, ...], str] = {}
         self._before: tuple[list[int], str] | None = None
 
     def join(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
@@ -37,23 +35,6 @@ class Pieces:
             at, length = stop, length + len(piece)
         return "".join(parts), spans
 
-    def vocabulary(self) -> dict[str, Any]:
-        """The texts decoded so far, as JSON for `from_vocabulary`."""
-        return {
-            "pieces": {str(token): list(pair) for token, pair in sorted(self._texts.items())},
-            "spread": [[*ids, text] for ids, text in sorted(self._spread.items())],
-        }
-
-    @classmethod
-    def from_vocabulary(cls, value: dict[str, Any], tokenizer: Any = None) -> Pieces:
-        """Restore a `vocabulary`. Raises KeyError, TypeError or ValueError for JSON of another form."""
-        pieces = cls(tokenizer)
-        for token, (first, later) in value["pieces"].items():
-            pieces._texts[int(token)] = (str(first), str(later))
-        for *ids, text in value["spread"]:
-            pieces._spread[tuple(int(token) for token in ids)] = str(text)
-        return pieces
-
     def _piece(self, token: int) -> tuple[str, str]:
         if token not in self._texts:
             if self.tokenizer is None:
@@ -69,16 +50,10 @@ class Pieces:
     def _character(self, ids: Sequence[int], at: int, alone: str) -> tuple[int, str]:
         """End and text of the shortest run of tokens from `at` that decodes to whole characters, else of `at` alone."""
         for stop in range(at + 2, min(at + _MOST, len(ids)) + 1):
-            run = tuple(ids[at:stop])
-            text = self._spread.get(run)
-            if text is None and self.tokenizer is not None:
-                decoded = self._decode(list(run))
-                if _BROKEN not in decoded:
-                    text = self._spread[run] = decoded
-            if text is not None:
+            text = self._decode(list(ids[at:stop]))
+            if _BROKEN not in text:
                 return stop, text
         return at + 1, alone
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

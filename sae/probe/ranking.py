@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -129,9 +129,3 @@ class Ranking:
         count = int((self.tensors["value"][feature] > 0).sum())
         count = count if n is None else min(count, max(n, 0))
         return list(zip(*(tensor[feature, :count].tolist() for tensor in self.tensors.values()), strict=True))
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over saved `tensors`. Raises KeyError or ValueError for tensors of another form."""
-        if wrong := [name for name, mine in self.tensors.items() if tensors[name].shape != mine.shape]:
-            raise ValueError(f"{wrong[0]} has another shape")
-        self.tensors = {name: tensors[name] for name in self.tensors}

@@ -15,7 +15,7 @@ from remind.alignment.config import DataConfig
 from remind.alignment.data import Examples, Order, check_trainable, load_data, select, share
 from remind.alignment.tokens import example_of
 from remind.core.errors import DataError
-from remind.models.backbone import end_token_id, prompt_ids
+from remind.models.chat import end_token_id, prompt_ids
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord
 

@@ -21,7 +21,7 @@ from remind.alignment.model import load, marker_id, prepare
 from remind.alignment.run_folder import read_config
 from remind.alignment.trainer import train
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import prompt_ids
+from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER

@@ -25,7 +25,8 @@ from remind.alignment.tokens import Example
 from remind.alignment.trainer import train
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.data.readers import read
-from remind.models.backbone import Backbone, prompt_ids
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, read_states, write_manifest, write_part

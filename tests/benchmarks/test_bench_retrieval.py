@@ -1,21 +1,13 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_retrieval import (
-    METHODS,
-    BenchRetrievalConfig,
-    Row,
-    bench_corpus,
-    bench_retrieval,
-    tabulate,
-)
+from benchmarks.bench_retrieval import METHODS, BenchRetrievalConfig, Row, bench_corpus, bench_retrieval, tabulate
 from remind.core.files import read_json
-from remind.data.dialogue import Corpus, Dialogue, Question
-from remind.data.readers import read
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import read, write_refmem
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig
 
@@ -51,30 +43,21 @@ def test_turn_retrieval_gets_no_fewer_tokens_than_the_hybrid(park: Dialogue, bag
 
 
 def test_prints_counts_and_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turns = [{"id": f"1:{n}", "speaker": "AB"[n % 2], "text": f"I counted {n} geese."} for n in range(6)]
-    records = [
-        {"type": "context", "id": "c", "sessions": [{"id": "s", "time": None, "turns": turns}]},
-        {"type": "question", "id": "q", "context_id": "c", "question": "Who counted 4 geese?", "format": "direct"}
-        | {"options": [], "answers": ["A"], "evidence": ["1:4"], "dimension": "belief_modeling"},
-    ]
-    path = tmp_path / "geese.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    out = tmp_path / "table.json"
+    turns = tuple(Turn(f"1:{n}", "AB"[n % 2], f"I counted {n} geese.") for n in range(6))
+    question = Question("q", "c", "Who counted 4 geese?", answers=("A",), evidence=("1:4",))
+    path, out = tmp_path / "geese.jsonl", tmp_path / "table.json"
+    write_refmem(Corpus((Dialogue("c", (Session("s", None, turns),)),), (question,)), path)
     table = bench_retrieval(BenchRetrievalConfig(str(path), cache=str(tmp_path), out=str(out)))
-    printed = capsys.readouterr().out
-    assert "references name no turn and are left out" in printed
+    assert "references name no turn and are left out" in capsys.readouterr().out
     assert read_json(out) == table
     assert table["geese.jsonl"]["all"]["n"] == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["locomo/locomo_dev.json", "realtalk/Chat_4_Emi_Paola.json"])
-def test_hybrid_finds_at_least_what_turn_retrieval_does(name: str, remind_data: Path, encoder: object) -> None:
-    corpus = read(remind_data / name)
-    first = corpus.dialogues[0]
-    corpus = Corpus((first,), tuple(q for q in corpus.questions if q.dialogue_id == first.id))
+def test_hybrid_finds_at_least_what_turn_retrieval_does(remind_data: Path, encoder: object) -> None:
+    dialogue, questions = next(iter(read(remind_data / "locomo" / "locomo_dev.json").by_dialogue()))
     perception = Perception(PerceptionConfig(), encoder, OfflineLLM())  # type: ignore[arg-type]
-    figures = tabulate(bench_corpus(corpus, perception))["all"]
+    figures = tabulate(bench_corpus(Corpus((dialogue,), tuple(questions)), perception))["all"]
     assert figures["n"] > 60
     assert figures["hybrid"] >= figures["turns"]
     assert figures["cue"] > 0.5

@@ -11,11 +11,11 @@ from benchmarks.bench_retrieval_curve import (
     BorrowingEncoder,
     RetrievalCurveConfig,
     make_history,
-    measured_apart,
     retrieval_curve,
 )
-from remind.core.errors import ConfigError, DataError
-from remind.data.dialogue import Dialogue
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import write_refmem
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import turn_text
 
@@ -64,18 +64,14 @@ def test_copies_borrow_vectors_and_the_base_has_its_own(
     assert borrowed.encode_apart([f"{quoted}\n{quoted}"]).shape == (1, 384)
 
 
-def test_a_curve_is_measured_written_and_drawn(
-    park: Dialogue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records: list[dict[str, object]] = []
+def test_a_curve_is_measured_written_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dialogues = []
     for name in ("one", "two"):
-        turns = [{"id": f"{name}:{n}", "speaker": "AB"[n % 2], "text": f"{name} saw {n} geese."} for n in range(30)]
-        records.append({"type": "context", "id": name, "sessions": [{"id": "s", "time": None, "turns": turns}]})
-    question = {"type": "question", "id": "q", "context_id": "one", "question": "Who saw 4 geese?", "format": "direct"}
-    records.append(question | {"options": [], "answers": ["A"], "evidence": ["one:4"], "dimension": None})
-    path = tmp_path / "geese.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    out, plot = tmp_path / "curve.json", tmp_path / "curve.png"
+        turns = tuple(Turn(f"{name}:{n}", "AB"[n % 2], f"{name} saw {n} geese.") for n in range(30))
+        dialogues.append(Dialogue(name, (Session("s", None, turns),)))
+    question = Question("q", "one", "Who saw 4 geese?", answers=("A",), evidence=("one:4",))
+    path, out, plot = (tmp_path / name for name in ("geese.jsonl", "curve.json", "curve.png"))
+    write_refmem(Corpus(tuple(dialogues), (question,)), path)
     (row,) = retrieval_curve(RetrievalCurveConfig(str(path), [900], out=str(out), plot=str(plot)))
     assert row["turns"] > 60
     assert row["questions"] == 1
@@ -86,8 +82,6 @@ def test_a_curve_is_measured_written_and_drawn(
     assert "Encoded for real" in capsys.readouterr().out
 
 
-def test_what_cannot_be_measured_is_told(park: Dialogue, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_told() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         RetrievalCurveConfig("x", [])
-    with pytest.raises(DataError, match="measuring failed"):
-        measured_apart(tmp_path)

@@ -18,10 +18,10 @@ def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path, checked
     tensors = {"a": torch.randn(3, 4).t(), "b": torch.arange(5), "empty": torch.empty(0, 2)}
     assert cache.read("codes", {"x": 1}) is None
     cache.write("codes", {"x": 1, "y": [2]}, tensors, {"é": [1, None]})
-    found = cache.read("codes", {"y": [2], "x": 1})
-    assert found is not None
-    assert found[1] == {"é": [1, None]}
-    assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
+    entry = cache.read("codes", {"y": [2], "x": 1})
+    assert entry is not None
+    assert entry[1] == {"é": [1, None]}
+    assert all(torch.equal(entry[0][name], value) for name, value in tensors.items())
     assert cache.has("codes", {"x": 1, "y": [2]})
     assert not cache.has("codes", {"x": 1, "y": [3]})
     assert not cache.has("targets", {"x": 1, "y": [2]})
@@ -30,7 +30,7 @@ def test_tensors_and_json_come_back_as_they_were_written(tmp_path: Path, checked
     assert cache.read_json("summaries", "l") is None
 
 
-def test_a_flipped_bit_counts_as_absent_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_entry_counts_as_absent_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache(tmp_path)
     cache.write("codes", 1, {"a": torch.arange(100)})
     path = cache.path("codes", 1)

@@ -1,9 +1,9 @@
-"""The command `remind`: its table, its help, and how little is imported for it."""
+"""The command `remind`: its table, its help, the shipped configs, and how little is imported for it."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +14,26 @@ from remind.commands import COMMANDS, main, resolve
 from remind.core.cli import parse
 
 ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 #: Libraries that take long to import; none may be needed for help or for a mistake on the command line.
 HEAVY = ("torch", "transformers", "pyarrow", "sklearn", "scipy", "sentence_transformers", "matplotlib", "sae_lens")
-
-
-def imported(code: str) -> list[str]:
-    """The heavy libraries that a fresh process has imported after `code`."""
-    words = f"import sys\n{code}\nprint([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
+#: Commands whose config module still imports something heavy while it is parsed.
+SLOW_HELP = ("inspect", "plot-run")
+#: For each kind of shipped config the command, or the config class of an experiment, that takes it, and required words.
+KINDS = {
+    "build": ("build-states", "--input i --out o"),
+    "demo": ("demo", ""),
+    "evaluate": ("evaluate", "--states s --model m --out o"),
+    "faithfulness": ("experiments.faithfulness:FaithfulnessConfig", ""),
+    "inference": ("experiments.cost:InferenceCostConfig", ""),
+    "inspect": ("inspect", "--question q"),
+    "pra": ("train-pra", "--states s --out o"),
+    "proof": ("experiments.proof.config:ProofConfig", "--model m --out o"),
+    "refmem": ("build-refmem", "--input i --out o"),
+    "sae": ("train-sae", "--out o"),
+    "stability": ("experiments.stability:StabilityConfig", "--model m --out o"),
+    "world": ("make-world", "--out o"),
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -30,8 +41,17 @@ def test_a_command_names_a_config_and_a_function(name: str) -> None:
     command = COMMANDS[name]
     assert dataclasses.is_dataclass(command.config_type())
     assert callable(resolve(command.function))
-    fields = {field.name for field in dataclasses.fields(command.config_type())}
-    assert set(command.positional) <= fields
+    assert set(command.positional) <= {field.name for field in dataclasses.fields(command.config_type())}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_is_taken_by_its_command(path: Path) -> None:
+    name, required = KINDS[path.stem.split("_")[0]]
+    config = COMMANDS[name].config_type() if name in COMMANDS else resolve(name)
+    settings = parse(config, "", ["--config", str(path), *required.split()])
+    assert isinstance(settings, config)
+    # an installed `remind demo` does what `make demo` does
+    assert name != "demo" or settings == config()
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,50 +61,39 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"  {name} " in page and command.help in page for name, command in COMMANDS.items())
 
 
-def test_an_unknown_command_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "message"), [(["train"], "no command 'train'"), (["compare", "/no/one", "/no/two"], "/no/one")]
+)
+def test_a_mistake_is_one_line_and_status_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["train"])
+        main(argv)
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: no command 'train'")
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
 
 
-def test_leading_words_of_compare_are_its_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", str(tmp_path / "one"), str(tmp_path / "two")])
-    assert stop.value.code == 2
-    assert f"{tmp_path / 'one'}" in capsys.readouterr().err
+def test_each_script_wraps_a_command() -> None:
+    scripts = [path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*.py")]
+    assert sorted(script.split('run("')[1].split('"')[0] for script in scripts) == sorted(COMMANDS)
 
 
-def test_scripts_are_the_commands() -> None:
-    """scripts/ holds one wrapper for each command and nothing else."""
-    wrapped = {path.read_text(encoding="utf-8").split('run("')[1].split('"')[0] for path in scripts()}
-    assert wrapped == set(COMMANDS)
-    assert len(scripts()) == len(COMMANDS)
-
-
-def scripts() -> list[Path]:
-    return sorted((ROOT / "scripts").glob("*.py"))
-
-
-def test_the_defaults_of_the_demo_are_its_config_file() -> None:
-    """So that an installed `remind demo` does what `make demo` does."""
-    config = COMMANDS["demo"].config_type()
-    assert parse(config, "", ["--config", str(ROOT / "configs" / "demo.yaml")]) == config()
-
-
-@pytest.mark.parametrize("code", ["import remind", "from remind import commands; commands.main(['--help'])"])
-def test_nothing_heavy_is_imported_at_the_start(code: str) -> None:
-    assert imported(code) == []
-
-
-#: Commands whose config module still imports something heavy while it is parsed.
-SLOW_HELP = ("demo", "inspect", "make-world", "plot-run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in SLOW_HELP])
-def test_nothing_heavy_is_imported_for_the_help_of_a_command(name: str) -> None:
-    code = f"from remind import commands\ntry:\n    commands.main([{name!r}, '--help'])\nexcept SystemExit:\n    pass"
-    assert imported(code) == []
+def test_nothing_heavy_is_imported_for_help() -> None:
+    """In a fresh process: at the import of remind, for the help of the whole, then for that of each command."""
+    helps = [["--help"], *([name, "--help"] for name in COMMANDS if name not in SLOW_HELP)]
+    code = f"""
+import contextlib, io, sys
+def heavy(): return [name for name in {HEAVY} if name in sys.modules]
+import remind
+imported = {{"remind": heavy()}}
+from remind import commands
+for argv in {helps}:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        commands.main(argv)
+    imported[argv[0]] = heavy()
+print(imported)
+"""
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = ast.literal_eval(process.stdout)
+    assert len(imported) == len(helps) + 1
+    assert {name: libraries for name, libraries in imported.items() if libraries} == {}

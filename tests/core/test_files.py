@@ -20,36 +20,30 @@ from remind.core.files import (
 )
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "a.json"
-    write_json(target, {"a": 1})
-    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+def test_a_failed_write_leaves_the_old_file_or_folder(tmp_path: Path) -> None:
+    file, target = tmp_path / "deep" / "a.json", tmp_path / "out"
+    write_json(file, {"a": 1})
+    with pytest.raises(RuntimeError), atomic_path(file) as temporary:
         temporary.write_text("half")
         raise RuntimeError
-    assert read_json(target) == {"a": 1}
-    assert [p.name for p in target.parent.iterdir()] == ["a.json"]
-
-
-def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
-    target = tmp_path / "out"
+    assert read_json(file) == {"a": 1}
     with atomic_folder(target) as folder:
         (folder / "x").write_text("1")
     with pytest.raises(RuntimeError), atomic_folder(target) as folder:
         (folder / "y").write_text("2")
         raise RuntimeError
-    assert [p.name for p in target.iterdir()] == ["x"]
+    assert names(target) == ["x"]
     with atomic_folder(target) as folder:
         (folder / "z").write_text("3")
-    assert [p.name for p in target.iterdir()] == ["z"]
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (names(target), names(file.parent), names(tmp_path)) == (["z"], ["a.json"], ["deep", "out"])
 
 
 def two_folders(parent: Path) -> tuple[Path, Path]:
-    made, target = parent / "made", parent / "out"
-    for folder in (made, target):
+    new, target = parent / "new", parent / "out"
+    for folder in (new, target):
         folder.mkdir()
         (folder / folder.name).write_text("whole")
-    return made, target
+    return new, target
 
 
 def names(folder: Path) -> list[str]:
@@ -64,7 +58,7 @@ def test_a_killed_process_leaves_a_whole_folder_under_the_name(
     (tmp_path / "b").mkdir()
     if not io._swap(tmp_path / "a", tmp_path / "b"):
         pytest.skip("the file system cannot swap two names")
-    made, target = two_folders(tmp_path)
+    new, target = two_folders(tmp_path)
     child = os.fork()
     if child == 0:
         real, calls = getattr(owner, step), []
@@ -75,11 +69,11 @@ def test_a_killed_process_leaves_a_whole_folder_under_the_name(
 
         try:
             setattr(owner, step, dies)
-            put_folder(made, target)
+            put_folder(new, target)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    assert names(target) in (["made"], ["out"])
+    assert names(target) in (["new"], ["out"])
 
 
 @pytest.mark.parametrize("swaps", [True, False])
@@ -87,15 +81,15 @@ def test_a_killed_process_leaves_a_whole_folder_under_the_name(
 def test_what_bears_the_name_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, swaps: bool) -> None:
     if not swaps:
         monkeypatch.setattr(io, "_renameat2", lambda: None)
-    made, target = two_folders(tmp_path)
+    new, target = two_folders(tmp_path)
     if kind != "folder":
         target.rename(tmp_path / "else")
     if kind == "file":
         target.write_text("a file")
     elif kind == "link":
         target.symlink_to(tmp_path / "else")
-    put_folder(made, target)
-    assert names(target) == ["made"]
+    put_folder(new, target)
+    assert names(target) == ["new"]
     assert not target.is_symlink()
     assert names(tmp_path) == (["out"] if kind == "folder" else ["else", "out"])
     assert kind == "folder" or names(tmp_path / "else") == ["out"]
@@ -103,19 +97,19 @@ def test_what_bears_the_name_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(io, "_swap", lambda one, other: False)
-    made, target = two_folders(tmp_path)
+    new, target = two_folders(tmp_path)
     real = Path.rename
 
     def rename(self: Path, to: Path) -> Path:
-        if self == made:
+        if self == new:
             raise OSError("no room")
         return real(self, to)
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="no room"):
-        put_folder(made, target)
+        put_folder(new, target)
     assert names(target) == ["out"]
-    assert names(tmp_path) == ["made", "out"]
+    assert names(tmp_path) == ["new", "out"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +119,7 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path: Path, monkeypatc
         (b"\xff\xfe{}", "not UTF-8"),
         (b"[" * 200_000, "nested too deeply|not JSON"),
         (b"", "not JSON"),
+        (b"1" * 5000, "not JSON: Exceeds the limit"),
     ],
 )
 def test_bad_json_is_one_line_with_file_and_place(tmp_path: Path, content: bytes, message: str) -> None:
@@ -148,16 +143,13 @@ def test_hashes(tmp_path: Path) -> None:
     assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
 
 
-def test_every_input_has_a_hash_of_its_own(tmp_path: Path) -> None:
-    for place in ("a/x.jsonl", "b/x.jsonl", "talk/images/1.png", "talk/more/1.png", "talk/x.jsonl"):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(place)
-    given = [tmp_path / "a" / "x.jsonl", tmp_path / "b" / "x.jsonl", tmp_path / "talk"]
-    hashes = input_hashes(given)
+def test_every_input_has_its_own_hash(tmp_path: Path) -> None:
+    for name in ("a/x.jsonl", "b/x.jsonl", "talk/images/1.png", "talk/more/1.png", "talk/x.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    inputs = [tmp_path / "a" / "x.jsonl", tmp_path / "b" / "x.jsonl", tmp_path / "talk"]
+    hashes = input_hashes(inputs)
     assert list(hashes) == ["x.jsonl", "x.jsonl (2)", "images/1.png", "more/1.png", "x.jsonl (3)"]
     assert len(set(hashes.values())) == 5
-    for place in ("a/x.jsonl", "talk/images/1.png"):
-        (tmp_path / place).write_text("changed")
-        assert input_hashes(given) != hashes
-        (tmp_path / place).write_text(place)
-    assert input_hashes(given) == hashes
+    (tmp_path / "talk/images/1.png").write_text("changed")
+    assert input_hashes(inputs) != hashes

@@ -20,26 +20,6 @@ DATA = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
-    # a copy, so that no build folder is left in the checkout and none of an earlier build gets into the wheel
-    for name in ("remind", "sae", "pyproject.toml", "README.md", "LICENSE"):
-        run(["cp", "-r", str(ROOT / name), str(source)])
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    run([*pip, "--wheel-dir", str(folder), str(source)])
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
-    run([*pip, str(wheel)])
-    return folder
-
-
 def run(line: list[str], **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(line, env={**environment, **variables}, cwd="/", capture_output=True, text=True, timeout=300)
@@ -48,29 +28,26 @@ def run(line: list[str], **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_their_data(wheel: Path) -> None:
+def test_the_wheel_holds_the_packages_and_works_without_the_checkout(tmp_path: Path) -> None:
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    source.mkdir()
+    # a copy, so that no build folder is left in the checkout and none of an earlier build gets into the wheel
+    for name in ("remind", "sae", "pyproject.toml", "README.md", "LICENSE"):
+        run(["cp", "-r", str(ROOT / name), str(source)])
+    pip, offline = [sys.executable, "-m", "pip"], ["--quiet", "--no-deps", "--no-index"]
+    run([*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)])
+    (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert set(DATA) <= set(names)
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert tops == {"remind", "sae"}
 
-
-@pytest.mark.slow
-def test_an_installed_package_is_imported_without_the_checkout(installed: Path) -> None:
+    run([*pip, "install", *offline, "--target", str(installed), str(wheel)])
     code = "import remind, sae; from remind.data.sample import sample_path; print(remind.__file__, sae.__file__, "
     code += "len(remind.read(sample_path() / 'test.jsonl').questions))"
-    where, other, count = run([sys.executable, "-c", code], PYTHONPATH=str(installed)).split()
-    assert Path(where).is_relative_to(installed)
-    assert Path(other).is_relative_to(installed)
+    *files, count = run([sys.executable, "-c", code], PYTHONPATH=str(installed)).split()
+    assert all(Path(file).is_relative_to(installed) for file in files)
     assert int(count) == 48
-
-
-@pytest.mark.slow
-def test_the_command_of_an_installed_package(installed: Path) -> None:
-    command = str(installed / "bin" / "remind")
-    assert "build-states" in run([command, "--help"], PYTHONPATH=str(installed))
-    page = run([command, "demo", "--help"], PYTHONPATH=str(installed))
-    assert page.startswith("usage: remind demo")
-    assert "--world.train" in page
     # the settings of configs/demo.yaml are its defaults
-    assert "d_sae: 1024" in run([command, "demo", "--print_config"], PYTHONPATH=str(installed))
+    command = [str(installed / "bin" / "remind"), "demo", "--print_config"]
+    assert "d_sae: 1024" in run(command, PYTHONPATH=str(installed))

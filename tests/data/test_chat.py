@@ -3,8 +3,7 @@ import json
 import pytest
 
 from remind import read
-from remind.core.errors import DataError, ImagePathError
-from remind.data.readers import stream, window
+from remind.core.errors import ImagePathError
 
 GOOD = {"speaker": "Ana", "text": "hi"}
 
@@ -28,12 +27,6 @@ def test_turns_of_several_dialogues_and_sessions(written):
     ]
     assert d1.speakers == ("Ana", "Ben", "Cem")
     assert [(t.id, t.speaker, t.text) for t in d2.turns] == [("S1:T1", "user", "elsewhere")]
-
-
-def test_turns_alone_are_one_dialogue(written):
-    turns = [{"role": "user", "content": "a\u2028b"}, {"role": "bot", "content": "c"}]
-    (dialogue,) = read(written("mine.jsonl", *turns)).dialogues
-    assert (dialogue.id, [turn.text for turn in dialogue.turns]) == ("mine", ["a\u2028b", "c"])
 
 
 def test_whole_dialogues_and_openai_parts(tmp_path, written):
@@ -67,66 +60,66 @@ def test_whole_dialogues_and_openai_parts(tmp_path, written):
     ]
 
 
-def test_one_dialogue_printed_over_many_lines(tmp_path):
-    path = tmp_path / "mine.json"
+def test_other_forms_of_a_file(tmp_path, written):
+    turns = [{"role": "user", "content": "a\u2028b"}, {"role": "bot", "content": "c"}]
+    (dialogue,) = read(written("mine.jsonl", *turns)).dialogues
+    assert (dialogue.id, [turn.text for turn in dialogue.turns]) == ("mine", ["a\u2028b", "c"])
+    path = tmp_path / "many_lines.json"
     path.write_text(json.dumps({"id": "a", "messages": [GOOD]}, indent=2), encoding="utf-8")
     assert read(path).dialogues[0].id == "a"
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"text": "hi"}, "[line 2]: speaker is missing or blank"),
-        ({"speaker": "", "text": "hi"}, "[line 2]: speaker is missing or blank"),
-        ({"speaker": ["Ana"], "text": "hi"}, "[line 2]: speaker should be text, not a list"),
-        ({"speaker": "Ana"}, "[line 2]: text is missing or blank, and there are no images"),
-        ({"speaker": "Ana", "text": " \t"}, "[line 2]: text is missing or blank, and there are no images"),
-        ({"role": "assistant", "content": None}, "[line 2]: text is missing or blank, and there are no images"),
-        ({"role": "user", "content": [{"type": "audio"}]}, "[line 2]: content part of type 'audio'"),
-        ({"role": "user", "content": [{"type": "text"}]}, "[line 2]: a text part should be text, not missing or null"),
-        ({"speaker": "Ana", "text": "hi", "time": 17}, "[line 2]: time should be text, not a number"),
-        ({"speaker": "Ana", "text": "hi", "images": "x.png"}, "[line 2]: images should be a list, not text"),
-        ({"speaker": "Ana", "text": "hi", "images": [{}]}, "[line 2]: an image without path, url, source or caption"),
-        ({"speaker": "Ana", "text": "hi", "id": "S1:T1"}, "[mine]: turn id 'S1:T1' occurs twice"),
-        ({"speaker": "Ana", "text": "half \ud83d"}, "[line 2]: text holds half a character"),
-        ([GOOD], "[line 2]: a line should be an object, not a list"),
-        ({"id": "a", "messages": []}, "[line 2, a]: the dialogue has no turns"),
-        ({"id": "a", "messages": [GOOD, {"role": "user"}]}, "[line 2, a, turn 2]: text is missing or blank"),
-        ({"id": "a", "messages": {}}, "[line 2, a]: messages should be a list, not an object"),
-        ({"id": "mine", "messages": [GOOD]}, "[line 2]: dialogue id 'mine' occurs twice"),
-        (
-            {"id": "a", "messages": [GOOD], "turns": [GOOD, GOOD]},
-            "[line 2]: messages and turns are both given and differ; keep one",
-        ),
-        ({"messages": {}, "turns": [GOOD]}, "[line 2]: messages and turns are both given and differ; keep one"),
-        ({**GOOD, "content": "ho"}, "[line 2]: text and content are both given and differ; keep one"),
-        ({**GOOD, "text": "", "content": "ho"}, "[line 2]: text and content are both given and differ; keep one"),
-        (
-            {**GOOD, "content": [{"type": "image_url", "image_url": "https://example.org/1.jpg"}]},
-            "[line 2]: text and content are both given and differ; keep one",
-        ),
-        (
-            {"id": "a", "messages": [GOOD, {**GOOD, "content": "ho"}]},
-            "[line 2, a, turn 2]: text and content are both given and differ; keep one",
-        ),
-    ],
-)
-def test_bad_records_are_named(tmp_path, refused, record, message):
-    path = tmp_path / "mine.jsonl"
-    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps(record)}\n", encoding="utf-8")
-    assert refused(path).startswith(message)
-
-
-def test_equal_or_null_values_under_two_keys_are_read_once(written):
+    # equal or null values under two keys are read once
     turn = {**GOOD, "content": "hi"}
     path = written(
-        "mine.jsonl",
+        "two_keys.jsonl",
         turn,
         {"id": "a", "messages": [turn], "turns": [turn]},
         {"id": "b", "messages": None, "turns": [{**GOOD, "content": None}]},
         {"id": "c", "messages": [{"speaker": "Ana", "text": None, "content": "hi"}], "turns": None},
     )
     assert [[t.text for t in dialogue.turns] for dialogue in read(path).dialogues] == [["hi"]] * 4
+
+
+IMAGE_PART = {"type": "image_url", "image_url": "https://example.org/1.jpg"}
+TWO_TEXTS = "text and content are both given and differ; keep one"
+TWO_LISTS = "messages and turns are both given and differ; keep one"
+
+
+@pytest.mark.parametrize(
+    ("record", "place", "message"),
+    [
+        ({"text": "hi"}, "", "speaker is missing or blank"),
+        ({"speaker": ["Ana"], "text": "hi"}, "", "speaker should be text, not a list"),
+        ({"speaker": "Ana", "text": " \t"}, "", "text is missing or blank, and there are no images"),
+        ({"role": "assistant", "content": None}, "", "text is missing or blank, and there are no images"),
+        ({"role": "user", "content": [{"type": "audio"}]}, "", "content part of type 'audio'"),
+        ({"role": "user", "content": [{"type": "text"}]}, "", "a text part should be text, not missing or null"),
+        ({**GOOD, "time": 17}, "", "time should be text, not a number"),
+        ({**GOOD, "images": "x.png"}, "", "images should be a list, not text"),
+        ({**GOOD, "images": [{}]}, "", "an image without path, url, source or caption"),
+        ({"speaker": "Ana", "text": "half \ud83d"}, "", "text holds half a character"),
+        ([GOOD], "", "a line should be an object, not a list"),
+        ({"id": "a", "messages": []}, ", a", "the dialogue has no turns"),
+        ({"id": "a", "messages": [GOOD, {"role": "user"}]}, ", a, turn 2", "text is missing or blank"),
+        ({"id": "a", "messages": {}}, ", a", "messages should be a list, not an object"),
+        ({"id": "mine", "messages": [GOOD]}, "", "dialogue id 'mine' occurs twice"),
+        ({"id": "a", "messages": [GOOD], "turns": [GOOD, GOOD]}, "", TWO_LISTS),
+        ({"messages": {}, "turns": [GOOD]}, "", TWO_LISTS),
+        ({**GOOD, "text": "", "content": "ho"}, "", TWO_TEXTS),
+        ({**GOOD, "content": [IMAGE_PART]}, "", TWO_TEXTS),
+        ({"id": "a", "messages": [GOOD, {**GOOD, "content": "ho"}]}, ", a, turn 2", TWO_TEXTS),
+    ],
+)
+def test_bad_records_are_named(tmp_path, refused, record, place, message):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps(record)}\n", encoding="utf-8")
+    assert refused(path).startswith(f"[line 2{place}]: {message}")
+
+
+def test_ids_and_sessions_that_come_twice_are_named(written, refused):
+    path = written("mine.jsonl", GOOD, {**GOOD, "id": "S1:T1"})
+    assert refused(path) == "[mine]: turn id 'S1:T1' occurs twice; ids must be unique in a dialogue"
+    path = written("x.jsonl", *({**GOOD, "session": name} for name in ("a", "b", "a")))
+    assert refused(path).startswith("[line 3]: session 'a' comes back after another")
 
 
 def test_two_lists_of_turns_nested_deeply_are_refused_in_one_line(tmp_path, refused):
@@ -157,33 +150,6 @@ def test_the_only_line_is_named(tmp_path, refused, end):
     assert refused(path.rename(tmp_path / "mine.json")) == ": speaker is missing or blank"
 
 
-def test_a_session_that_comes_back(written, refused):
-    path = written("x.jsonl", *({**GOOD, "session": name} for name in ("a", "b", "a")))
-    assert refused(path).startswith("[line 3]: session 'a' comes back after another")
-
-
-CHANGES = {
-    "a new turn": lambda records: [*records, {**GOOD, "dialogue": "new"}],
-    "a dialogue goes on": lambda records: [*records, records[0]],
-    "a whole dialogue": lambda records: [*records, {"id": "new", "messages": [GOOD]}],
-    "cut": lambda records: records[:-1],
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changes_while_it_is_read(written, monkeypatch, change):
-    monkeypatch.setattr(window, "CHUNK", 1 << 10)
-    # longer than what the system reads ahead
-    records = [{**GOOD, "text": "so it goes " * 1000, "dialogue": f"d{number // 2}"} for number in range(40)]
-    path = written("mine.jsonl", *records)
-    pieces = stream(path)
-    assert next(pieces).dialogues[0].id == "d0"
-    written("mine.jsonl", *CHANGES[change](records))
-    with pytest.raises(DataError) as caught:
-        list(pieces)
-    assert str(caught.value) == f"{path}: changed while it was read; try again when nothing writes to it"
-
-
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
@@ -203,15 +169,13 @@ def test_local_images_stay_in_the_data_folder(tmp_path, written, reference, mess
     (data / "sub").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(b"x")
     (data / "link.png").symlink_to(tmp_path / "secret.png")
+    (data / "a.png").write_bytes(b"x")
+    (data / "b.png").symlink_to(data / "a.png")
     path = written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]})
     with pytest.raises(ImagePathError) as caught:
         read(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path} [line 2]: image ")
-
-
-def test_links_within_the_data_folder_are_followed(tmp_path, written):
-    (tmp_path / "a.png").write_bytes(b"x")
-    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
-    (dialogue,) = read(written("x.jsonl", {**GOOD, "images": ["b.png", str(tmp_path / "a.png")]})).dialogues
-    assert [image.path for image in dialogue.images] == [str((tmp_path / "a.png").resolve())] * 2
+    # links inside it are followed
+    (dialogue,) = read(written("data/x.jsonl", {**GOOD, "images": ["b.png", str(data / "a.png")]})).dialogues
+    assert [image.path for image in dialogue.images] == [str((data / "a.png").resolve())] * 2

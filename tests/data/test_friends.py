@@ -4,30 +4,20 @@ import csv
 import pytest
 
 from remind import read
-from remind.core.errors import DataError
-from remind.data.readers import stream, window
 
 HEADER = "Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n"
 
 
-def test_known_counts(remind_data):
-    corpus = read(remind_data / "friends" / "emorynlp_csv" / "emorynlp_train_final.csv")
-    assert sum(len(dialogue.turns) for dialogue in corpus.dialogues) == 7551
-    assert len(corpus.dialogues) == 77
-    assert sum(len(dialogue.sessions) for dialogue in corpus.dialogues) == 659
-    folder = read(remind_data / "friends" / "emorynlp_csv")
-    assert sum(len(dialogue.turns) for dialogue in folder.dialogues) == 7551 + 954 + 984
-    assert len(folder.dialogues) == 77 + 11 + 9
-
-
-def test_rows_are_kept_in_order(remind_data):
-    path = remind_data / "friends" / "emorynlp_csv" / "emorynlp_dev_final.csv"
-    corpus = read(path, format="friends")
+def test_real_transcripts(remind_data):
+    folder = remind_data / "friends" / "emorynlp_csv"
+    corpus = read(folder)
+    assert sum(len(dialogue.turns) for dialogue in corpus.dialogues) == 7551 + 954 + 984
+    assert len(corpus.dialogues) == 77 + 11 + 9
+    path = folder / "emorynlp_dev_final.csv"
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    turns = [(turn.text, turn.speaker) for dialogue in corpus.dialogues for turn in dialogue.turns]
+    turns = [(t.text, t.speaker) for dialogue in read(path, format="friends").dialogues for t in dialogue.turns]
     assert turns == [(r["Utterance"], " & ".join(ast.literal_eval(r["Speaker"]))) for r in rows]
-    assert sum(" & " in speaker for _, speaker in turns) == 4
 
 
 def write(folder, *rows):
@@ -64,11 +54,8 @@ def test_schema_corners(tmp_path):
     ("bad", "message"),
     [
         (line(speaker="[]", utterance=2), "[line 3]: speaker is missing or blank"),
-        (line(speaker="", utterance=2), "[line 3]: speaker is missing or blank"),
         (line(speaker="[__import__('os')]", utterance=2), "[line 3]: the speaker \"[__import__('os')]\" is not a list"),
-        (line(speaker="['a'", utterance=2), "[line 3]: the speaker \"['a'\" is not a list of names"),
         (line(speaker="[1]", utterance=2), "[line 3]: the speaker '[1]' is not a list of names"),
-        (line(text=" ", utterance=2), "[line 3]: text is missing or blank"),
         (line(utterance=1), "[s01e02]: turn id 'S1:T1' occurs twice"),
         (line(episode="02"), "[s01e02]: turn id 'S1:T1' occurs twice"),
         (line(scene=2) + line(utterance=9), "[s01e02]: session id 'S1' occurs twice"),
@@ -80,20 +67,7 @@ def test_schema_corners(tmp_path):
 )
 def test_bad_rows_are_named(tmp_path, refused, bad, message):
     assert refused(write(tmp_path, line(), bad)).startswith(message)
-
-
-@pytest.mark.parametrize("change", ["grown", "an episode goes on", "cut"])
-def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
-    monkeypatch.setattr(window, "CHUNK", 1 << 10)
-    # longer than what the system reads ahead
-    rows = [line("so it goes " * 1000, utterance=n % 2 + 1, episode=n // 2 + 1) for n in range(38)]
-    path = write(tmp_path, *rows)
-    pieces = stream(path)
-    assert next(pieces).dialogues[0].id == "s01e01"
-    more = {"grown": line(episode=20), "an episode goes on": line(utterance=3, episode=1)}
-    write(tmp_path, *(rows[:-1] if change == "cut" else [*rows, more[change]]))
-    with pytest.raises(DataError, match=r": changed while it was read; try again when nothing writes to it$"):
-        list(pieces)
+    assert refused(write(tmp_path)) == ": holds no dialogues"
 
 
 def test_a_number_is_one_however_it_is_written(tmp_path):
@@ -109,7 +83,3 @@ def test_a_number_is_one_however_it_is_written(tmp_path):
         ("s01e1-2", [("S1:T1", "h")]),
         ("s01e01-2", [("S1:T1", "i")]),
     ]
-
-
-def test_a_header_alone_is_no_corpus(tmp_path, refused):
-    assert refused(write(tmp_path)) == ": holds no dialogues"

@@ -1,6 +1,5 @@
 import json
 import re
-import time
 from collections import Counter
 
 import pytest
@@ -23,79 +22,42 @@ def raw(remind_data):
 def test_known_counts(dev):
     assert len(dev.dialogues) == 6
     assert sum(len(dialogue.turns) for dialogue in dev.dialogues) == 3635
+    assert sum(len(dialogue.images) for dialogue in dev.dialogues) == 789
     assert len(dev.questions) == 1253
     assert Counter(question.category for question in dev.questions) == {4: 534, 5: 278, 2: 202, 1: 183, 3: 56}
     assert {question.format for question in dev.questions} == {"direct"}
     assert dev.references == 1728
     lost = [(lost.question_id.split("-q")[0], lost.reference) for lost in dev.dangling]
     assert lost == [("conv-42", "D10:19"), ("conv-42", "D")]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d", s.time) for d in dev.dialogues for s in d.sessions)
+    assert dev.dialogues[0].sessions[0].time == "2023-05-08T13:56"
 
 
-def test_every_well_formed_reference_resolves_as_a_plain_lookup_does(dev, raw):
-    """Brute force: references that are turn ids letter for letter, straight from the file."""
-    for sample in raw:
-        ids = {
-            turn["dia_id"]
-            for key, turns in sample["conversation"].items()
-            if re.fullmatch(r"session_\d+", key)
-            for turn in turns
-        }
-        questions = [question for question in dev.questions if question.dialogue_id == sample["sample_id"]]
-        assert len(questions) == len(sample["qa"])
+def test_turns_and_questions_are_those_of_the_file(dev, raw):
+    """Brute force: turns verbatim and in order, answers, and references that are turn ids letter for letter."""
+    for sample, (dialogue, questions) in zip(raw, dev.by_dialogue(), strict=True):
+        assert dialogue.id == sample["sample_id"]
+        numbers = sorted(int(k[8:]) for k in sample["conversation"] if re.fullmatch(r"session_\d+", k))
+        turns = [turn for number in numbers for turn in sample["conversation"][f"session_{number}"]]
+        expected = [(t["dia_id"], t["speaker"], t["text"]) for t in turns]
+        assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == expected
+        captions = [t["blip_caption"] for t in turns if t.get("blip_caption") or t.get("img_url")]
+        assert [image.caption for image in dialogue.images] == captions
+        ids = {turn["dia_id"] for turn in turns}
         for question, item in zip(questions, sample["qa"], strict=True):
+            # the adversarial answer is never given
+            assert question.answers == ((NO_INFORMATION,) if item["category"] == 5 else (str(item["answer"]),))
             plain = [reference for reference in item["evidence"] if reference in ids]
             assert set(plain) <= set(question.evidence)
             if len(plain) == len(item["evidence"]):
                 assert list(question.evidence) == list(dict.fromkeys(plain))
 
 
-def test_category_5_is_never_answered_by_the_adversarial_answer(dev, raw):
-    items = [item for sample in raw for item in sample["qa"]]
-    assert sum("answer" not in item for item in items) == 276
-    for question, item in zip(dev.questions, items, strict=True):
-        if item["category"] == 5:
-            assert question.answers == (NO_INFORMATION,)
-        else:
-            assert question.answers == (str(item["answer"]),)
-
-
-def test_turns_are_verbatim_and_in_order(dev, raw):
-    for sample, dialogue in zip(raw, dev.dialogues, strict=True):
-        assert dialogue.id == sample["sample_id"]
-        numbers = sorted(int(k[8:]) for k in sample["conversation"] if re.fullmatch(r"session_\d+", k))
-        turns = [turn for number in numbers for turn in sample["conversation"][f"session_{number}"]]
-        assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == [
-            (t["dia_id"], t["speaker"], t["text"]) for t in turns
-        ]
-        assert [image.caption for image in dialogue.images] == [
-            t["blip_caption"] for t in turns if t.get("blip_caption") or t.get("img_url")
-        ]
-    assert sum(len(dialogue.images) for dialogue in dev.dialogues) == 789
-    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d", s.time) for d in dev.dialogues for s in d.sessions)
-    assert dev.dialogues[0].sessions[0].time == "2023-05-08T13:56"
-
-
-def test_reads_in_well_under_a_second(remind_data):
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        read(remind_data / "locomo" / "locomo_dev.json")
-        times.append(time.process_time() - start)
-    assert min(times) < 0.7
-
-
-@pytest.mark.parametrize(
-    ("words", "iso"),
-    [
-        ("1:56 pm on 8 May, 2023", "2023-05-08T13:56"),
-        ("12:05 am on 31 December, 2022", "2022-12-31T00:05"),
-        ("12:30 pm on 1 Jan 2024", "2024-01-01T12:30"),
-        ("9:00 am on 31 February, 2023", "9:00 am on 31 February, 2023"),
-        ("some day in May", "some day in May"),
-    ],
-)
-def test_times(words, iso):
-    assert iso_time(words) == iso
+def test_times():
+    assert iso_time("12:05 am on 31 December, 2022") == "2022-12-31T00:05"
+    assert iso_time("12:30 pm on 1 Jan 2024") == "2024-01-01T12:30"
+    for words in ("9:00 am on 31 February, 2023", "some day in May"):
+        assert iso_time(words) == words
 
 
 def turn(turn_id, text="hm", speaker="Ana", **fields):
@@ -162,11 +124,8 @@ THIRD = "[conv-1, session_1, D1:3]"
     ("record", "message"),
     [
         (broken(speaker=None), f"{THIRD}: speaker is missing or blank"),
-        (broken(speaker="  "), f"{THIRD}: speaker is missing or blank"),
-        (broken(text=None), f"{THIRD}: text is missing or blank, and there are no images"),
         (broken(text=" "), f"{THIRD}: text is missing or blank, and there are no images"),
-        (broken(text=7), f"{THIRD}: text should be text, not a number"),
-        (broken(dia_id="D1:1"), "[conv-1]: turn id 'D1:1' occurs twice"),
+        ([sample(), sample()], "[conv-1]: dialogue id 'conv-1' occurs twice, first in locomo.json"),
         (broken(dia_id=None), "[conv-1, session_1]: dia_id is missing or blank"),
         (sample(qa=[{"question": "q", "category": "4"}]), "[conv-1-q000]: category should be a whole number, not '4'"),
         (sample(qa=[{"question": "q", "answer": ["a"], "category": 4}]), "[conv-1-q000]: answer should be text"),
@@ -175,11 +134,11 @@ THIRD = "[conv-1, session_1, D1:3]"
         (sample(qa={}), "[conv-1]: qa should be a list, not an object"),
         (sample(sample_id=""), "[item 1]: sample_id is missing or blank"),
         (sample(conversation={"session_1": []}), "[conv-1]: the dialogue has no turns"),
-        (sample(conversation={"session_1": {}}), "[conv-1]: session_1 should be a list, not an object"),
     ],
 )
 def test_bad_records_are_named(written, refused, record, message):
-    assert refused(written("locomo.json", record)).startswith(message)
+    records = record if isinstance(record, list) else [record]
+    assert refused(written("locomo.json", *records)).startswith(message)
 
 
 def one(number):
@@ -217,19 +176,12 @@ def test_sessions_are_known_by_their_number_however_they_are_written(written):
     ("conversation", "message"),
     [
         ({"Session_1": one(2)}, "the keys 'session_1' and 'Session_1' name the same session"),
-        ({"session_01": one(2)}, "the keys 'session_1' and 'session_01' name the same session"),
         ({" session_1": None}, "the keys 'session_1' and ' session_1' name the same session"),
-        (
-            {"session_1_date_time": "a", "session_1_DATE_TIME": "b"},
-            "the keys 'session_1_date_time' and 'session_1_DATE_TIME' name the same session",
-        ),
         ({"session 2": one(2)}, "turns under the key 'session 2'; sessions are named session_<number>"),
-        ({"Session2": [{"speaker": "Ana"}]}, "turns under the key 'Session2'; sessions are named"),
         ({"session_2b": one(2)}, "turns under the key 'session_2b'; sessions are named session_<number>"),
         ({"session_\u0663": one(2)}, "turns under the key 'session_\u0663'; sessions are named"),
         ({"the_end": one(2)}, "turns under the key 'the_end'; sessions are named session_<number>"),
         ({"session_2" + " " * 300_000 + "x": one(2)}, "turns under the key 'session_2 "),
-        ({"session_2 ": {}}, "session_2 should be a list, not an object"),
         ({"\nsession_2": {}}, "\\nsession_2 should be a list, not an object"),
         ({f"session_{'7' * 5000}": {}}, "session_7777777"),
         ({"session_1\n_date_time": 7}, "session_1\\n_date_time should be text, not a number"),
@@ -238,8 +190,3 @@ def test_sessions_are_known_by_their_number_however_they_are_written(written):
 def test_no_session_is_left_out(written, refused, conversation, message):
     path = written("locomo.json", sample(conversation={"session_1": one(1), **conversation}))
     assert refused(path).startswith(f"[conv-1]: {message}")
-
-
-def test_a_dialogue_id_twice(written, refused):
-    message = refused(written("locomo.json", sample(), sample()))
-    assert message.startswith("[conv-1]: dialogue id 'conv-1' occurs twice, first in locomo.json")

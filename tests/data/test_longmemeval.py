@@ -12,26 +12,17 @@ def single(remind_data):
     return read(remind_data / "longmemeval" / "longmemeval_single.json")
 
 
-def test_known_counts(single):
-    (dialogue,) = single.dialogues
+def test_a_real_instance(single, remind_data):
+    (dialogue,), (question,) = single.dialogues, single.questions
     assert (len(dialogue.sessions), len(dialogue.turns)) == (53, 550)
     assert dialogue.speakers == ("user", "assistant")
-    (question,) = single.questions
     assert (question.id, question.dialogue_id, question.category) == ("e47becba", "e47becba", "single-session-user")
     assert (question.answers, question.time) == (("Business Administration",), "2023-05-30T23:40")
     assert (single.references, single.dangling) == (2, ())
-
-
-def test_evidence_is_where_the_file_flags_it(single, remind_data):
     raw = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text(encoding="utf-8"))[0]
     flagged = [t["content"] for s in raw["haystack_sessions"] for t in s if t.get("has_answer")]
-    dialogue = single.dialogues[0]
-    assert [dialogue.turn(turn_id).text for turn_id in single.questions[0].evidence] == flagged
-    assert "Business Administration" in flagged[0]
-
-
-def test_gold_session_ids_do_not_leak(single):
-    dialogue = single.dialogues[0]
+    assert [dialogue.turn(turn_id).text for turn_id in question.evidence] == flagged
+    # ids of gold sessions do not leak
     names = [s.id for s in dialogue.sessions] + [t.id for t in dialogue.turns] + [dialogue.id]
     assert not any("answer" in name for name in names)
     assert [s.id for s in dialogue.sessions] == [f"S{n}" for n in range(1, 54)]
@@ -49,17 +40,11 @@ def test_questions_without_haystacks_are_refused(remind_data, single):
     assert read(remind_data / "longmemeval") == single
 
 
-@pytest.mark.parametrize(
-    ("words", "iso"),
-    [
-        ("2023/05/20 (Sat) 02:21", "2023-05-20T02:21"),
-        ("2023/05/20", "2023-05-20"),
-        ("2023/13/20 (Sat) 02:21", "2023/13/20 (Sat) 02:21"),
-        ("in May", "in May"),
-    ],
-)
-def test_times(words, iso):
-    assert iso_time(words) == iso
+def test_times():
+    assert iso_time("2023/05/20 (Sat) 02:21") == "2023-05-20T02:21"
+    assert iso_time("2023/05/20") == "2023-05-20"
+    for words in ("2023/13/20 (Sat) 02:21", "in May"):
+        assert iso_time(words) == words
 
 
 def user(text, **fields):
@@ -112,9 +97,7 @@ def test_sessions_are_in_order_of_their_dates(written):
     assert [(s.id, s.time) for s in dialogue.sessions] == [("S2", "2023-05-02T10:00"), ("S3", "2023-05-03T10:00")]
     (dialogue,) = read(written("lme.json", instance(haystack_dates=["later", "2023/05/01", "now"]))).dialogues
     assert [s.time for s in dialogue.sessions] == ["later", "now"]
-
-
-def test_abstention(written):
+    # abstention: the gold answer says why
     path = written("lme.json", instance(question_id="q1_abs", answer="You did not say."), instance())
     assert [(q.id, q.answers) for q in read(path).questions] == [("q1_abs", ("You did not say.",)), ("q1", ("3",))]
 
@@ -123,12 +106,9 @@ def test_abstention(written):
     ("changes", "message"),
     [
         ({"haystack_dates": []}, "[item 1, q1]: 3 sessions, 3 session ids and 0 dates: must be equal"),
-        ({"haystack_sessions": [[], [], []]}, "[item 1, q1]: the dialogue has no turns"),
         ({"haystack_sessions": [[{"role": "user"}], [], []]}, "[item 1, q1, S3:T1]: text is missing or blank"),
-        ({"haystack_sessions": [[{"content": "x"}], [], []]}, "[item 1, q1, S3:T1]: speaker is missing or blank"),
         ({"haystack_sessions": [["x"], [], []]}, "[item 1, q1, S3:T1]: a turn should be an object, not text"),
         ({"question": " "}, "[item 1, q1]: question is missing or blank"),
-        ({"answer": " "}, "[item 1, q1]: a gold answer is blank"),
         ({"question_id": None}, "[item 1]: question_id is missing or blank"),
     ],
 )

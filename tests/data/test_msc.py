@@ -18,9 +18,7 @@ def test_known_counts(remind_data):
 def test_a_row_is_a_dialogue(remind_data, name, sessions):
     path = remind_data / "msc" / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    corpus = read(path)
-    assert len(corpus.dialogues) == len(rows) == 500
-    for row, dialogue in zip(rows, corpus.dialogues, strict=True):
+    for row, dialogue in zip(rows, read(path).dialogues, strict=True):
         assert dialogue.id == f"{name}-{row['metadata']['initial_data_id']}"
         parts = [*row["previous_dialogs"], row]
         assert len(dialogue.sessions) == len(parts) == sessions
@@ -46,9 +44,7 @@ def test_rows_without_or_with_repeated_ids(written):
     ("bad", "message"),
     [
         (row(dialog=[{"id": "Speaker 1"}]), "[line 2, S1:T1]: text is missing or blank"),
-        (row(dialog=[]), "[line 2]: the dialogue has no turns"),
         (row(dialog="x"), "[line 2]: dialog should be a list, not text"),
-        (row(previous_dialogs=[{"dialog": [{"text": ""}]}]), "[line 2, S1:T1]: text is missing or blank"),
         ([], "[line 2]: a row should be an object, not a list"),
     ],
 )

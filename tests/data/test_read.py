@@ -21,23 +21,17 @@ def make(folder, name, content):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("locomo/locomo_dev.json", "locomo"),
-        ("realtalk/Chat_1_Emi_Elise.json", "realtalk"),
-        ("longmemeval/longmemeval_single.json", "longmemeval"),
-        ("longmemeval/longmemeval_s_queries.json", None),
-        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
-        ("locomo_audit/errors.json", None),
+def test_content_tells_the_format(remind_data, tmp_path):
+    path = tmp_path / "data.txt"
+    for name, format in (
         ("msc/session_3_valid.jsonl", "msc"),
         ("friends/emorynlp_csv/emorynlp_dev_final.csv", "friends"),
-    ],
-)
-def test_content_tells_the_format(remind_data, tmp_path, name, format):
-    path = tmp_path / "data.txt"
-    path.symlink_to(remind_data / name)
-    assert sniff(Source(path)) == format
+        ("longmemeval/rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", None),
+        ("locomo_audit/errors.json", None),
+    ):
+        path.unlink(missing_ok=True)
+        path.symlink_to(remind_data / name)
+        assert sniff(Source(path)) == format
 
 
 @pytest.mark.parametrize(
@@ -53,34 +47,26 @@ def test_content_tells_the_format(remind_data, tmp_path, name, format):
         ({"messages": []}, "chat"),
         ({"content": "x", "role": "user"}, "chat"),
         ({"question_id": "q", "hypothesis": "h"}, None),
-        ({}, None),
-        ([], None),
         ("text", None),
     ],
 )
-@pytest.mark.parametrize("as_list", [False, True])
-def test_records_tell_the_format(tmp_path, record, format, as_list):
-    if as_list or isinstance(record, dict):
-        assert sniff(Source(make(tmp_path, "x", json.dumps([record] if as_list else record)))) == format
+def test_records_tell_the_format(tmp_path, record, format):
+    assert next(Source(make(tmp_path, "empty", "")).any_records, None) is None
+    for content in (record, [record]):
+        assert sniff(Source(make(tmp_path, "x", json.dumps(content)))) == format
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", ": the file is empty"),
-        (b" \n\n", ": the file is empty"),
-        (b"\xef\xbb\xbf", ": the file is empty"),
         (b"[]", ": the file holds no records"),
         (GOOD.encode() + b"\n" + b'{"speaker": "\xff"}', "[line 2]: not UTF-8 (byte 46)"),
         (b"\xff\xfe{\x00}\x00", "[line 1]: not UTF-8 (byte 0)"),
         (b"hello", "[line 1]: not JSON"),
-        (b"{", "[line 1]: not JSON"),
-        (b'{\n"a": 1,\n"b": }\n', "[line 3]: not JSON: Expecting value"),
         (GOOD.encode() + b"\n\n{oops}\n", "[line 3]: not JSON: Expecting property name"),
         (GOOD.encode() + b'\n{"speaker": "Ana"', "[line 2]: not JSON"),
-        (b"[" * 100_000, ": nested too deeply"),
-        (b"{" + b'"a":{' * 100_000, ": nested too deeply"),
-        (b'{"text": ' + b"1" * 5000 + b"}", ": not JSON: Exceeds the limit"),
+        (b"[" * 100_000, "[line 1]: nested too deeply"),
     ],
 )
 def test_files_that_are_no_records(tmp_path, refused, content, message):
@@ -89,12 +75,9 @@ def test_files_that_are_no_records(tmp_path, refused, content, message):
         assert refused(path, format).startswith(message)
 
 
-def test_byte_order_marks_and_windows_line_ends(tmp_path):
-    path = make(tmp_path, "x.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
-    assert len(read(path).dialogues[0].turns) == 2
-
-
 def test_no_such_file_and_unknown_formats(tmp_path, refused):
+    windows = make(tmp_path, "x.jsonl", b"\xef\xbb\xbf" + f"{GOOD}\r\n{GOOD}\r\n".encode())
+    assert len(read(windows).dialogues[0].turns) == 2
     assert refused(tmp_path / "none.json") == ": no such file or folder"
     path = make(tmp_path, "x.jsonl", GOOD)
     assert refused(path, "loco").startswith(": unknown format 'loco'; known: refmem, locomo")
@@ -103,12 +86,10 @@ def test_no_such_file_and_unknown_formats(tmp_path, refused):
             read(make(tmp_path, name, content))
 
 
-@pytest.mark.parametrize("format", [format for format in FORMATS if format != "chat"])
-def test_a_forced_format_that_does_not_fit(tmp_path, refused, format):
-    assert refused(make(tmp_path, "x.jsonl", GOOD), format) == f": not a {format} file: it looks like chat"
-
-
-def test_a_forced_format_is_taken_where_two_fit(tmp_path):
+def test_a_forced_format(tmp_path, refused):
+    for format in FORMATS[:-1]:
+        assert refused(make(tmp_path, "x.jsonl", GOOD), format) == f": not a {format} file: it looks like chat"
+    # where two fit, the one that is asked for
     both = {"type": "context", "id": "c", "sessions": [], "messages": [{"role": "user", "content": "hi"}]}
     path = make(tmp_path, "x.json", json.dumps(both))
     with pytest.raises(DataError, match="the dialogue has no turns"):
@@ -133,23 +114,18 @@ def test_a_folder_of_one_format(tmp_path, caplog):
         ]
 
 
-def test_a_folder_whose_files_are_one_level_down_names_it(tmp_path, refused):
-    (tmp_path / "csv").mkdir()
-    make(tmp_path / "csv", "chat.jsonl", GOOD)
-    assert "subfolders are not read, and data files lie in csv/: name that" in refused(tmp_path)
-
-
-def test_a_folder_of_several_formats(tmp_path, refused):
-    make(tmp_path, "a.jsonl", GOOD)
-    make(tmp_path, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
-    assert refused(tmp_path).endswith("several formats (chat, msc); name one")
-    assert [dialogue.id for dialogue in read(tmp_path, format="msc").dialogues] == ["b-row_00001"]
-
-
-def test_a_folder_without_data(tmp_path, refused):
-    make(tmp_path, "x.json", '{"a": 1}')
-    assert "no file of a format we know" in refused(tmp_path)
-    assert "no file of format locomo" in refused(tmp_path, "locomo")
+def test_folders_that_are_refused(tmp_path, refused):
+    below = tmp_path / "below"
+    (below / "csv").mkdir(parents=True)
+    make(below / "csv", "chat.jsonl", GOOD)
+    assert "subfolders are not read, and data files lie in csv/: name that" in refused(below)
+    make(below, "x.json", '{"a": 1}')
+    assert "no file of a format we know" in refused(below)
+    assert "no file of format locomo" in refused(below, "locomo")
+    make(below, "a.jsonl", GOOD)
+    make(below, "b.json", json.dumps({"dialog": [{"text": "x"}]}))
+    assert refused(below).endswith("several formats (chat, msc); name one")
+    assert [dialogue.id for dialogue in read(below, format="msc").dialogues] == ["b-row_00001"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from remind import read
-from remind.core.errors import DataError, ImagePathError
+from remind.core.errors import ImagePathError
 
 
 @pytest.fixture(scope="module")
@@ -22,44 +22,31 @@ def test_known_counts(dev):
     assert per_chat == [28, 3, 2, 1, 15, 0]
 
 
-def test_what_dangles_is_not_in_the_file(dev, remind_data):
-    """Brute force over the raw file: a dangling reference names no turn of its chat, and dirty ones are understood."""
+def test_turns_and_evidence_are_those_of_the_files(dev, remind_data):
+    """Brute force: a turn belongs to the session that lists it; a dangling reference names no turn of its chat."""
+    misnumbered = 0
     for dialogue in dev.dialogues:
         raw = json.loads((remind_data / "realtalk" / f"{dialogue.id}.json").read_text(encoding="utf-8"))
         ids = {t["dia_id"] for k, v in raw.items() if re.fullmatch(r"session_\d+", k) for t in v}
         lost = {x.reference for x in dev.dangling if x.question_id.startswith(f"{dialogue.id}-q")}
         assert not lost & ids
         assert all(re.fullmatch(r"D\d+:\d+", reference) for reference in lost)
-    by_id = {question.id: question for question in dev.questions}
-    raw = json.loads((remind_data / "realtalk" / "Chat_5_Nicolas_Nebraas.json").read_text(encoding="utf-8"))
-    number = next(n for n, item in enumerate(raw["qa"]) if "D17;39" in item["evidence"])
-    assert "D17:39" in by_id[f"Chat_5_Nicolas_Nebraas-q{number:03d}"].evidence
-
-
-def test_a_turn_belongs_to_the_session_that_lists_it(dev, remind_data):
-    misnumbered = 0
-    for dialogue in dev.dialogues:
-        raw = json.loads((remind_data / "realtalk" / f"{dialogue.id}.json").read_text(encoding="utf-8"))
         for session in dialogue.sessions:
             listed = raw[f"session_{session.id[1:]}"]
-            assert [(t.id, t.speaker, t.text) for t in session.turns] == [
-                (t["dia_id"], t["speaker"], t["clean_text"]) for t in listed
-            ]
+            expected = [(t["dia_id"], t["speaker"], t["clean_text"]) for t in listed]
+            assert [(t.id, t.speaker, t.text) for t in session.turns] == expected
             misnumbered += sum(turn.id.split(":")[0] != f"D{session.id[1:]}" for turn in session.turns)
     assert misnumbered == 369 + 243 + 374 + 344
+    # "D17;39"
+    assert any("D17:39" in q.evidence for q in dev.questions if q.dialogue_id == "Chat_5_Nicolas_Nebraas")
 
 
-def test_one_image_per_photo(dev):
+def test_photos_and_times(dev):
     images = [image for dialogue in dev.dialogues for image in dialogue.images]
     # 201 turns with photos, one of them with two
-    assert len(images) == 202
-    assert sum(image.caption is not None for image in images) == 201
+    assert (len(images), sum(image.caption is not None for image in images)) == (202, 201)
     assert all(image.path is None and image.source and "_opt" not in image.source for image in images)
-
-
-def test_times(dev):
-    dialogue = dev.dialogues[0]
-    assert dialogue.sessions[0].time == dialogue.turns[0].time == "2023-12-29T22:42:04"
+    assert dev.dialogues[0].sessions[0].time == dev.dialogues[0].turns[0].time == "2023-12-29T22:42:04"
     times = [turn.time for d in dev.dialogues for turn in d.turns]
     assert all(re.fullmatch(r"202\d-\d\d-\d\dT\d\d:\d\d:\d\d", time) for time in times)
 
@@ -123,28 +110,16 @@ def test_sessions_are_ordered_and_known_by_number(tmp_path):
 
 
 ONE = [turn("D1:1")]
-CHAT = "[Chat_9_Ana_Ben]"
 
 
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
         ({"session_1": [turn("D1:1", speaker=None)]}, "[session_1, D1:1]: speaker is missing or blank"),
-        ({"session_1": [turn("D1:1", clean_text="")]}, "[session_1, D1:1]: text is missing or blank"),
-        ({"session_1": [*ONE, *ONE]}, f"{CHAT}: turn id 'D1:1' occurs twice"),
-        ({"session_1": []}, f"{CHAT}: the dialogue has no turns"),
+        ({"session_1": [*ONE, *ONE]}, "[Chat_9_Ana_Ben]: turn id 'D1:1' occurs twice"),
         ({"session_1": [turn("D1:1", img_file="a.jpg")]}, "[session_1, D1:1]: img_file should be a list, not text"),
         ({"session_1": ONE, "Session_1": ONE}, ": the keys 'session_1' and 'Session_1' name the same session"),
-        ({"session_1": ONE, "session 2": ONE}, ": turns under the key 'session 2'; sessions are named"),
     ],
 )
 def test_bad_records_are_named(tmp_path, refused, chat, message):
     assert refused(write(tmp_path, **chat)).startswith(message)
-
-
-def test_the_same_chat_twice_in_a_folder(tmp_path):
-    write(tmp_path, "Chat.json", session_1=[turn("D1:1")])
-    write(tmp_path, "Chat.JSON", session_1=[turn("D1:1")])
-    if len(list(tmp_path.iterdir())) == 2:
-        with pytest.raises(DataError, match="dialogue id 'Chat' occurs twice, first in Chat"):
-            read(tmp_path)

@@ -2,12 +2,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from remind import Corpus, Dialogue, Image, Question, Session, Turn, read
 from remind.core.errors import DataError, ImagePathError
-from remind.data.dialogue import DIMENSIONS, Dangling
+from remind.data.dialogue import Dangling
 from remind.data.readers import write_refmem
 
 IMAGES = [{"path": "img/a.png", "caption": "a", "source": "orig.png"}, {"path": None, "caption": "b", "source": None}]
@@ -70,51 +68,41 @@ def test_read(tmp_path):
         ),
     )
     assert (corpus.references, corpus.dangling) == (2, (Dangling("q1", "gone"),))
+    without_gold = read(write(tmp_path, CONTEXT, {**QUESTION, "format": "single", "answers": []}))
+    assert without_gold.questions[0].answers == ()
 
 
 def test_a_folder_is_one_corpus(tmp_path):
     whole = read(write(tmp_path, CONTEXT, QUESTION))
-    folder = tmp_path / "parts"
-    folder.mkdir()
+    (folder := tmp_path / "parts").mkdir()
     write(folder, QUESTION, name="a_questions.jsonl")
     write(folder, CONTEXT, name="b_contexts.jsonl")
-    parts = read(folder)
-    assert parts.questions == whole.questions
-    assert read(folder, format="refmem") == parts
+    assert read(folder).questions == whole.questions
+    assert read(folder, format="refmem") == read(folder)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"format": "open"}, "unknown question format 'open'; known: single, multi, direct"),
-        ({"format": None}, "unknown question format None"),
-        ({"format": []}, "unknown question format []"),
         ({"answers": ["D"]}, "answer 'D' is not the letter of an option (A to C)"),
-        ({"answers": ["a"]}, "answer 'a' is not the letter of an option (A to C)"),
         ({"answers": ["AB"]}, "answer 'AB' is not the letter of an option (A to C)"),
-        ({"answers": [""]}, "answer '' is not the letter of an option (A to C)"),
         ({"answers": ["A", "A"]}, "an answer occurs twice"),
         ({"answers": "A"}, "answers should be a list, not text"),
-        ({"answers": [1]}, "answers should be text, not a number"),
         ({"format": "single"}, "a single question has one answer, not 2"),
         ({"options": []}, "a multi question needs 1 to 26 options, not 0"),
         ({"options": ["o"] * 27}, "a multi question needs 1 to 26 options, not 27"),
         ({"format": "direct"}, "a direct question has no options"),
         ({"options": ["one", " ", "three"]}, "option B is blank"),
-        ({"options": ["", ""], "answers": []}, "option A is blank"),
-        ({"options": ["one", "two", "one"]}, "options A and C are the same"),
         ({"options": ["one", "two words", " two\nwords"]}, "options B and C are the same"),
-        ({"format": "direct", "options": [], "answers": ["one", ""]}, "a gold answer is blank"),
         ({"format": "direct", "options": [], "answers": [" \n"]}, "a gold answer is blank"),
         ({"images": [3]}, "image index 3 is out of range: dialogue 'c01' has 3 images"),
         ({"images": [-1]}, "image index -1 is out of range"),
         ({"images": [True]}, "images should be a list of whole numbers"),
-        ({"images": ["0"]}, "images should be a list of whole numbers"),
         ({"dimension": "vibes"}, "unknown dimension 'vibes'"),
         ({"split": "valid"}, "unknown split 'valid'; known: train, dev, test"),
         ({"category": 1.5}, "category should be text or a whole number"),
         ({"question": ""}, "question is missing or blank"),
-        ({"context_id": "c02"}, "its dialogue 'c02' is missing"),
         ({"evidence": [1]}, "evidence should be text, not a number"),
     ],
 )
@@ -132,22 +120,19 @@ TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([context([{"id": "t", "text": "hi"}])], "[line 1, c01, t]: speaker is missing or blank"),
         ([context([{"id": "t", "speaker": "Ana"}])], "[line 1, c01, t]: text is missing or blank"),
         ([context([{"speaker": "Ana", "text": "hi"}])], "[line 1, c01]: turn id is missing or blank"),
-        ([context([TURN, TURN])], "[line 1, c01]: turn id 't' occurs twice"),
         ([context([{**TURN, "id": "s2:1"}])], "[line 1, c01]: turn id 's2:1' occurs twice"),
-        ([context(sessions=[])], "[line 1, c01]: the dialogue has no turns"),
         ([context(sessions=None)], "[line 1, c01]: sessions should be a list, not missing or null"),
         ([context(sessions=[{"id": "s", "turns": []}] * 2)], "[line 1, c01]: session id 's' occurs twice"),
         ([context(id=None)], "[line 1]: id is missing or blank"),
+        ([CONTEXT, {**QUESTION, "context_id": "c02"}], "[line 2, q1]: its dialogue 'c02' is missing"),
         ([CONTEXT, CONTEXT], "[line 2, c01]: dialogue id 'c01' occurs twice, first in bench.jsonl [line 1, c01]"),
         ([CONTEXT, QUESTION, QUESTION], "[line 3, q1]: question id 'q1' occurs twice, first in bench.jsonl"),
         ([CONTEXT, {"type": "answer"}], "[line 2]: unknown record type 'answer'; known: context, question"),
         ([CONTEXT, {**QUESTION, "images": [10**4000]}], f"[line 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out"),
         ([CONTEXT, 3], "[line 2]: a record should be an object, not a number"),
         ([context([{**TURN, "images": [{"path": "../x"}]}])], "[line 1, c01, t]: image '../x' leaves the data folder"),
-        ([context([{**TURN, "images": [{"path": "x"}]}])], "[line 1, c01, t]: image 'x': no such file"),
         ([context([{**TURN, "images": ["x"]}])], "[line 1, c01, t]: an image should be an object, not text"),
     ],
 )
@@ -155,70 +140,6 @@ def test_bad_records_are_named(tmp_path, refused, records, message):
     # with a second line, since the object of a single line may be the whole file
     records = records if len(records) > 1 else [*records, {**CONTEXT, "id": "other"}]
     assert refused(write(tmp_path, *records), "refmem").startswith(message)
-
-
-def test_a_question_without_gold_is_allowed(tmp_path):
-    corpus = read(write(tmp_path, CONTEXT, {**QUESTION, "format": "single", "answers": []}))
-    assert corpus.questions[0].answers == ()
-
-
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-said = text.filter(str.strip)
-maybe = st.none() | text
-
-
-@st.composite
-def corpora(draw):
-    dialogues, questions, dangling, references = [], [], [], 0
-    for d in range(draw(st.integers(1, 3))):
-        sessions, images = [], 0
-        for s in range(draw(st.integers(1, 3))):
-            turns = []
-            for t in range(draw(st.integers(1, 3))):
-                held = []
-                for _ in range(draw(st.integers(0, 2))):
-                    held.append(Image(images, None, draw(maybe), draw(maybe)))
-                    images += 1
-                words = draw(text if held else said)
-                turns.append(Turn(f"{s}:{t}{draw(text)}", draw(said), words, draw(maybe), tuple(held)))
-            sessions.append(Session(f"s{s}", draw(maybe), tuple(turns)))
-        dialogue = Dialogue(f"d{d}{draw(text)}", tuple(sessions))
-        dialogues.append(dialogue)
-        ids = [turn.id for turn in dialogue.turns]
-        for q in range(draw(st.integers(0, 2))):
-            kind = draw(st.sampled_from(["single", "multi", "direct"]))
-            different = st.lists(said, min_size=1, max_size=5, unique_by=lambda option: " ".join(option.split()))
-            options = () if kind == "direct" else tuple(draw(different))
-            letters = st.sampled_from("ABCDE"[: len(options)] or "A")
-            limit = 1 if kind == "single" else 3
-            gold = st.lists(said, max_size=3) if kind == "direct" else st.lists(letters, max_size=limit, unique=True)
-            question = Question(
-                id=f"d{d}q{q}",
-                dialogue_id=dialogue.id,
-                text=draw(said),
-                format=kind,
-                options=options,
-                answers=tuple(draw(gold)),
-                evidence=tuple(draw(st.lists(st.sampled_from(ids), unique=True, max_size=2))),
-                images=tuple(draw(st.lists(st.integers(0, images - 1), max_size=2))) if images else (),
-                dimension=draw(st.none() | st.sampled_from(DIMENSIONS)),
-                category=draw(st.none() | st.integers() | text),
-                time=draw(maybe),
-                split=draw(st.sampled_from([None, "train", "dev", "test"])),
-            )
-            lost = [reference for reference in draw(st.lists(text, max_size=2)) if reference not in ids]
-            questions.append(question)
-            dangling += [Dangling(question.id, reference) for reference in lost]
-            references += len(question.evidence) + len(lost)
-    return Corpus(tuple(dialogues), tuple(questions), tuple(dangling), references)
-
-
-@settings(deadline=None)
-@given(corpora())
-def test_round_trip(tmp_path_factory, corpus):
-    path = tmp_path_factory.mktemp("refmem") / "bench.jsonl"
-    write_refmem(corpus, path)
-    assert read(path) == corpus
 
 
 def test_round_trip_of_real_dialogues(remind_data, tmp_path):
@@ -245,19 +166,19 @@ def test_images_stay_beside_the_file(tmp_path):
     [
         ({"answers": ("E",)}, "answer 'E' is not the letter"),
         ({"images": (9,)}, "image index 9 is out of range"),
-        ({"options": ("one", "one", "two")}, "options A and B are the same"),
         ({"text": "half \ud83d"}, "half a character"),
+        ({"text": " "}, "the question is blank"),
+        (Turn("t", "Ana", " "), r"\[d, t\]: text is missing or blank"),
+        (Turn("t", " ", "hi"), r"\[d, t\]: speaker is missing or blank"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(tmp_path, change, message):
-    corpus = read(write(tmp_path, CONTEXT, QUESTION))
-    broken = replace(corpus, questions=(replace(corpus.questions[0], **change),))
+    if isinstance(change, Turn):
+        corpus = Corpus((Dialogue("d", (Session("s", None, (change,)),)),))
+    else:
+        corpus = read(write(tmp_path, CONTEXT, QUESTION))
+        corpus = replace(corpus, questions=(replace(corpus.questions[0], **change),))
     with pytest.raises(DataError, match=message):
-        write_refmem(broken, tmp_path / "copy.jsonl")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.jsonl", "img"]
-
-
-def test_a_blank_turn_is_not_written(tmp_path):
-    corpus = Corpus((Dialogue("d", (Session("s", None, (Turn("t", "Ana", " "),)),)),))
-    with pytest.raises(DataError, match=r"\[d, t\]: text is missing or blank"):
         write_refmem(corpus, tmp_path / "copy.jsonl")
+    assert not (tmp_path / "copy.jsonl").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -26,40 +26,34 @@ EVIDENCE = st.lists(st.sampled_from([f"t{n}" for n in range(10)]), max_size=3, u
 @given(st.lists(EVIDENCE, min_size=1, max_size=25), st.sampled_from(["auto", "evidence"]), st.integers(0, 5))
 def test_one_dialogue_is_divided_by_evidence(evidence: list[tuple[str, ...]], by: str, seed: int) -> None:
     data = corpus([("d", e, None) for e in evidence])
-    splits = assign_splits(data, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
+    splits = assign_splits(data.questions, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
     assert set(splits) == {q.id for q in data.questions}
     for a, b in itertools.combinations(data.questions, 2):
         if set(a.evidence) & set(b.evidence):
             assert splits[a.id] == splits[b.id]
     check_overlap((q.id, q.dialogue_id, splits[q.id], q.evidence) for q in data.questions)
-    assert splits == assign_splits(data, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
+    assert splits == assign_splits(data.questions, SplitConfig(by=by, seed=seed))  # type: ignore[arg-type]
     if len(evidence_clusters(data.questions)) > 1:
         assert {"train", "test"} <= set(splits.values())
 
 
 def test_several_dialogues_are_never_divided_inside() -> None:
     data = corpus([(f"d{n % 10}", (f"t{n % 7}",), None) for n in range(100)])
-    splits = assign_splits(data, SplitConfig(train=0.3, dev=0.2))
+    splits = assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2))
     sides = [{splits[q.id] for q in data.questions if q.dialogue_id == f"d{n}"} for n in range(10)]
     assert all(len(side) == 1 for side in sides)
     flat = [next(iter(side)) for side in sides]
     assert (flat.count("train"), flat.count("dev"), flat.count("test")) == (3, 2, 5)
-    other = assign_splits(data, SplitConfig(train=0.3, dev=0.2, seed=1))
+    other = assign_splits(data.questions, SplitConfig(train=0.3, dev=0.2, seed=1))
     assert other != splits
 
 
-def test_a_given_split_is_kept() -> None:
+def test_a_given_split_is_kept_and_shares_are_shares() -> None:
     data = corpus([("d", ("t0",), "test"), ("d", ("t1",), "train"), ("e", (), None)])
-    splits = assign_splits(data, SplitConfig())
-    assert (splits["q0"], splits["q1"]) == ("test", "train")
-    assert splits["q2"] == "test"
-
-
-def test_shares_must_be_shares() -> None:
-    with pytest.raises(ConfigError):
-        SplitConfig(train=0.8, dev=0.3)
-    with pytest.raises(ConfigError):
-        SplitConfig(train=-0.1)
+    assert assign_splits(data.questions, SplitConfig()) == {"q0": "test", "q1": "train", "q2": "test"}
+    for wrong in ({"train": 0.8, "dev": 0.3}, {"train": -0.1}):
+        with pytest.raises(ConfigError):
+            SplitConfig(**wrong)
 
 
 def test_overlap_names_both_questions() -> None:

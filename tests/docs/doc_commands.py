@@ -1,4 +1,4 @@
-"""The commands of the documents: README.md, docs/, comments of configs, docstrings and notebooks.
+"""The commands of the documents: README.md, docs/, comments of configs and notebooks.
 
 A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash
 blocks and in running text it is executed by a test; in a row of a table, where it says how a figure was measured, it
@@ -7,13 +7,13 @@ is only parsed.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from remind.commands import COMMANDS
@@ -25,10 +25,6 @@ CONFIGS = ROOT / "configs"
 #: Where a command starts in running text, with a variable before it where it needs one.
 _START = re.compile(
     r"(?:[A-Z_]+=\S+ )?(?:remind |python (?:-m )?|accelerate launch |make |pip install |jupyter |pytest )"
-)
-#: Where a command that a test can run starts in a comment.
-_LAUNCHED = re.compile(
-    r"(?:[A-Z_]+=\S+ )?(?:remind (?=[a-z-]+ --)|python -m (?=experiments|benchmarks)|accelerate launch (?=-))"
 )
 #: scripts/NAME.py → the command it wraps.
 WRAPPED = {
@@ -65,9 +61,7 @@ class Command:
         return self._split()[1]
 
     def _split(self) -> tuple[str | None, tuple[str, ...]]:
-        words = self.words
-        while words and re.match(r"[A-Z_]+=", words[0]):
-            words = words[1:]
+        words = tuple(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), self.words))
         if words[:1] == ("remind",) and words[1:2] and words[1] in COMMANDS:
             return words[1], words[2:]
         if words[:2] == ("python", "-m") and not words[2].startswith(("pip", "pytest")):
@@ -100,26 +94,18 @@ class Block:
 
 
 @cache
-def _page(path: Path) -> tuple[tuple[Block, ...], tuple[tuple[int, str], ...]]:
+def _page(path: Path) -> tuple[list[Block], list[tuple[int, str]]]:
     """The fenced blocks of a page, and its other lines as (number, line)."""
-    name = str(path.relative_to(ROOT))
     blocks: list[Block] = []
     prose: list[tuple[int, str]] = []
-    language: str | None = None
-    start, inside = 0, []  # type: ignore[var-annotated]
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    for number, line in lines:
         if line.startswith("```"):
-            if language is None:
-                language, start, inside = line[3:].strip(), number + 1, []
-            else:
-                blocks.append(Block(name, language, start, tuple(inside)))
-                language = None
-        elif language is not None:
-            inside.append(line)
+            inside = tuple(text for _, text in takewhile(lambda item: item[1] != "```", lines))
+            blocks.append(Block(str(path.relative_to(ROOT)), line[3:].strip(), number + 1, inside))
         else:
             prose.append((number, line))
-    assert language is None, f"{name}:{start}: a fence is not closed"
-    return tuple(blocks), tuple(prose)
+    return blocks, prose
 
 
 def _joined(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -178,50 +164,22 @@ def comment_commands() -> list[Command]:
         lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         # a comment goes on in a comment
         bare = ((number, line.strip().removeprefix("#")) for number, line in lines if line.strip().startswith("#"))
-        commands += _launches(_joined(bare), str(path.relative_to(ROOT)))
+        for number, line in _joined(bare):
+            if match := _START.search(line):
+                command = Command(f"{path.relative_to(ROOT)}:{number}", line[match.start() :])
+                commands += [command] if command.program and command.arguments else []
     return commands
-
-
-def docstring_commands() -> list[Command]:
-    """Commands in docstrings of the packages."""
-    commands = []
-    for folder in ("remind", "sae", "experiments", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            source = path.read_text(encoding="utf-8")
-            if not _LAUNCHED.search(source):
-                continue
-            documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            for node in ast.walk(ast.parse(source)):
-                text = ast.get_docstring(node) if isinstance(node, documented) else None
-                lines = _joined(iter(enumerate((text or "").splitlines(), start=getattr(node, "lineno", 1))))
-                commands += _launches(lines, str(path.relative_to(ROOT)))
-    return commands
-
-
-def _launches(lines: Iterator[tuple[int, str]], file: str) -> Iterator[Command]:
-    for number, line in lines:
-        if match := _LAUNCHED.search(line):
-            text = line[match.start() :]
-            # in running text a command ends with its backticks
-            command = Command(f"{file}:{number}", text.split("`")[0].strip() if "`" in line else text.strip())
-            if command.program and command.arguments and not {"NAME", "FILE"} & set(command.arguments):
-                yield command
 
 
 def notebook_commands() -> list[Command]:
     """Commands in the text of notebooks."""
-    commands = []
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            if cell["cell_type"] == "markdown":
-                texts = re.findall(r"`(remind [a-z-]+ -[^`]+)`", "".join(cell["source"]))
-                commands += [Command(path.name, text) for text in texts]
-    return commands
-
-
-def runnable() -> list[Command]:
-    """Every command that is run."""
-    return [*page_commands(), *comment_commands(), *docstring_commands()]
+    return [
+        Command(path.name, text)
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "markdown"
+        for text in re.findall(r"`(remind [a-z-]+ -[^`]+)`", "".join(cell["source"]))
+    ]
 
 
 def snippets() -> list[Block]:

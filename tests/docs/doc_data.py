@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fuzzing.seeds import LONGMEMEVAL
+
 from experiments.official.longmemeval import TYPES
 from remind import read
+from remind.core.files import write_json, write_rows
 from remind.data.dialogue import Corpus, Dialogue, Session
 from remind.data.sample import sample_path
 from remind.models.nano import save_nano
 
-#: Sessions of a dialogue that are told again, and questions of each that are asked.
-SESSIONS, ASKED = 3, 4
+#: Sessions and questions that are taken of each dialogue.
+SESSIONS, QUESTIONS = 3, 4
 HUB_ID = "Qwen/Qwen3-VL-8B-Instruct"
 
 
@@ -26,9 +27,8 @@ def _corpus() -> Corpus:
     return read(sample_path() / "train.jsonl")
 
 
-def _dialogues() -> Iterator[tuple[Dialogue, list[Session]]]:
-    for dialogue in _corpus().dialogues:
-        yield dialogue, list(dialogue.sessions[:SESSIONS])
+def _dialogues() -> Iterator[tuple[Dialogue, Sequence[Session]]]:
+    return ((dialogue, dialogue.sessions[:SESSIONS]) for dialogue in _corpus().dialogues)
 
 
 def _turns(session: Session, number: int, key: str) -> list[dict[str, Any]]:
@@ -42,8 +42,8 @@ def _turns(session: Session, number: int, key: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _questions(dialogue: Dialogue, sessions: list[Session], most: int) -> list[dict[str, Any]]:
-    """Direct questions with evidence among the sessions told; categories 1 to 4 in turn, and one without an answer."""
+def _questions(dialogue: Dialogue, sessions: Sequence[Session], most: int) -> list[dict[str, Any]]:
+    """Direct questions with evidence among the sessions; categories 1 to 4 in turn, and one without an answer."""
     ids = {t.id: f"D{n}:{p}" for n, s in enumerate(sessions, 1) for p, t in enumerate(s.turns, 1)}
     rows: list[dict[str, Any]] = []
     for question in _corpus().questions:
@@ -60,58 +60,44 @@ def _questions(dialogue: Dialogue, sessions: list[Session], most: int) -> list[d
 def _locomo() -> list[dict[str, Any]]:
     samples = []
     for dialogue, sessions in list(_dialogues())[:4]:
-        first, second = dialogue.speakers[:2]
-        conversation: dict[str, Any] = {"speaker_a": first, "speaker_b": second}
+        conversation: dict[str, Any] = dict(zip(("speaker_a", "speaker_b"), dialogue.speakers, strict=False))
         for number, session in enumerate(sessions, start=1):
             conversation[f"session_{number}_date_time"] = f"1:5{number} pm on {number} May, 2023"
             conversation[f"session_{number}"] = _turns(session, number, "text")
-        samples.append(
-            {"sample_id": dialogue.id, "conversation": conversation, "qa": _questions(dialogue, sessions, ASKED)}
-        )
+        questions = _questions(dialogue, sessions, QUESTIONS)
+        samples.append({"sample_id": dialogue.id, "conversation": conversation, "qa": questions})
     return samples
 
 
 def _realtalk(folder: Path) -> None:
-    folder.mkdir()
     for number, (dialogue, sessions) in enumerate(list(_dialogues())[4:6], start=1):
         chat: dict[str, Any] = {"name": dialogue.id, "qa": _questions(dialogue, sessions, 2)[:-1]}
         for place, session in enumerate(sessions, start=1):
             chat[f"session_{place}_date_time"] = f"{place:02d}.01.2024, 22:42:04"
             chat[f"session_{place}"] = _turns(session, place, "clean_text")
-        _write(folder / f"Chat_{number}.json", chat)
+        write_json(folder / f"Chat_{number}.json", chat)
 
 
 def _corpora(folder: Path) -> None:
     """MSC, Friends and DialogCC: dialogues without questions."""
     dialogue, sessions = list(_dialogues())[6]
-    told = [[turn.text for turn in session.turns] for session in sessions]
-    dialogs = [[{"text": text, "id": f"Speaker {n % 2 + 1}"} for n, text in enumerate(texts)] for texts in told]
+    dialogs = [
+        [{"text": turn.text, "id": f"Speaker {n % 2 + 1}"} for n, turn in enumerate(session.turns)]
+        for session in sessions
+    ]
     previous = [{"dialog": d, "time_num": 1, "time_unit": "days", "time_back": "1 days ago"} for d in dialogs[:-1]]
     row = {"personas": [], "dialog": dialogs[-1], "previous_dialogs": previous, "init_personas": []}
-    (folder / "msc").mkdir()
     rows = [{**row, "metadata": {"initial_data_id": f"valid_{n}"}} for n in range(4)]
-    (folder / "msc" / "session_3_valid.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows), encoding="utf-8")
+    write_rows(folder / "msc" / "session_3_valid.jsonl", rows)
 
     (folder / "friends").mkdir()
-    heads = [
-        "Utterance",
-        "Speaker",
-        "Emotion",
-        "Scene_ID",
-        "Utterance_ID",
-        "Season",
-        "Episode",
-        "Start_Time",
-        "End_Time",
-    ]
     with (folder / "friends" / "emorynlp_dev_final.csv").open("w", encoding="utf-8", newline="") as file:
+        file.write("Utterance,Speaker,Emotion,Scene_ID,Utterance_ID,Season,Episode,Start_Time,End_Time\n")
         writer = csv.writer(file)
-        writer.writerow(heads)
         for scene, session in enumerate(sessions, start=1):
             for n, turn in enumerate(session.turns, start=1):
                 writer.writerow([turn.text, str([turn.speaker]), "Neutral", scene, n, 1, 2, "00:00:02.877", ""])
 
-    (folder / "dialogcc").mkdir()
     shared = [{"image_url": "https://example.org/1.jpg", "caption": "a lake"}]
     records = [
         {
@@ -124,12 +110,11 @@ def _corpora(folder: Path) -> None:
         }
         for place, session in enumerate(sessions)
     ]
-    _write(folder / "dialogcc" / "train.json", records)
+    write_json(folder / "dialogcc" / "train.json", records)
 
 
 def _longmemeval(folder: Path) -> None:
-    """Six questions of the six types with judged answers."""
-    time = datetime(2023, 5, 30).isoformat()
+    """Six questions of the six types with judged answers, and one with its sessions."""
     queries = [
         {
             "id": f"q{n}",
@@ -137,30 +122,12 @@ def _longmemeval(folder: Path) -> None:
             "gold_answers": [f"number {n}"],
             "gold_ids": [f"q{n}_answer"],
             "user_id": f"q{n}",
-            "meta": {"question_type": kind, "query_timestamp": f"{time}+00:00"},
+            "meta": {"question_type": kind, "query_timestamp": "2023-05-30T00:00:00+00:00"},
         }
         for n, kind in enumerate(TYPES)
     ]
-    _write(folder / "longmemeval_s_queries.json", queries)
-    sessions = [
-        [
-            {"role": "user", "content": f"Number {n} is mine.", "has_answer": True},
-            {"role": "assistant", "content": "Good."},
-        ]
-        for n in range(3)
-    ]
-    instance = {
-        "question_id": "q0",
-        "question_type": TYPES[0],
-        "question": "What was number 0?",
-        "answer": "number 0",
-        "question_date": "2023/05/30 (Tue) 12:00",
-        "haystack_session_ids": ["answer_0", "s1", "s2"],
-        "haystack_dates": [f"2023/05/{20 + n} (Sat) 02:21" for n in range(3)],
-        "haystack_sessions": sessions,
-        "answer_session_ids": ["answer_0"],
-    }
-    _write(folder / "longmemeval_s.json", [instance])
+    write_json(folder / "longmemeval_s_queries.json", queries)
+    write_json(folder / "longmemeval_s.json", LONGMEMEVAL)
     judged = [
         {
             "question_id": f"q{n}",
@@ -169,14 +136,13 @@ def _longmemeval(folder: Path) -> None:
         }
         for n in range(len(TYPES))
     ]
-    name = "rag_s_cleaned.eval-results-gpt-4o-mini.jsonl"
-    (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in judged), encoding="utf-8")
+    write_rows(folder / "rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", judged)
 
 
 def lay_out(folder: Path) -> None:
     """Every data file the documents name."""
     for name in ("locomo10.json", "dialogues.json", "locomo_dev.json"):
-        _write(folder / name, _locomo())
+        write_json(folder / name, _locomo())
     _realtalk(folder / "realtalk")
     _corpora(folder)
     _longmemeval(folder)
@@ -186,7 +152,3 @@ def lay_out(folder: Path) -> None:
 def lay_out_model(folder: Path) -> None:
     """A Qwen3-VL as deep as the 8B one and 32 wide, in a folder that is found before the hub id of that name."""
     save_nano(folder / HUB_ID, hidden_size=32, layers=36, vision_size=16)
-
-
-def _write(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value), encoding="utf-8")

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from unittest import mock
 import doc_data
 import pytest
 import yaml
-from doc_commands import CONFIGS, ROOT, Command, block_commands
+from doc_commands import ROOT, Command, block_commands
 from doc_server import reply
 from fault_proxy import Proxy
 from in_process import run_module
@@ -73,10 +72,10 @@ BY_CONFIG: dict[str, str] = {
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
 PROCESSES = ("compare",)
-#: Launchers that are used as they are. The others want GPUs: their commands are run alone, and the file is only read.
-LAUNCHERS = ("configs/accelerate/cpu_2.yaml",)
+#: The launcher that is used, once. The others want GPUs: their commands are run alone, and the file is only read.
+LAUNCHED = ("train-pra", "configs/accelerate/cpu_2.yaml")
 #: Where a reader is to put something of their own.
-PLACEHOLDERS = {"<id>": "c01-q000", "OPENAI_API_KEY=…": "OPENAI_API_KEY=sk-made-up-0123456789"}
+PLACEHOLDERS = {"<id>": "c01-q000"}
 #: Options that name what is written, not read.
 _WRITTEN = ("--out", "--cache", "--llm.dry_run")
 
@@ -86,14 +85,14 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._done: dict[str, str] = {}
+        self._done: dict[tuple[object, ...], str] = {}
         for name in ("scripts", "configs", "remind", "experiments"):
             (folder / name).symlink_to(ROOT / name)
         doc_data.lay_out(folder)
 
     def run(self, command: Command) -> str:
-        """What the command printed. Fails the test where it does not end well."""
-        key = " ".join(command.words)
+        """What the command printed; fails the test where it ends with an error."""
+        key = (command.program, command.arguments)
         if key not in self._done:
             for path in self._needs(command):
                 self._provide(path, command)
@@ -107,28 +106,21 @@ class Desk:
         program = command.program
         if program is None or program not in RECIPES:
             pytest.fail(f"{command}: no recipe for {program}; say in RECIPES how it is made small")
-        config = Path(command.config or "").stem
-        added = f"{RECIPES[program]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
-        given = [PLACEHOLDERS.get(word, word) for word in command.arguments]
-        taken = {word for word in given if word.startswith("--")}
-        return [*given, *_without(shlex.split(added), taken if config == "proof" else set())]
+        added = f"{RECIPES[program]} {BY_CONFIG.get(Path(command.config or '').stem, '')}".replace("{url}", url)
+        return [*(PLACEHOLDERS.get(word, word) for word in command.arguments), *shlex.split(added)]
 
     def _needs(self, command: Command) -> Iterator[str]:
-        """Paths under runs/ that the command or its config reads."""
+        """Paths under runs/, or the model, that the command or its config reads."""
         words = command.arguments
         for before, word in zip(("", *words), words, strict=False):
             if before not in _WRITTEN:
                 yield from re.findall(r"runs/[\w./-]+", word)
-        if command.config:
-            values: dict[str, Any] = yaml.safe_load((ROOT / command.config).read_text(encoding="utf-8"))
-            for name, value in values.items():
-                if name != "out" and f"--{name}" not in words and str(value).startswith("runs/"):
-                    yield str(value)
-        if any(doc_data.HUB_ID in text for text in (command.text, self._config_text(command))):
+        config = (ROOT / command.config).read_text(encoding="utf-8") if command.config else ""
+        for name, value in (yaml.safe_load(config) or {}).items():
+            if name != "out" and f"--{name}" not in words and str(value).startswith("runs/"):
+                yield str(value)
+        if doc_data.HUB_ID in command.text + config:
             yield doc_data.HUB_ID
-
-    def _config_text(self, command: Command) -> str:
-        return (ROOT / command.config).read_text(encoding="utf-8") if command.config else ""
 
     def _provide(self, path: str, wanted_by: Command) -> None:
         """Have `path` made, where it is not there."""
@@ -145,22 +137,21 @@ class Desk:
         assert (self.folder / path).exists(), f"{wanted_by}: {maker} does not write {path}"
 
     def _start(self, command: Command) -> str:
-        with Proxy(answer=reply) as server, self._surroundings(command):
-            words = [*self.arguments(command, server.url)]
-            if command.program in PROCESSES or command.option("--config_file") in LAUNCHERS:
+        with Proxy(answer=reply) as server, self._surroundings():
+            words = self.arguments(command, server.url)
+            if command.program in PROCESSES or (command.program, command.option("--config_file")) == LAUNCHED:
                 return _as_process(command, words)
             return _in_process(command, words)
 
     @contextlib.contextmanager
-    def _surroundings(self, command: Command) -> Iterator[None]:
-        """The folder, a home of its own, the command's variables, and small sizes where no option sets them."""
+    def _surroundings(self) -> Iterator[None]:
+        """The folder, a home of its own, a key, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
         from remind import demo
         from remind.train_sae import TrainSAEConfig
         from remind.train_sae import train as quick
 
-        told = [PLACEHOLDERS.get(word, word) for word in command.words if re.match(r"[A-Z_]+=", word)]
-        own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up", **dict(w.split("=", 1) for w in told)}
+        own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up"}
         shorter = (*(quick.quick_sae.__defaults__ or ())[:-1], 1)
 
         def fewer(**fields: Any) -> TrainSAEConfig:
@@ -193,29 +184,15 @@ class Desk:
             write_annotations(rows, self.folder / str(command.option("--annotations")) / f"annotations_{name}.jsonl")
 
 
-def _browser() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium here: install Debian's chromium, or name one in CHROMIUM")
-    return found
-
-
 DEMO = Command("Makefile", "remind demo")
 
 
-def made_by(command: Command) -> str | None:
+def output_of(command: Command) -> str | None:
     """The path a command writes: --out, or its config's."""
-    if command.program is None:
-        return None
     if command == DEMO:
         return "runs/demo"
-    if out := command.option("--out"):
-        return out
-    if command.config:
-        made = yaml.safe_load((CONFIGS / Path(command.config).name).read_text(encoding="utf-8")).get("out")
-        return None if made is None else str(made)
-    return None
+    config = yaml.safe_load((ROOT / command.config).read_text(encoding="utf-8")) if command.config else {}
+    return (command.option("--out") or config.get("out")) if command.program else None
 
 
 def _here(*_: object, **__: object) -> ThreadPoolExecutor:
@@ -224,14 +201,8 @@ def _here(*_: object, **__: object) -> ThreadPoolExecutor:
 
 
 def _makes(command: Command, path: str) -> bool:
-    made = made_by(command)
-    return made is not None and (path == made or path.startswith(f"{made}/"))
-
-
-def _without(words: list[str], taken: set[str]) -> list[str]:
-    """Options with their values, but for those a command has itself."""
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return [word for name, value in pairs if name not in taken for word in (name, value)]
+    out = output_of(command)
+    return out is not None and f"{path}/".startswith(f"{out}/")
 
 
 def _in_process(command: Command, words: list[str]) -> str:
@@ -239,23 +210,20 @@ def _in_process(command: Command, words: list[str]) -> str:
     program = command.program or ""
     module, more = ("remind", (program,)) if program in COMMANDS else (program, ())
     status, output, errors = run_module(module, *more, *words)
-    if status:
-        pytest.fail(f"{command}\nended with {status}: {errors[-2000:]}", pytrace=False)
-    return output
+    return _checked(command, status, output, errors)
 
 
 def _as_process(command: Command, words: list[str]) -> str:
     """As a shell would start it, by this Python."""
     front = command.words[: -len(command.arguments) or None]
-    front = tuple(word for word in front if "=" not in word)
-    programs = {
-        "python": (sys.executable,),
-        "remind": (sys.executable, "-m", "remind"),
-        "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli"),
-    }
-    line = [*programs[front[0]], *front[1:], *words]
+    module = {"remind": "remind", "accelerate": "accelerate.commands.accelerate_cli"}[front[0]]
+    line = [sys.executable, "-m", module, *front[1:], *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        pytest.fail(f"{command}\nended with {done.returncode}: {done.stderr[-3000:]}", pytrace=False)
-    return done.stdout
+    process = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+    return _checked(command, process.returncode, process.stdout, process.stderr)
+
+
+def _checked(command: Command, status: int, output: str, errors: str) -> str:
+    if status:
+        pytest.fail(f"{command}\nended with {status}: {errors[-3000:]}", pytrace=False)
+    return output

@@ -15,8 +15,8 @@ import torch
 from remind.evaluation import report as reports
 from remind.evaluation import tables
 from remind.evaluation.scores import Score, counts, group, score, summarise
-from remind.llm import AuxiliaryLLM
 from remind.models.generate import Generation
+from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import StateRecord
 
 HOSTILE = "<script>alert('x')</script> \"q\" 'a' & {{ 7*7 }} \u202etxet<img src=x onerror=alert(1)> | `md` </bdi></pre>"

@@ -17,10 +17,10 @@ from remind.evaluation import answerers
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.run import evaluate
-from remind.llm import AuxiliaryLLM
 from remind.models.generate import Generation, generate
 from remind.models.load import load_backbone
 from remind.models.nano import save_nano
+from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import StateRecord
 
 ROOT = Path(__file__).parents[2]

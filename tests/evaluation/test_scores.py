@@ -11,8 +11,8 @@ import torch
 from remind.core.errors import DataError
 from remind.evaluation.judge import Case, judge_answers
 from remind.evaluation.scores import Score, counts, score, summarise
-from remind.llm import AuxiliaryLLM
 from remind.models.generate import Generation
+from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import StateRecord
 
 OUTPUTS = {

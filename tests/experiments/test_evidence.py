@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,33 +106,25 @@ def minilm() -> Backbone:
     return load_backbone("minilm")
 
 
-CONFIGS = [
-    GroundingConfig(match="summed", anchor_codes="question"),
-    GroundingConfig(anchor_codes="question", match="summed", alpha=1.5, beta=8.0, lam=0.6, sigma=0.0, agg="mean"),
-    GroundingConfig(
-        anchor_codes="question",
-        match="summed",
-        alpha=0.2,
-        beta_unit=None,
-        sigma=2.0,
-        agg="max",
-        layers="last",
-        anchor_idf=False,
-    ),
-    GroundingConfig(anchor_codes="question", match="each", layers="last"),
-    GroundingConfig(anchor_codes="question", match="each"),
-    GroundingConfig(anchor_codes="question", match="each", idf="none"),
-    GroundingConfig(anchor_codes="question", match="summed", idf="none", layers="last"),
-    GroundingConfig(match="summed", anchor_codes="strategy"),
-    GroundingConfig(match="each", anchor_codes="strategy"),
+SETTINGS: list[dict[str, Any]] = [
+    {"match": "summed"},
+    {"match": "summed", "alpha": 1.5, "beta": 8.0, "lam": 0.6, "sigma": 0.0, "agg": "mean"},
+    {"match": "summed", "alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers": "last"}
+    | {"anchor_idf": False},
+    {"match": "each", "layers": "last"},
+    {"match": "each"},
+    {"match": "each", "idf": "none"},
+    {"match": "summed", "idf": "none", "layers": "last"},
+    {"match": "summed", "anchor_codes": "strategy"},
+    {"match": "each", "anchor_codes": "strategy"},
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
-def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, config: GroundingConfig) -> None:
+@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+def test_resonance_of_many_questions_is_the_grounders(minilm: Backbone, settings: dict[str, Any]) -> None:
     """Full history and a part of it, two questions at once against one state at a time."""
     saes = {n: TopKSAE(minilm.hidden_size, 64, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5)}
-    config = replace(config, smooth_turns=0.0, context_codes="windowed")
+    config = GroundingConfig(**{"anchor_codes": "question", **settings}, smooth_turns=0.0, context_codes="windowed")
     grounder = Grounder(minilm, saes, None, config)
     dialogue = small_dialogue()
     asked = [
@@ -208,11 +200,9 @@ def test_cross_validation_never_sees_the_dialogue_it_measures() -> None:
 
 
 def test_every_dataset_weighs_the_same_in_a_choice() -> None:
-    ready = [prepared("one", f"d{k}", k, "bm25") for k in range(3)] + [prepared("two", "e", 9, "bm25")]
-    names = [one.asked.dataset for one in ready]
+    names = ["one", "one", "one", "two"]
     values = [np.ones((6, 1)), np.zeros((6, 1)), np.zeros((6, 1)), np.ones((6, 1))]
     assert float(dataset_mean(values, names)[0]) == pytest.approx((1 / 3 + 1) / 2)
-    assert float(dataset_mean(values[:3], names[:3])[0]) == pytest.approx(1 / 3)
     # the setting that is better by dataset, though worse by question
     table = {Setting(): values, Setting("window 1"): [np.ones((6, 1))] * 3 + [np.zeros((6, 1))]}
     assert best_settings(table, names, [0, 1, 2, 3]) == [Setting()]
@@ -266,12 +256,3 @@ def test_data_without_evidence_is_refused(tmp_path: Path) -> None:
     path.write_text(f'{{"personas": [["a"], ["b"]], "dialog": {said}}}\n')
     with pytest.raises(ConfigError, match="no question with gold evidence"):
         load([str(path)])
-
-
-@pytest.mark.slow
-def test_real_questions_and_their_evidence(remind_data: Path) -> None:
-    asked, facts = load([str(remind_data / "locomo" / "locomo_dev.json"), str(remind_data / "realtalk")])
-    assert [fact["dataset"] for fact in facts] == ["locomo", "realtalk"]
-    assert sum(len(one.questions) for one in asked if one.dataset == "locomo") == facts[0]["with_evidence"] == 1249
-    assert {name for one in asked if one.dataset == "locomo" for name in one.categories} == {"1", "2", "3", "4", "5"}
-    assert facts[1]["dangling"] > 0

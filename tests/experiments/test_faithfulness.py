@@ -1,4 +1,4 @@
-"""Removal, sufficiency, attribution and ablation against brute force, and a model that is known to copy one turn."""
+"""Removal, sufficiency and ablation against brute force, and a model that is known to copy one turn."""
 
 from __future__ import annotations
 
@@ -13,35 +13,26 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.faithfulness.ablation import ablated_logprob, guidance_features
-from experiments.faithfulness.attribution import attention_to_turns, gradient_times_input
 from experiments.faithfulness.config import FaithfulnessConfig
-from experiments.faithfulness.logprob import answer_logprob, answer_logprobs, answer_tokens, target_ids
+from experiments.faithfulness.logprob import answer_logprobs, answer_tokens, target_ids
 from experiments.faithfulness.report import summarise
 from experiments.faithfulness.run import faithfulness, faithfulness_and_show
-from experiments.faithfulness.turns import (
-    evidence_turns,
-    fill,
-    marked_turns,
-    only_turns,
-    prompt_of,
-    without_turns,
-)
+from experiments.faithfulness.turns import evidence_turns, fill, marked_turns, only_turns, prompt_of, without_turns
 from remind.alignment.tokens import example_of
-from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.data.sample import sample_path
 from remind.evaluation.intervals import bootstrap
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.encode import SparseEncoder
-from remind.models.backbone import Backbone, prompt_ids
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
-from remind.pipeline import BuildStatesConfig, build_states, record_of
-from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
+from remind.pipeline import record_of
+from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
 from sae import TopKSAE, layer_folder
 from sae.hooks import edited
@@ -53,21 +44,14 @@ LINES = (
 )  # fmt: skip
 
 
-def state(number: int = 0, secret: int | None = 2, lines: Sequence[str] = LINES) -> FactualState:
-    """Two sessions of four turns each; x0 holds turns 0 and 1, 3 of the first and the second without its first."""
-    said = [f"{line}{WORD}" if place == secret else line for place, line in enumerate(lines)]
-    turns = [
-        Turn(
-            f"d{number}-t{place}",
-            "Ana" if place % 2 else "Ben",
-            text,
-            images=(Image(0, caption="a red boat"),) * (place == 6),
-        )
-        for place, text in enumerate(said)
-    ]
-    dialogue = Dialogue(
-        f"d{number}", (Session("s1", "1 May", tuple(turns[:4])), Session("s2", "2 May", tuple(turns[4:])))
+def state(number: int = 0, secret: int | None = 2, first: str = LINES[0]) -> FactualState:
+    """Two sessions of four turns each; x0 holds turns 0, 2 and 3 of the first and the second without its first."""
+    said = [f"{line}{WORD}" if place == secret else line for place, line in enumerate((first, *LINES[1:]))]
+    shown = {6: (Image(0, caption="a red boat"),)}
+    turns = tuple(
+        Turn(f"d{number}-t{n}", "Ana" if n % 2 else "Ben", text, images=shown.get(n, ())) for n, text in enumerate(said)
     )
+    dialogue = Dialogue(f"d{number}", (Session("s1", "1 May", turns[:4]), Session("s2", "2 May", turns[4:])))
     evidence = () if secret is None else (f"d{number}-t{secret}",)
     question = Question(f"q{number}", dialogue.id, "which place?", answers=("the place",), evidence=evidence)
     strategy = Strategy(("find the place",), entities=("place",))
@@ -85,9 +69,8 @@ def record(
 def write_states(folder: Path, records: Sequence[StateRecord]) -> Path:
     for number, item in enumerate(records):
         write_part(folder, number, [item])
-    write_manifest(
-        folder, {"inputs": {"made.json": "0" * 64}, "config": {"grounding": {"alpha": 6.0, "idf": "dialogue"}}}
-    )
+    grounding = {"alpha": 6.0, "idf": "dialogue"}
+    write_manifest(folder, {"inputs": {"made.json": "0" * 64}, "config": {"grounding": grounding}})
     return folder
 
 
@@ -97,29 +80,20 @@ def nano() -> Backbone:
 
 
 def test_removal_deletes_the_turns_and_nothing_else() -> None:
-    item = record()
-    head, tail = item.x0.text.split("[Session 1, 1 May]\n")[0], item.x0.text[item.x0.dialogue[1] :]
+    x0 = record().x0
+    head, tail = x0.text.split("[Session 1, 1 May]\n")[0], x0.text[x0.dialogue[1] :]
     first = "[Session 1, 1 May]\nBen: we met at the river\n[…]\n"
     expected = f"{first}[Session 2, 2 May]\nAna: we never went back\nAna: see you on Monday\n"
     # turn 6 goes with its caption; the gap line before turn 2 stays though no turn follows it in its session
-    assert without_turns(item, [1, 2, 4]) == head + expected + tail
-    assert only_turns(item, [0, 3, 5]) == head + expected + tail
-    assert only_turns(item.x0, []) == head + "[Session 1, 1 May]\n[…]\n[Session 2, 2 May]\n" + tail
-    assert without_turns(item, []) == only_turns(item, range(6)) == item.x0.text
-    for wrong in ([6], [-1]):
-        with pytest.raises(DataError, match="there is no turn"):
-            without_turns(item, wrong)
-        with pytest.raises(DataError, match="there is no turn"):
-            only_turns(item, wrong)
+    assert without_turns(x0, [1, 2, 4]) == only_turns(x0, [0, 3, 5]) == head + expected + tail
+    assert only_turns(x0, []) == head + "[Session 1, 1 May]\n[…]\n[Session 2, 2 May]\n" + tail
+    assert without_turns(x0, []) == only_turns(x0, range(6)) == x0.text
 
 
-def test_marked_turns_are_those_of_the_blocks() -> None:
+def test_marked_turns_are_those_of_the_blocks_and_evidence_those_annotated_or_with_the_image() -> None:
     assert marked_turns(record(blocks=())) == []
     assert marked_turns(record(blocks=((0, 0), (3, 4)))) == [0, 3, 4]
     assert marked_turns(record(blocks=((1, 2), (5, 5)))) == [1, 2, 5]
-
-
-def test_evidence_turns_are_annotated_turns_or_those_with_the_image() -> None:
     assert evidence_turns(record(secret=3)) == [2]
     assert evidence_turns(record(secret=1)) == []  # not retrieved
     assert evidence_turns(record(visual=True, images=(0,), images_found=(0,))) == [4]
@@ -154,7 +128,7 @@ def test_every_token_is_found_in_its_turn(template: str, said: str) -> None:
             "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
         )
-    rendered = render(state(lines=(said, *LINES[1:])))
+    rendered = render(state(first=said))
     prompt = prompt_of(tokenizer, rendered)
     assert prompt.ids == prompt_ids(tokenizer, rendered.text)
     for index, turn in enumerate(rendered.turns):
@@ -168,10 +142,9 @@ def test_every_token_is_found_in_its_turn(template: str, said: str) -> None:
 
 def test_target_tokens_are_those_of_training() -> None:
     tokenizer, item = nano_tokenizer(), record()
-    assert item.target is not None
-    ids = target_ids(tokenizer, item.target)
+    ids = target_ids(tokenizer, str(item.target))
     assert ids == example_of(tokenizer, item).answer.tolist()
-    inside = answer_tokens(tokenizer, item.target)
+    inside = answer_tokens(tokenizer, str(item.target))
     assert len(inside) == len(ids)
     text = tokenizer.decode([token for token, chosen in zip(ids, inside, strict=True) if chosen])
     assert "the place" in text
@@ -187,131 +160,57 @@ def by_hand(model: Any, prompt: list[int], target: list[int]) -> torch.Tensor:
 
 def test_log_probability_is_that_of_a_plain_forward(nano: Backbone) -> None:
     item = record()
-    assert item.target is not None
-    target = target_ids(nano.tokenizer, item.target)
-    texts = [item.x0.text, without_turns(item, [1]), only_turns(item, [1]), "short"]
-    expected = [by_hand(nano.model, prompt_ids(nano.tokenizer, text), target) for text in texts]
+    target = target_ids(nano.tokenizer, str(item.target))
+    texts = [item.x0.text, without_turns(item.x0, [1]), only_turns(item.x0, [1]), "short"]
+    prompts = [prompt_ids(nano.tokenizer, text) for text in texts]
+    expected = torch.stack([by_hand(nano.model, prompt, target) for prompt in prompts])
     rows: list[int] = []
     handle = nano.model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[1]))
-    single = [answer_logprob(nano, text, target) for text in texts]
-    together = answer_logprobs(nano, [prompt_ids(nano.tokenizer, text) for text in texts], target, batch_size=3)
+    for size in (1, 3):
+        values = answer_logprobs(nano, prompts, target, size)
+        torch.testing.assert_close(torch.stack(values), expected, rtol=0, atol=1e-10)
+        assert values[0].dtype == torch.float64
     handle.remove()
-    for found in (single, together):
-        torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=0, atol=1e-10)
     assert set(rows) == {len(target)}  # the head ran at the answer alone
-    assert together[0].dtype == torch.float64
-
-
-def test_a_prompt_that_is_too_long_is_refused(nano: Backbone) -> None:
     with pytest.raises(DataError, match=r"40000 \+ 1 tokens, but nano takes 32768"):
         answer_logprobs(nano, [[5] * 40000], [6])
-
-
-def eager_by_hand(model: Any, prompt: Any, target: list[int], layers: int | None) -> list[float]:
-    """Mass by turn from one eager forward over everything."""
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        weights = model(input_ids=torch.tensor([[*prompt.ids, *target[:-1]]]), output_attentions=True).attentions
-    model.set_attn_implementation("sdpa")
-    chosen = torch.stack(weights[-layers:] if layers else weights)[:, 0, :, -len(target) :, :]
-    columns = chosen.mean((0, 1, 2))[: len(prompt.ids)]
-    return [float(columns[prompt.turn == index].sum()) for index in range(prompt.n_turns)]
-
-
-@pytest.mark.parametrize("layers", [None, 1, 3])
-def test_attention_is_that_of_a_full_eager_forward(nano: Backbone, layers: int | None) -> None:
-    item = record()
-    prompt, target = prompt_of(nano.tokenizer, item.x0), list(range(100, 170))  # more than one piece of rows
-    expected = eager_by_hand(nano.model, prompt, target, layers)
-    found = attention_to_turns(nano, item, target, layers)
-    assert found.tolist() == pytest.approx(expected, abs=1e-8)  # eager attention has its softmax in float32
-    assert 0 < float(found.sum()) < 1
-    configs = [part.config for part in nano.model.modules() if hasattr(part, "config")]
-    assert {config._attn_implementation for config in configs} == {"sdpa"}
-    with pytest.raises(ConfigError, match="the last 5 layers"):
-        attention_to_turns(nano, item, target, 5)
-
-
-def small(kind: Any, config: Any, **sizes: Any) -> Backbone:
-    torch.manual_seed(0)
-    values = {
-        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512, "initializer_range": 0.2,
-        **sizes,
-    }  # fmt: skip
-    return Backbone("small", kind(config(**values)).double().eval(), nano_tokenizer(), None, "causal")
-
-
-def test_attention_with_a_sliding_window_counts_what_lies_inside() -> None:
-    backbone = small(MistralForCausalLM, MistralConfig, sliding_window=80)
-    item = record()
-    prompt, target = prompt_of(backbone.tokenizer, item.x0), list(range(100, 170))
-    expected = eager_by_hand(backbone.model, prompt, target, None)
-    assert attention_to_turns(backbone, item, target).tolist() == pytest.approx(expected, abs=1e-8)
-    assert expected[0] == 0 < expected[5]
-
-
-@pytest.mark.parametrize("kind", ["nano", "small"])
-def test_attribution_leaves_the_model_as_it_was(nano: Backbone, kind: str) -> None:
-    model = (nano if kind == "nano" else small(LlamaForCausalLM, LlamaConfig)).model
-    backbone = Backbone(kind, model, nano.tokenizer, None, "causal")
-    before = answer_logprob(backbone, "tea", [7, 8])
-    first = gradient_times_input(backbone, record(), [7, 8]), attention_to_turns(backbone, record(), [7, 8])
-    second = gradient_times_input(backbone, record(), [7, 8]), attention_to_turns(backbone, record(), [7, 8])
-    assert all(map(torch.equal, first, second))
-    assert torch.equal(answer_logprob(backbone, "tea", [7, 8]), before)
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    assert not any(part.training or getattr(part, "gradient_checkpointing", False) for part in model.modules())
-
-
-def test_gradient_is_that_of_a_plain_backward_without_recomputation() -> None:
-    backbone = small(LlamaForCausalLM, LlamaConfig, attention_dropout=0.5)
-    prompt, target = prompt_of(backbone.tokenizer, record().x0), [7, 8, 9]
-    ids = torch.tensor([[*prompt.ids, *target[:-1]]])
-    embedded = backbone.model.get_input_embeddings()(ids).detach().requires_grad_()
-    logits = backbone.model(inputs_embeds=embedded).logits[0, -3:]
-    F.cross_entropy(logits, torch.tensor(target), reduction="sum").backward()
-    assert embedded.grad is not None
-    shares = (embedded.grad * embedded.detach()).sum(-1)[0].abs()[: len(prompt.ids)]
-    expected = [float(shares[prompt.turn == index].sum()) for index in range(6)]
-    assert gradient_times_input(backbone, prompt, target).tolist() == pytest.approx(expected, rel=1e-9)
 
 
 def copier() -> Backbone:
     """One block without MLP, one head that looks for the token `WORD` wherever it stands and adds it to the stream.
 
-    Dimension 0 of every embedding is 1, so that every query asks for the same; the key has its say in dimension 31,
-    whose rotary frequency is about 0.
+    Dimension 0 of every embedding is 1, so that every query asks for the same; the key is in dimension 31, whose rotary
+    frequency is about 0.
     """
     tokenizer = nano_tokenizer()
     (word,) = tokenizer(WORD)["input_ids"]
-    backbone = small(
-        LlamaForCausalLM, LlamaConfig, num_hidden_layers=1, num_attention_heads=1, tie_word_embeddings=False,
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=512, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e30},
-    )  # fmt: skip
-    model = backbone.model
-    generator = torch.Generator().manual_seed(1)
-    tokens = F.normalize(torch.randn(VOCAB_SIZE, 63, generator=generator, dtype=torch.float64), dim=-1)
+    )).eval()  # fmt: skip
+    tokens = F.normalize(torch.randn(VOCAB_SIZE, 63, generator=torch.Generator().manual_seed(1)), dim=-1)
     block = model.model.layers[0]
     attention = block.self_attn
     for part in (attention.q_proj, attention.k_proj, block.mlp.down_proj):
         part.weight.data.zero_()
-    constant = torch.ones(VOCAB_SIZE, 1, dtype=torch.float64)
+    constant = torch.ones(VOCAB_SIZE, 1)
     model.model.embed_tokens.weight.data = torch.cat([constant, tokens], -1)
     model.lm_head.weight.data = torch.cat([0 * constant, tokens], -1)
     attention.q_proj.weight.data[31, 0] = 3.0
     attention.k_proj.weight.data[31, 1:] = tokens[word]
     for part in (attention.v_proj, attention.o_proj):
-        part.weight.data = torch.eye(64, dtype=torch.float64)
+        part.weight.data = torch.eye(64)
         part.weight.data[0, 0] = 0
-    return backbone
+    return Backbone("copier", model, tokenizer, None, "causal")
 
 
 def test_the_measurement_finds_the_copied_turn_and_clears_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backbone = copier()
-    backbone.model.float().save_pretrained(tmp_path / "copier")
+    backbone.model.save_pretrained(tmp_path / "copier")
     backbone.tokenizer.save_pretrained(tmp_path / "copier")
     place = {0: 0, 2: 1, 3: 2, 5: 3, 6: 4, 7: 5}
     target = f"<answer>{WORD}</answer>"
@@ -320,26 +219,18 @@ def test_the_measurement_finds_the_copied_turn_and_clears_another(
     results = {}
     for name, records in (("right", right), ("wrong", wrong)):
         folder = write_states(tmp_path / name, records)
-        cfg = FaithfulnessConfig(
-            str(folder), str(tmp_path / "copier"), str(tmp_path / f"{name}-out"), draws=3, rank="mean"
-        )
+        cfg = FaithfulnessConfig(str(folder), str(tmp_path / "copier"), str(tmp_path / f"{name}-out"), draws=3)
         results[name] = faithfulness(cfg)
     removed = results["right"]["methods"]["removed"]
     assert removed["marked"]["answer"]["high"] < -1
     assert abs(removed["random"]["answer"]["value"]) < 0.2
-    assert results["right"]["paired"]["removed"]["random"]["answer"]["high"] < -1
-    assert results["right"]["paired"]["kept"]["random"]["answer"]["low"] > 1
-    for method in ("attention", "gradient", "evidence"):
-        assert removed[method]["answer"]["value"] == pytest.approx(removed["marked"]["answer"]["value"], abs=0.2)
+    assert results["right"]["paired"]["removed"]["answer"]["high"] < -1
+    assert results["right"]["paired"]["kept"]["answer"]["low"] > 1
+    assert removed["evidence"]["answer"]["value"] == pytest.approx(removed["marked"]["answer"]["value"], abs=0.2)
     assert abs(results["wrong"]["methods"]["removed"]["marked"]["answer"]["value"]) < 0.2
-    assert results["wrong"]["methods"]["removed"]["attention"]["answer"]["value"] < -1
+    assert results["wrong"]["methods"]["removed"]["evidence"]["answer"]["value"] < -1
     faithfulness_and_show(replace(cfg, overwrite=True))
     assert "turns removed" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def coders() -> dict[int, TopKSAE]:
-    return {n: TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(n)).double() for n in (2, 3)}
 
 
 @pytest.mark.parametrize("corpus", [False, True])
@@ -351,14 +242,15 @@ def test_guidance_features_are_those_of_grounding(corpus: bool) -> None:
     trace = Grounder(nano, coders, idf, config).trace(state())
     encoder = SparseEncoder(nano, coders, config.sink_ratio, 1)
     for count in (5, None):
-        found = guidance_features(encoder, record(), config, idf, count)
+        found = guidance_features(encoder, record().x0, config, idf or {}, count)
         for layer in coders:
             expected = [feature for feature, _ in trace.guiding_features(layer, count or 256)]
             assert found[layer] == expected
             assert expected
 
 
-def test_ablation_takes_the_features_out_on_those_tokens_alone(nano: Backbone, coders: dict[int, TopKSAE]) -> None:
+def test_ablation_takes_the_features_out_on_those_tokens_alone(nano: Backbone) -> None:
+    coders = {n: TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(n)).double() for n in (2, 3)}
     prompt, target = prompt_of(nano.tokenizer, record().x0), [7, 8, 9]
     features = {2: list(range(0, 256, 2)), 3: [1, 5, 9], 4: []}
     ids = torch.tensor([[*prompt.ids, *target[:-1]]])
@@ -382,38 +274,31 @@ def test_ablation_takes_the_features_out_on_those_tokens_alone(nano: Backbone, c
     expected = torch.log_softmax(logits, -1)[torch.arange(3), torch.tensor(target)]
     found = ablated_logprob(nano, coders, features, prompt, [1, 4], target)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    plain = answer_logprob(nano, record().x0.text, target)
+    (plain,) = answer_logprobs(nano, [prompt.ids], target)
     assert not torch.equal(found, plain)
     for nothing in (({2: []}, [1]), (features, [])):
-        torch.testing.assert_close(
-            ablated_logprob(nano, coders, nothing[0], prompt, nothing[1], target), plain, rtol=0, atol=1e-12
-        )
+        value = ablated_logprob(nano, coders, nothing[0], prompt, nothing[1], target)
+        torch.testing.assert_close(value, plain, rtol=0, atol=1e-12)
 
 
 def test_summary_is_mean_interval_and_paired_difference() -> None:
-    def row(marked: float, random: float) -> dict[str, Any]:
-        def change(value: float) -> dict[str, float]:
-            return {"sum": value, "per_token": value / 2, "answer": 0.0, "tokens": 10}
+    def change(value: float) -> dict[str, float]:
+        return {"sum": value, "per_token": value / 2, "answer": 0.0, "tokens": 10}
 
-        return {
+    rows: list[dict[str, Any]] = [
+        {
             "logprob": change(-5.0),
             "changes": {"removed": {"marked": change(marked), "random": change(random)}},
-            "overlap": {"attention": 0.5, "gradient": 0.25},
             "tokens": {"marked": 10, "turns": 40},
         }
-
-    rows = [row(-3, -1), row(-4, 0), row(-2, -1.5)]
-    for item in rows:
-        item["changes"]["removed"]["attention"] = item["changes"]["removed"]["gradient"] = item["changes"]["removed"][
-            "random"
-        ]
-    found = summarise(rows, 200, 3)
-    assert found["methods"]["removed"]["marked"]["sum"] == bootstrap([-3, -4, -2], 200, 3)
-    assert found["paired"]["removed"]["random"]["sum"] == bootstrap([-2, -4, -0.5], 200, 3)
-    assert found["paired"]["removed"]["random"]["per_token"]["value"] == pytest.approx(-6.5 / 6)
-    assert found["overlap"]["chance"]["value"] == 0.25
-    assert found["logprob"]["sum"]["value"] == -5
-    assert list(found["methods"]) == ["removed"]
+        for marked, random in ((-3, -1), (-4, 0), (-2, -1.5))
+    ]
+    result = summarise(rows, 200, 3)
+    assert result["methods"]["removed"]["marked"]["sum"] == bootstrap([-3, -4, -2], 200, 3)
+    assert result["paired"]["removed"]["sum"] == bootstrap([-2, -4, -0.5], 200, 3)
+    assert result["paired"]["removed"]["per_token"]["value"] == pytest.approx(-6.5 / 6)
+    assert (result["marked_share"]["value"], result["logprob"]["sum"]["value"]) == (0.25, -5)
+    assert list(result["methods"]) == ["removed"]
 
 
 def test_left_out_questions_are_counted_and_nothing_is_half_written(tmp_path: Path) -> None:
@@ -446,55 +331,31 @@ def test_left_out_questions_are_counted_and_nothing_is_half_written(tmp_path: Pa
         with pytest.raises(ModelError, match=message):
             faithfulness(replace(cfg, sae=str(folder_of_sae), out=str(tmp_path / "o2")))
     assert not (tmp_path / "o2").exists()
-    for wrong in ({"draws": 0}, {"limit": 0}, {"features": 0}, {"backbone": "nano"}):
+    for wrong in ({"draws": 0}, {"backbone": "nano"}):
         with pytest.raises(ConfigError):
             replace(cfg, **wrong)
-    assert (
-        parse(FaithfulnessConfig, "", ["--states", "s", "--model", "m", "--out", "o", "--rank", "mean"]).rank == "mean"
-    )
 
 
-@pytest.mark.slow
-def test_the_sample_on_nano_from_end_to_end(tmp_path: Path) -> None:
+def test_a_run_with_ablation_on_nano(tmp_path: Path) -> None:
     nano = save_nano(tmp_path / "nano")
     TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 2))
-    states = build_states(
-        BuildStatesConfig(
-            str(sample_path() / "test.jsonl"),
-            str(tmp_path / "states"),
-            backbone=str(nano),
-            sae=str(tmp_path / "sae"),
-            limit=1,
-            cache=str(tmp_path / "cache"),
-        )
-    )
-    cfg = FaithfulnessConfig(
-        str(states),
-        str(nano),
-        str(tmp_path / "a"),
-        sae=str(tmp_path / "sae"),
-        limit=2,
-        draws=2,
-        bootstrap=50,
-    )
+    records = [record(0), record(1, blocks=((2, 2), (4, 4)))]
+    states, sae = write_states(tmp_path / "states", records), str(tmp_path / "sae")
+    cfg = FaithfulnessConfig(str(states), str(nano), str(tmp_path / "a"), sae=sae, draws=2, bootstrap=50)
     first = faithfulness(cfg)
     second = faithfulness(replace(cfg, out=str(tmp_path / "b"), batch_size=1))
     assert set(first["methods"]) == {"removed", "kept", "ablated"}
     assert json.loads((tmp_path / "a" / "result.json").read_text()) == json.loads(json.dumps(first))
     assert (tmp_path / "a" / "faithfulness.png").read_bytes()[:4] == b"\x89PNG"
     rows = [json.loads(line) for line in (tmp_path / "a" / "questions.jsonl").read_text().splitlines()]
-    assert len(rows) == first["counts"]["measured"] == 2
-    assert len({row["dialogue_id"] for row in rows}) > 1  # spread over the split
+    assert len(rows) == first["counts"]["measured"] == first["counts"]["dialogues"] == 2
     backbone = load_backbone(str(nano))
-    known = {item.question_id: item for item in read_states(states)}
-    for row in rows:
-        item = known[row["question_id"]]
-        target = target_ids(backbone.tokenizer, item.target or "")
-        turns = [n for n, turn in enumerate(item.x0.turns) if turn.turn_id in row["turns"]["marked"]]
-        assert turns == marked_turns(item)
+    for row, item in zip(rows, records, strict=True):
+        target, turns = target_ids(backbone.tokenizer, str(item.target)), marked_turns(item)
+        assert [item.x0.turns[turn].turn_id for turn in turns] == row["turns"]["marked"]
         before, after = (
             by_hand(backbone.model, prompt_ids(backbone.tokenizer, text), target).sum()
-            for text in (item.x0.text, without_turns(item, turns))
+            for text in (item.x0.text, without_turns(item.x0, turns))
         )
         assert row["changes"]["removed"]["marked"]["sum"] == pytest.approx(float(after - before), abs=1e-3)
         assert row["changes"]["removed"]["random"]["tokens"] == pytest.approx(row["tokens"]["marked"], rel=0.5)

@@ -58,13 +58,7 @@ def test_accuracy_by_type_with_wilson_intervals() -> None:
     assert (found["overall"]["value"], found["overall"]["n"]) == (4 / 6, 6)
     assert (found["answerable"]["value"], found["abstention"]["value"]) == (3 / 5, 1.0)
     assert found["task_averaged"] == pytest.approx((3 / 4 + 1 / 2) / 2)
-    assert found["counts"] == {
-        "rows": 8,
-        "judged": 6,
-        "without_verdict": 1,
-        "unknown_question": 1,
-        "unanswered": 1,
-    }
+    assert found["counts"] == {"rows": 8, "judged": 6, "without_verdict": 1, "unknown_question": 1, "unanswered": 1}
     assert found["judges"] == {"j": 6}
     with pytest.raises(ConfigError, match="wrong file"):
         score_rows([row("stranger", True)], references)
@@ -89,13 +83,7 @@ def test_bad_rows(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> N
 
 def test_references_in_both_forms(tmp_path: Path) -> None:
     native = {"question_id": "q", "question": "how many?", "answer": 3, "question_type": "multi-session"}
-    listed = {
-        "id": "q",
-        "query": "how many?",
-        "gold_answers": [3],
-        "gold_ids": [],
-        "meta": {"question_type": "multi-session"},
-    }
+    listed = {"id": "q", "query": "how many?", "gold_answers": [3], "meta": {"question_type": "multi-session"}}
     path = tmp_path / "q.json"
     for record in (native, listed):
         path.write_text(json.dumps([record]))
@@ -135,17 +123,11 @@ def test_roles_by_type_and_abstention() -> None:
     wanted = ("default", "preference", "default", "default", "temporal", "update")
     assert tuple(role_of(reference("q", kind)) for kind in TYPES) == wanted
     assert {role_of(reference("q_abs", kind)) for kind in TYPES} == {"abstention"}
-    with pytest.raises(ConfigError, match="'odd'"):
-        role_of(reference("q", "odd"))
     texts = {role: prompts.source(f"judge_longmemeval_{role}") for role in ROLES}
-    assert len(set(texts.values())) == 5
-    assert "one too many or one too few" in texts["temporal"]
-    assert not any("one too many" in text for role, text in texts.items() if role != "temporal")
-    assert "earlier states" in texts["update"]
-    assert "rubric" in texts["preference"]
-    assert "cannot be answered" in texts["abstention"]
-    assert all(prompt_ids()[role].startswith(f"judge_longmemeval_{role}-") for role in ROLES)
-    assert len(set(prompt_ids().values())) == 5
+    assert len(set(texts.values())) == len(set(prompt_ids().values())) == 5
+    assert [role for role, text in texts.items() if "one too many or one too few" in text] == ["temporal"]
+    for role, words in (("update", "earlier states"), ("preference", "rubric"), ("abstention", "cannot be answered")):
+        assert words in texts[role]
 
 
 def test_a_request_holds_the_three_texts_as_data() -> None:
@@ -172,42 +154,34 @@ def test_verdicts_failures_and_blank_hypotheses() -> None:
     references = {name: reference(name) for name in (*replies, "e")}
     rows = [row(name) for name in replies]
     rows += [row("e", True, "  "), row("stranger", True)]
-    told: dict[str, Any] = {}
-    judge_rows(
-        rows, references, prompted(model, lambda name, verdict: told.update({name: verdict.failure})), "scripted"
-    )
+    assert judge_rows(rows, references, prompted(model), "scripted") == {"neither": 1, "server": 1}
     assert [r["autoeval_label"]["label"] for r in rows] == [True, False, None, None, True, False, True]
     assert [r["autoeval_label"]["model"] for r in rows] == ["scripted"] * 6 + ["j"]
-    assert told == {"a": None, "b": None, "c": "neither", "d": "server", "f_abs": None}
     assert len(model.asked) == 5
     assert score_rows(rows, references)["counts"]["without_verdict"] == 2
 
 
+def write_inputs(folder: Path, count: int, **values: Any) -> ScoreOfficialConfig:
+    """Rows and questions of an LLM's judging."""
+    kinds = enumerate(TYPES[:count])
+    questions = [{"question_id": f"q{n}", "question": "?", "answer": "x", "question_type": kind} for n, kind in kinds]
+    (folder / "r.jsonl").write_text("".join(json.dumps(row(f"q{n}")) + "\n" for n in range(count)))
+    (folder / "q.json").write_text(json.dumps(questions))
+    paths = (str(folder / "r.jsonl"), str(folder / "out"), str(folder / "q.json"))
+    return ScoreOfficialConfig(*paths, judge="llm", **values)
+
+
 def test_the_script_counts_what_the_judge_could_not_say(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row(f"q{n}")) + "\n" for n in range(3)))
-    questions = [
-        {"question_id": f"q{n}", "question": "?", "answer": "x", "question_type": kind}
-        for n, kind in enumerate(TYPES[:3])
-    ]
-    (tmp_path / "q.json").write_text(json.dumps(questions))
     model = Scripted(lambda r: Reply("?!") if r.sample == "q1" else Reply("", {"verdict": True}))
-    cfg = ScoreOfficialConfig(str(tmp_path / "r.jsonl"), str(tmp_path / "out"), str(tmp_path / "q.json"), judge="llm")
-    report = score_official(cfg, model)
+    report = score_official(write_inputs(tmp_path, 3), model)
     assert (report["overall"]["value"], report["overall"]["n"]) == (1.0, 2)
     assert report["judge_failures"] == {"neither": 1}
-    assert set(report["judge_prompts"]) == {"default", "temporal", "update", "preference", "abstention"}
+    assert set(report["judge_prompts"]) == set(ROLES)
 
 
 def test_a_dry_run_writes_nothing_but_its_prompts(tmp_path: Path) -> None:
-    (tmp_path / "r.jsonl").write_text(json.dumps(row("q")) + "\n")
-    question = {"question_id": "q", "question": "?", "answer": "x", "question_type": "multi-session"}
-    (tmp_path / "q.json").write_text(json.dumps([question]))
-    llm = LLMConfig(
-        judge=EndpointConfig("m", "http://127.0.0.1:9/v1"), cache=None, dry_run=str(tmp_path / "asked.jsonl")
-    )
-    cfg = ScoreOfficialConfig(
-        str(tmp_path / "r.jsonl"), str(tmp_path / "out"), str(tmp_path / "q.json"), judge="llm", llm=llm
-    )
-    assert score_official(cfg)["dry_run"]["total"]["requests"] == 1
+    endpoint, asked = EndpointConfig("m", "http://127.0.0.1:9/v1"), tmp_path / "asked.jsonl"
+    config = write_inputs(tmp_path, 1, llm=LLMConfig(judge=endpoint, cache=None, dry_run=str(asked)))
+    assert score_official(config)["dry_run"]["total"]["requests"] == 1
     assert not (tmp_path / "out").exists()
-    assert len((tmp_path / "asked.jsonl").read_text().splitlines()) == 1
+    assert len(asked.read_text().splitlines()) == 1

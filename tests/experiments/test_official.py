@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import run_script
+from in_process import run_module
 
 from experiments.official.files import ResultFile
 from experiments.official.score import ScoreOfficialConfig, score_official, table
 from remind.core.errors import ConfigError, DataError, FormatError
 
-ROOT = Path(__file__).parents[2]
 ROWS = [
     {"question_id": "a", "hypothesis": "größer 東京 \u2028 😀", "n": 1.0, "m": 1e22, "t": True},
     {"question_id": "b", "hypothesis": "x\n\t\"'</script>", "deep": {"list": [1, 2.50, None]}},
@@ -89,33 +89,26 @@ def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list
 def test_bad_files_are_told_by_line(tmp_path: Path, raw: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ResultFile(save(tmp_path / "r.jsonl", raw))
-
-
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        ResultFile(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match="is a folder"):
-        ResultFile(tmp_path)
+    for path, problem in ((tmp_path / "none.jsonl", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(DataError, match=problem):
+            ResultFile(path)
 
 
 @pytest.fixture
 def judged(tmp_path: Path) -> tuple[Path, Path]:
     """Three judged rows and their questions."""
-    rows = [
-        {"question_id": "q1", "hypothesis": "7 May", "autoeval_label": {"model": "j", "label": True}},
-        {"question_id": "q2_abs", "hypothesis": "Paris", "autoeval_label": {"model": "j", "label": False}},
-        {"question_id": "q3", "hypothesis": "dogs", "autoeval_label": {"model": "j", "label": False}},
-    ]
-    questions = [
-        {"question_id": "q1", "question": "when?", "answer": "7 May", "question_type": "temporal-reasoning"},
-        {"question_id": "q2_abs", "question": "where?", "answer": "not told", "question_type": "multi-session"},
-        {"question_id": "q3", "question": "what?", "answer": "cats", "question_type": "multi-session"},
-    ]
+    rows, questions = [], []
+    for name, said, label, gold, kind in (
+        ("q1", "7 May", True, "7 May", "temporal-reasoning"),
+        ("q2_abs", "Paris", False, "not told", "multi-session"),
+        ("q3", "dogs", False, "cats", "multi-session"),
+    ):
+        rows.append({"question_id": name, "hypothesis": said, "autoeval_label": {"model": "j", "label": label}})
+        questions.append({"question_id": name, "question": "which?", "answer": gold, "question_type": kind})
     folder = tmp_path / "in"
     folder.mkdir()
-    save(folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    save(folder / "questions.json", json.dumps(questions).encode())
-    return folder / "rows.jsonl", folder / "questions.json"
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return save(folder / "rows.jsonl", lines), save(folder / "questions.json", json.dumps(questions).encode())
 
 
 def test_scores_again_and_writes_back(tmp_path: Path, judged: tuple[Path, Path]) -> None:
@@ -126,11 +119,8 @@ def test_scores_again_and_writes_back(tmp_path: Path, judged: tuple[Path, Path])
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == json.loads(json.dumps(report))
     assert (report["overall"]["value"], report["abstention"]["value"]) == (pytest.approx(1 / 3), 0.0)
     assert "multi-session" in table(report)
-    hashes = {
-        role: hashlib.sha256(path.read_bytes()).hexdigest()
-        for role, path in (("results", rows), ("references", questions))
-    }
-    assert report["inputs"] == hashes
+    paths = {"results": rows, "references": questions}
+    assert report["inputs"] == {role: hashlib.sha256(path.read_bytes()).hexdigest() for role, path in paths.items()}
 
 
 def test_another_judge_sets_the_labels_anew(tmp_path: Path, judged: tuple[Path, Path]) -> None:
@@ -145,29 +135,25 @@ def test_another_judge_sets_the_labels_anew(tmp_path: Path, judged: tuple[Path, 
 
 def test_refusals(tmp_path: Path, judged: tuple[Path, Path]) -> None:
     rows, questions = judged
-    with pytest.raises(ConfigError, match="references"):
-        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out")))
-    with pytest.raises(ConfigError, match="choose another"):
-        score_official(ScoreOfficialConfig(str(rows), str(rows.parent), str(questions)))
-    with pytest.raises(ConfigError, match="for LoCoMo"):
-        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), audit="a.json"))
-    with pytest.raises(ConfigError, match="no endpoint"):
-        score_official(ScoreOfficialConfig(str(rows), str(tmp_path / "out"), str(questions), judge="llm"))
-    with pytest.raises(FormatError, match="neither"):
-        score_official(ScoreOfficialConfig(str(questions), str(tmp_path / "out")))
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_script_says_one_line_and_ends_with_two(tmp_path: Path, judged: tuple[Path, Path]) -> None:
-    rows, questions = judged
-    command = (ROOT / "experiments" / "official" / "score.py", "--results", rows, "--out", tmp_path / "out")
-    status, _, complaints = run_script(*command)
-    assert status == 2
-    assert complaints.startswith("error: LongMemEval's rows")
-    assert complaints.count("\n") == 1
-    status, said, complaints = run_script(*command, "--references", questions)
-    assert status == 0, complaints
-    assert "written back: identical" in said
+    out = tmp_path / "out"
+    config = ScoreOfficialConfig(str(rows), str(out), str(questions))
+    for change, error, message in (
+        ({"references": None}, ConfigError, "references"),
+        ({"out": str(rows.parent)}, ConfigError, "choose another"),
+        ({"model": "m"}, ConfigError, "for LoCoMo"),
+        ({"judge": "llm"}, ConfigError, "no endpoint"),
+        ({"results": str(questions), "references": None}, FormatError, "neither"),
+    ):
+        with pytest.raises(error, match=message):
+            score_official(replace(config, **change))  # type: ignore[arg-type]
+    assert not out.exists()
+    command = ("experiments.official.score", "--results", rows, "--out", out)
+    status, _, errors = run_module(*command)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: LongMemEval's rows")
+    status, printed, errors = run_module(*command, "--references", questions)
+    assert status == 0, errors
+    assert "written back: identical" in printed
 
 
 def test_the_published_rows_come_back_byte_for_byte(tmp_path: Path, remind_data: Path) -> None:

@@ -31,59 +31,55 @@ WORLD = WorldConfig(train=2, dev=1, test=1)
 # plan
 
 
-def _config(**values: Any) -> ProofConfig:
-    return ProofConfig("m", "o", **values)
-
-
-def test_final_and_choosing_seeds_must_not_meet() -> None:
-    with pytest.raises(ConfigError, match="seed 2 is a final one"):
-        _config(seeds=(1, 2), choose=ChooseConfig(seeds=(2, 101)))
-    with pytest.raises(ConfigError, match="dev would be test"):
-        BenchConfig(dev_seed=5, test_seed=5)
-
-
 def test_choices_are_made_on_dev_and_final_runs_on_test() -> None:
-    cfg = _config()
-    made = [spec for points in grid_runs(cfg).values() for _, specs in points for spec in specs]
-    assert {spec.on for spec in made} == {"dev"}
-    assert not {spec.seed for spec in made} & {*cfg.seeds}
+    cfg = ProofConfig("m", "o")
+    specs = [spec for points in grid_runs(cfg).values() for _, runs in points for spec in runs]
+    assert {spec.on for spec in specs} == {"dev"}
+    assert not {spec.seed for spec in specs} & {*cfg.seeds}
     chosen = {arm: points[0][0] for arm, points in grid_runs(cfg).items()}
     final = [spec for *_, spec in final_runs(cfg, chosen)]
-    assert {spec.on for spec in final} == {"test"}
-    assert {spec.seed for spec in final} == {*cfg.seeds}
-    for spec in final:
-        assert spec.knobs.lr == chosen[spec.arm]["lr"]
-
-
-def test_an_arm_can_be_kept_to_some_conditions() -> None:
-    cfg = _config(
-        conditions=("clean", "none", "noisy-0.4"),
-        arm_conditions={"pra_printed": ["none"]},
-        wrong_conditions=["noisy-0.4"],
-        wrong_arms=["pra_recommended"],
-        nulls=(),
-    )
-    found = cells(cfg)
-    assert {condition.title for arm, condition in found if arm == "pra_printed"} == {"none"}
-    wrong = [(arm, condition.title) for arm, condition in found if condition.wrong]
-    assert wrong == [("pra_recommended", f"noisy-0.4/wrong-{share}") for share in (0.2, 0.4)]
-    assert {condition.title for arm, condition in found if arm == "distil_20"} == {"clean", "none", "noisy-0.4"}
-    with pytest.raises(ConfigError, match="scarce-30 is in arm_conditions"):
-        _config(conditions=("clean",), wrong_conditions=["scarce-30"])
-    with pytest.raises(ConfigError, match="no arm 'sfd'"):
-        _config(arm_conditions={"sfd": ["clean"]})
+    assert {(spec.on, spec.seed) for spec in final} == {("test", seed) for seed in cfg.seeds}
+    assert all(spec.knobs.lr == chosen[spec.arm]["lr"] for spec in final)
 
 
 def test_which_arms_take_part_where() -> None:
-    found = set(cells(_config()))
-    none = {arm for arm, condition in found if condition.title == "none"}
-    assert none == {"sft_pseudo", "distil_20", "pra_printed", "pra_recommended"}
-    clean = {arm for arm, condition in found if condition.title == "clean"}
-    assert "sft_pseudo" not in clean
-    assert {"sft", "sft_flops", "sft_mixed"} <= clean
-    wrong = {arm for arm, condition in found if condition.title == "clean/wrong-0.4"}
-    assert wrong == {"sft_mixed", "distil_20", "pra_printed", "pra_recommended"}
-    assert {c.title for a, c in found if c.null} == {f"{n}/{x}" for n in ("none", "noisy-0.4") for x in _config().nulls}
+    table = set(cells(ProofConfig("m", "o")))
+    for title, arms in (
+        ("none", {"sft_pseudo", "distil_20", "pra_printed", "pra_recommended"}),
+        ("clean", {"sft", "sft_flops", "sft_mixed", "distil_20", "pra_printed", "pra_recommended"}),
+        ("clean/wrong-0.4", {"sft_mixed", "distil_20", "pra_printed", "pra_recommended"}),
+        ("noisy-0.4/same", {"pra_recommended"}),
+    ):
+        assert {arm for arm, condition in table if condition.title == title} == arms
+    some = cells(
+        ProofConfig(
+            *("m", "o"),
+            conditions=("clean", "none", "noisy-0.4"),
+            arm_conditions={"pra_printed": ["none"]},
+            wrong_conditions=["noisy-0.4"],
+            wrong_arms=["pra_recommended"],
+            nulls=(),
+        )
+    )
+    assert {condition.title for arm, condition in some if arm == "pra_printed"} == {"none"}
+    wrong = [(arm, condition.title) for arm, condition in some if condition.wrong]
+    assert wrong == [("pra_recommended", f"noisy-0.4/wrong-{share}") for share in (0.2, 0.4)]
+
+
+def test_plans_that_cannot_work(tmp_path: Path, model: Path) -> None:
+    for values, message in (
+        ({"seeds": (1, 2), "choose": ChooseConfig(seeds=(2, 101))}, "seed 2 is a final one"),
+        ({"conditions": ("clean",), "wrong_conditions": ["scarce-30"]}, "scarce-30 is in arm_conditions"),
+        ({"arm_conditions": {"sfd": ["clean"]}}, "no arm 'sfd'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ProofConfig("m", "o", **values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="dev would be test"):
+        BenchConfig(dev_seed=5, test_seed=5)
+    with pytest.raises(ConfigError, match="stage choose first"):
+        prove(_tiny(model, tmp_path, stage="run"))
+    with pytest.raises(ConfigError, match="not a model folder"):
+        prove(_tiny(tmp_path, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -110,27 +106,22 @@ def test_the_name_of_a_run_depends_on_what_it_reads_and_on_nothing_else(tmp_path
     config, world = store.config, store.config.world
     spec = Spec("sft", named("clean"), 1, knobs_of("sft", RECOMMENDED), 3, "dev")
     key = store.key(spec)
-    other = replace(
-        store, model="elsewhere", config=replace(config, test_seed=77, world=replace(world, test=9, seed=4))
-    )
+    moved = replace(config, test_seed=77, world=replace(world, test=9, seed=4))
+    other = replace(store, model="elsewhere", config=moved)
     assert other.key(spec) == key
     assert other.key(replace(spec, on="test")) != store.key(replace(spec, on="test"))
-    for changed in (
-        replace(store, weights="x"),
-        replace(store, config=replace(config, dev_seed=6)),
-        replace(store, config=replace(config, batch=5)),
-    ):
-        assert changed.key(spec) != key
+    changes: list[dict[str, Any]] = [{"dev_seed": 6}, {"batch": 5}]
+    others = [replace(store, weights="x"), *(replace(store, config=replace(config, **change)) for change in changes)]
+    assert key not in {changed.key(spec) for changed in others}
     assert store.key(replace(spec, knobs=replace(spec.knobs, lr=1.0))) != key
 
 
 def test_published_runs_can_be_read_back() -> None:
-    row = json.loads(
-        (Path(__file__).parents[2] / "docs" / "results" / "proof" / "runs.jsonl").read_text().splitlines()[0]
-    )
-    values = row["spec"]
-    spec = Spec(**{**values, "condition": Condition(**values["condition"]), "knobs": Knobs(**values["knobs"])})
-    assert json.loads(json.dumps(asdict(spec))) == values
+    runs = Path(__file__).parents[2] / "docs" / "results" / "proof" / "runs.jsonl"
+    for line in runs.read_text().splitlines():
+        values = json.loads(line)["spec"]
+        spec = Spec(**{**values, "condition": Condition(**values["condition"]), "knobs": Knobs(**values["knobs"])})
+        assert json.loads(json.dumps(asdict(spec))) == values
 
 
 def _store(folder: Path) -> RunStore:
@@ -212,13 +203,6 @@ def test_a_small_proof_from_end_to_end(model: Path, tmp_path: Path, capsys: pyte
     assert "results are in" in capsys.readouterr().out
 
 
-def test_a_stage_without_its_forerunner_says_so(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="stage choose first"):
-        prove(_tiny(model, tmp_path, stage="run"))
-    with pytest.raises(ConfigError, match="not a model folder"):
-        prove(_tiny(tmp_path, tmp_path))
-
-
 _SCRIPT = """
 import sys
 from pathlib import Path
@@ -231,17 +215,19 @@ if __name__ == "__main__":
 
 
 def _resumed(model: Path, out: Path, workers: int = 1) -> ProofConfig:
-    return _tiny(
-        model,
-        out,
-        workers=workers,
-        arms=("sft", "pra_recommended"),
-        conditions=("clean",),
-        nulls=(),
-        seeds=(1, 2, 3),
-        choose=ChooseConfig(grids={}),
-        trace=TraceConfig(every=0),
-    )
+    plan: dict[str, Any] = {
+        "arms": ("sft", "pra_recommended"),
+        "conditions": ("clean",),
+        "nulls": (),
+        "seeds": (1, 2),
+    }
+    return _tiny(model, out, workers=workers, **plan, choose=ChooseConfig(grids={}), trace=TraceConfig(every=0))
+
+
+def _runs(out: Path) -> dict[str, Any]:
+    """Results by file name, but for how long they took."""
+    runs = {path.name: read_json(path) for path in (out / "runs").glob("*.json")}
+    return {name: {**run, "seconds": None} for name, run in runs.items()}
 
 
 @pytest.mark.slow
@@ -260,25 +246,10 @@ def test_a_killed_proof_goes_on_and_ends_alike(model: Path, tmp_path: Path) -> N
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
-    done = list((out / "runs").glob("*.json"))
-    before = {path: path.read_bytes() for path in done}
+    before = {path: path.read_bytes() for path in (out / "runs").glob("*.json")}
     prove(_resumed(model, out, workers=0))
-    for path, content in before.items():
-        assert path.read_bytes() == content
-    whole = tmp_path / "whole"
-    prove(_resumed(model, whole, workers=0))
-    names = sorted(path.name for path in (whole / "runs").glob("*.json"))
-    assert names == sorted(path.name for path in (out / "runs").glob("*.json"))
-    assert 0 < len(before) < len(names)
-    for name in names:
-        assert _timeless(out / "runs" / name) == _timeless(whole / "runs" / name)
-
-
-def _timeless(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = read_json(path)
-    del values["seconds"]
-    return values
-
-
-def test_knobs_take_what_yaml_gives() -> None:
-    assert Knobs(edges=[[0, 2]], hard_levels=[0, 1]) == Knobs(edges=((0, 2),), hard_levels=(0, 1))  # type: ignore[arg-type]
+    assert {path: path.read_bytes() for path in before} == before
+    prove(_resumed(model, tmp_path / "whole", workers=0))
+    whole = _runs(tmp_path / "whole")
+    assert 0 < len(before) < len(whole)
+    assert _runs(out) == whole

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.proof.arms import RECOMMENDED, knobs_of
+from experiments.proof.arms import ARMS, RECOMMENDED, knobs_of
 from experiments.proof.conditions import Condition, named, split_records, training_records
 from experiments.proof.runs import train_config
 from experiments.proof.store import BenchConfig, RunStore, Spec
@@ -32,18 +32,14 @@ LADDER = LadderConfig()
 # arms
 
 
-def test_pra_as_printed_is_what_the_trainer_does_untold() -> None:
-    assert knobs_of("pra_printed", RECOMMENDED).objective == TrainConfig("s", "o").objective
-
-
 def test_arms_minimise_what_they_are_said_to() -> None:
-    def of(arm: str) -> Objective:
-        return knobs_of(arm, RECOMMENDED).objective
-
-    assert of("sft") == of("sft_flops") == of("sft_pseudo") == Objective(lambda_hard=1.0, edges=())
-    assert of("sft_mixed") == Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
-    assert of("distil_20") == Objective(edges=(Edge(0, 2),))
-    ours = of("pra_recommended")
+    objectives = {arm: knobs_of(arm, RECOMMENDED).objective for arm in ARMS}
+    for arm in ("sft", "sft_flops", "sft_pseudo"):
+        assert objectives[arm] == Objective(lambda_hard=1.0, edges=())
+    assert objectives["sft_mixed"] == Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
+    assert objectives["distil_20"] == Objective(edges=(Edge(0, 2),))
+    assert objectives["pra_printed"] == TrainConfig("s", "o").objective
+    ours = objectives["pra_recommended"]
     assert (ours.teacher_weights, ours.tau, ours.edges) == ("base", 1.0, (Edge(0, 1), Edge(0, 2)))
 
 
@@ -69,10 +65,13 @@ def test_labels_only_arms_never_get_a_decoded_answer(tmp_path: Path) -> None:
 
 
 def test_conditions_of_names() -> None:
-    assert named("scarce-60") == Condition("scarce-60", labelled=60, pool=False)
-    assert named("scarce-60-pool") == Condition("scarce-60-pool", labelled=60)
-    assert named("none") == Condition("none", labelled=0)
-    assert named("noisy-0.4") == Condition("noisy-0.4", noise=0.4)
+    for name, values in (
+        ("scarce-60", {"labelled": 60, "pool": False}),
+        ("scarce-60-pool", {"labelled": 60}),
+        ("none", {"labelled": 0}),
+        ("noisy-0.4", {"noise": 0.4}),
+    ):
+        assert named(name) == Condition(name, **values)  # type: ignore[arg-type]
     for name in ("scarce", "scarce-0", "scarce-x", "noisy-2", "noisy-0.4-pool", "clear"):
         with pytest.raises(ConfigError, match="no condition"):
             named(name)
@@ -107,26 +106,26 @@ def _summary(record: StateRecord) -> str:
 
 def test_shuffled_summaries_are_the_same_ones_and_none_at_its_place() -> None:
     before, after = _train(None), _train("shuffled", "keep")
-    assert sorted(map(_summary, before)) == sorted(map(_summary, after))
-    summaries = [_summary(record) for record in before]
-    same = sum(_summary(record) == own for record, own in zip(after, summaries, strict=True))
+    summaries, moved = list(map(_summary, before)), list(map(_summary, after))
+    assert sorted(summaries) == sorted(moved)
     # equal words may stand at two places, but hardly
-    assert same <= 2
+    assert sum(map(str.__eq__, summaries, moved)) <= 2
     assert [record.x1 for record in after] == [record.x1 for record in before]
     alone = _train("shuffled")
-    assert list(map(_summary, alone)) == list(map(_summary, after))
+    assert list(map(_summary, alone)) == moved
     for record, plain in zip(alone, before, strict=True):
-        assert record.x0 == plain.x0
-        assert record.x1 == record.x0
+        assert record.x0 == record.x1 == plain.x0
         assert not record.x2.markers
 
 
-def test_the_same_state_teaches_nothing() -> None:
-    before = _train(None)
-    for record, plain in zip(_train("same"), before, strict=True):
+def test_the_same_state_teaches_nothing_and_null_controls_leave_labels_alone() -> None:
+    for record, kept, plain in zip(_train("same"), _train("same", "keep"), _train(None), strict=True):
         assert record.x2 == record.x1 == record.x0 == plain.x0
-    for record, plain in zip(_train("same", "keep"), before, strict=True):
-        assert (record.x1, record.x2) == (plain.x0, plain.x2)
+        assert (kept.x1, kept.x2) == (plain.x0, plain.x2)
+    targets = [record.target for record in _train(None, name="noisy-0.4")]
+    for null in ("shuffled", "same", "marker"):
+        assert [record.target for record in _train(null, name="noisy-0.4")] == targets
+        assert all(record.target is None for record in _train(null))
 
 
 def _marked(record: StateRecord) -> frozenset[str]:
@@ -157,13 +156,6 @@ def test_random_marks_are_as_many_and_have_lost_the_evidence() -> None:
     # a remark of two turns takes the place of one of one turn, so turns agree on average alone
     turns = [sum(len(_marked(record)) for record in some) for some in (before, after)]
     assert turns[1] == pytest.approx(turns[0], rel=0.2)
-
-
-def test_null_controls_leave_labels_alone() -> None:
-    for null in ("shuffled", "same", "marker"):
-        made = _train(null, name="noisy-0.4")
-        assert [one.target for one in made] == [one.target for one in _train(None, name="noisy-0.4")]
-        assert all(one.target is None for one in _train(null))
 
 
 # scores

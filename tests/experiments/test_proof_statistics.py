@@ -49,12 +49,8 @@ def test_flops_against_a_count_by_hand() -> None:
     bare = replace(one, labelled=False)
     assert fixed_cost([bare], base, size) - fixed_cost([one], base, size) == 2 * (33 * 10 + 4 * 3)
     ema = Objective(teacher_weights="ema")
-    assert step_cost([one], ema, plan(ema), size) == 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (
-        33 * 10 + 4 * 3
-    )
-
-
-def test_equal_flops() -> None:
+    passes = 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (33 * 10 + 4 * 3)
+    assert step_cost([one], ema, plan(ema), size) == passes
     assert equal_steps({"flops": 300.0, "steps": 3}, {"flops": 749.0, "steps": 3}) == 7
 
 
@@ -130,11 +126,15 @@ def _run(x0: str, x1: str = "1111", x2: str = "1111", **values: Any) -> dict[str
 
 def test_collapse_is_told_by_x1_x2_or_the_guard() -> None:
     base = _run("0000", "1110", "1111")
-    assert not collapsed(_run("0000", "1110", "1111"), base)
-    assert collapsed(_run("1111", "1100", "1111"), base)
-    assert collapsed(_run("1111", "1111", "1011"), base)
-    assert collapsed(_run("1111", guard=[{"step": 1, "what": ["x"]}]), base)
-    assert not collapsed(_run("1111", "11", "11"), base)  # the first two questions alone
+    fired = {"guard": [{"step": 1, "what": ["x"]}]}
+    for run, expected in (
+        (_run("0000", "1110", "1111"), False),
+        (_run("1111", "1100", "1111"), True),
+        (_run("1111", "1111", "1011"), True),
+        (_run("1111", **fired), True),
+        (_run("1111", "11", "11"), False),  # the first two questions alone
+    ):
+        assert collapsed(run, base) == expected
 
 
 def test_without_labels_the_rival_is_the_best_of_scarce_labels() -> None:

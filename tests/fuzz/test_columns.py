@@ -1,4 +1,4 @@
-"""Any value of the right type anywhere in a file of states: it is read, or told in one line."""
+"""Any value of the right type anywhere in a file of states: it is read, or refused in one line."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def places(value: Any, kind: pa.DataType, path: tuple[Any, ...] = ()) -> Iterato
 
 def values(kind: pa.DataType, now: Any) -> st.SearchStrategy[Any]:
     if pa.types.is_list(kind):
-        return st.sampled_from(
-            [None, [], [*(now or []), *(now or [])], list(reversed(now or [])), [None, *(now or [])]]
-        )
+        items = now or []
+        return st.sampled_from([None, [], [*items, *items], items[::-1], [None, *items]])
     if pa.types.is_struct(kind):
         return st.none()
     if pa.types.is_boolean(kind):
@@ -50,12 +49,12 @@ def values(kind: pa.DataType, now: Any) -> st.SearchStrategy[Any]:
 @pytest.fixture(scope="module")
 def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     part = write_part(tmp_path_factory.mktemp("row"), 0, [sample_record()])
-    found: dict[str, Any] = pq.read_table(part).to_pylist()[0]
-    return found
+    [row] = pq.read_table(part).to_pylist()
+    return dict(row)
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 def test_any_value_anywhere(data: st.DataObject, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     (fresh,) = pa.Table.from_pylist([row], schema=SCHEMA).to_pylist()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -68,9 +67,3 @@ def test_any_value_anywhere(data: st.DataObject, row: dict[str, Any], tmp_path_f
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([fresh], schema=SCHEMA), out)
     assert wrong(TARGET, out.getvalue(), tmp_path_factory.mktemp("states")) is None
-
-
-def test_as_it_was_written_it_is_read(row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([row], schema=SCHEMA), out)
-    TARGET.run(out.getvalue(), tmp_path_factory.mktemp("states"))

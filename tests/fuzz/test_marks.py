@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from remind.states.pyramid import (
 )
 
 NANO = nano_tokenizer()
+backbone_of = functools.cache(load_backbone)
 MARKS = (
     *(MARKER, f"{MARKER}\n", f"\n{MARKER}\n", f"{MARKER}:", "[Session 1]", "[…]", "[Image #0 Caption]"),
     *("<answer>", "</answer>", "<answer>B</answer>", "<explanation>", "</explanation>", "Question:", "Options:\nA."),
@@ -50,9 +52,9 @@ def states(
         image += len(shown)
         turns.append(Turn(f"t{number}", speakers[number % len(speakers)], text, images=shown))
     dialogue = Dialogue("d", (Session("s", texts[0], tuple(turns)),))
-    asked = Question("q", "d", question, "multi", tuple(options), ("A",), (turns[0].id,))
+    subject = Question("q", "d", question, "multi", tuple(options), ("A",), (turns[0].id,))
     last = len(turns) - 1
-    factual = FactualState(dialogue, asked, (Segment(0, last),), Strategy((texts[-1],), (speakers[0],), (texts[0],)))
+    factual = FactualState(dialogue, subject, (Segment(0, last),), Strategy((texts[-1],), (speakers[0],), (texts[0],)))
     blocks = ((0, 0), (last, last)) if last > 1 else ((0, last),)
     return record_of(ReflectiveState(AttentionalState(factual, blocks), " ".join(texts)), "train")
 
@@ -94,8 +96,8 @@ def test_turns_stand_where_their_spans_say(record: StateRecord) -> None:
 
 
 def specials(tokenizer: Any, ids: list[int]) -> list[int]:
-    known = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return [token for token in ids if token in known]
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [token for token in ids if token in special]
 
 
 @given(records)
@@ -108,40 +110,31 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
         assert specials(NANO, prompt.tolist()) == template
     assert record.target is not None
     assert specials(NANO, answer_ids(NANO, record.target).tolist()) == [end_token_id(NANO)]
-    said = [{"role": "system", "content": record.question}, {"role": "user", "content": record.x2.text}]
-    plain = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert specials(NANO, chat_ids(NANO, said)) == specials(NANO, chat_ids(NANO, plain))
+    chats = [(record.question, record.x2.text), ("a", "b")]
+    rows = [[{"role": "system", "content": a}, {"role": "user", "content": b}] for a, b in chats]
+    assert specials(NANO, chat_ids(NANO, rows[0])) == specials(NANO, chat_ids(NANO, rows[1]))
 
 
 @given(records)
 @settings(max_examples=15)
 def test_encoders_see_no_special_token_in_text(record: StateRecord) -> None:
-    tokenizer = minilm().tokenizer
+    tokenizer = backbone_of("minilm").tokenizer
     tokens = tokenize(tokenizer, record.x2.text)
     # an unknown character is the one that text may hold
     assert set(specials(tokenizer, tokens.ids)) <= {tokenizer.unk_token_id}
     assert all(0 <= start <= end <= len(record.x2.text) for start, end in tokens.offsets)
 
 
-def minilm() -> Any:
-    if not _LOADED:
-        _LOADED.append(load_backbone("minilm"))
-    return _LOADED[0]
-
-
-_LOADED: list[Any] = []
-
-
-@given(st.lists(names, min_size=2, max_size=4), names, st.booleans())
+@given(st.lists(names, min_size=2, max_size=4), names)
 @settings(max_examples=10)
 def test_pixels_stand_only_where_images_do(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], caption: str, both: bool
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], caption: str
 ) -> None:
     from PIL import Image as Pillow
 
     path = tmp_path_factory.getbasetemp() / "a.png"
     Pillow.new("RGB", (64, 64), (9, 9, 9)).save(path)
-    backbone = nano()
+    backbone = backbone_of("nano-untrained")
     shown = Pictures(backbone, 16)
     turns = tuple(
         Turn(f"t{n}", text, text, images=(Image(n, str(path), caption),) if n == 0 else (Image(n, None, caption),))
@@ -158,15 +151,6 @@ def test_pixels_stand_only_where_images_do(
     assert counts == [[shown._block(str(path)), 1]] * 3
 
 
-def nano() -> Any:
-    if not _NANO:
-        _NANO.append(load_backbone("nano-untrained"))
-    return _NANO[0]
-
-
-_NANO: list[Any] = []
-
-
 @given(st.lists(st.sampled_from((*MARKS, "hello")), max_size=6), st.sampled_from(["A", "B"]))
 def test_of_a_reply_the_first_whole_answer_counts(pieces: list[str], letter: str) -> None:
     reply = f"<answer>{letter}</answer><explanation>{' '.join(pieces)}</explanation>"
@@ -180,40 +164,27 @@ def test_the_answer_of_a_target_is_read_back(record: StateRecord) -> None:
     assert parse_answer(record.target, "multi", record.options).letters == {"A"}
 
 
-VISUAL: dict[str, Any] = {
-    "images": (0,),
-    "dimension": "personalized_visual_baselines",
-    "format": "single",
-    "options": ("x",),
-    "answers": ("A",),
-}
+PICTURED: dict[str, Any] = {"images": (0,), "dimension": "personalized_visual_baselines", "format": "single"}
+PICTURED |= {"options": ("x",), "answers": ("A",)}
 
 
-def small(turns: list[Turn], **asked: Any) -> StateRecord:
+def small(turns: list[Turn], **fields: Any) -> StateRecord:
     dialogue = Dialogue("d", (Session("s", None, tuple(turns)),))
-    question = Question("q", "d", "why?", **asked)
+    question = Question("q", "d", "why?", **fields)
     factual = FactualState(dialogue, question, (Segment(0, len(turns) - 1),), Strategy(()))
     return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "train")
 
 
-def test_evidence_with_a_tag_in_it_is_read_back() -> None:
+def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
     turns = [Turn("t0", "Ana", "I wrote </explanation> there"), Turn("t1", "Ben", "ok")]
-    record = small(turns, answers=("so",), evidence=("t0", "t1"))
+    record = small(turns, answers=("the </answer> tag",), evidence=("t0", "t1"))
     assert record.target is not None
     assert parse_answer(record.target).evidence == record.evidence_lines
-
-
-def test_a_gold_answer_with_a_tag_in_it_is_read_back() -> None:
-    record = small([Turn("t0", "Ana", "hi")], answers=("the </answer> tag",))
-    assert record.target is not None
     assert parse_answer(record.target).answer == one_line("the </answer> tag") == "the ‹/answer> tag"
 
 
 def test_an_image_is_marked_only_where_it_is() -> None:
     turns = [Turn("t0", "Ana", "see [Image #0 Caption]"), Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))]
-    record = small(
-        turns, images=(0,), dimension="personalized_visual_baselines", format="single", options=("x",), answers=("A",)
-    )
     tally = Tally()
-    tally.add(record)
+    tally.add(small(turns, **PICTURED))
     assert tally.recall()["all"]["marked"] == 0

@@ -1,7 +1,7 @@
-"""A process that asks: `python asker.py URL CACHE COUNT OUT [DIE_AFTER [MODEL]]`, for tests of what processes share.
+"""A process that asks: `python asker.py URL CACHE COUNT OUT [DIE_AFTER]`, for tests of what processes share.
 
-Writes a line to OUT for each reply as it comes: index, whether it was cached, text. Kills itself with SIGKILL from
-inside the callback once DIE_AFTER replies were given out.
+Writes a line to OUT for each reply as it comes: index, whether it was cached, text, failure. Kills itself with SIGKILL
+from inside the callback once DIE_AFTER replies were given out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from remind.llm.ledger import Ledger
 from remind.llm.request import Message, Reply, Request
 
 
-def main(url: str, path: str, count: int, out: str, die_after: int = 0, model: str = "m") -> None:
+def main(url: str, path: str, count: int, out: str, die_after: int = 0) -> None:
     ledger = Ledger()
-    endpoint = EndpointConfig(model, url, name="test", concurrency=4, timeout=60, price_prompt=1e6, price_completion=0)
+    endpoint = EndpointConfig("m", url, name="test", concurrency=4, timeout=60, price_prompt=1e6, price_completion=0)
     chat = OpenAIChat(endpoint, ReplyCache(path), ledger)
+    requests = [Request((Message("user", f"question {n}"),), "judge", f"s{n}", max_tokens=4) for n in range(count)]
     given = 0
     if gate := os.environ.get("GATE"):
         Path(f"{out}.ready").touch()
@@ -39,13 +40,10 @@ def main(url: str, path: str, count: int, out: str, die_after: int = 0, model: s
             if given == die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        chat.complete(
-            [Request((Message("user", f"question {n}"),), "judge", f"s{n}", max_tokens=4) for n in range(count)],
-            on_reply,
-        )
+        chat.complete(requests, on_reply)
         file.write(json.dumps(ledger.summary()["total"]) + "\n")
 
 
 if __name__ == "__main__":
     url, path, count, out, *rest = sys.argv[1:]
-    main(url, path, int(count), out, *map(int, rest[:1]), *rest[1:])
+    main(url, path, int(count), out, *map(int, rest))

@@ -1,7 +1,4 @@
-"""A small HTTP server between client and model server that spoils a share of the calls, by a seed, and counts hits.
-
-Without an upstream it answers by itself: the last message, told back.
-"""
+"""A small chat server that spoils a share of the calls, by a seed, and counts hits."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 FAULTS = ("rate", "broken", "slow", "cut", "malformed")
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, str], bytes]]
@@ -38,24 +34,11 @@ def error(status: int, message: str, **headers: str) -> tuple[int, dict[str, str
     return status, headers, json.dumps({"error": {"message": message, "code": None}}).encode()
 
 
-class Server(NamedTuple):
-    """A running `transformers serve`.
-
-    Attributes:
-        url: base URL.
-        random, saying: model names, see tiny_qwen3.
-    """
-
-    url: str
-    random: str
-    saying: str
-
-
 class Proxy:
-    """`with Proxy(upstream) as proxy:` serves on a free loopback port until the block ends.
+    """`with Proxy() as proxy:` serves on a free loopback port until the block ends.
 
     Args:
-        upstream: base URL of the real server; None: `answer` gives status, headers and body.
+        answer: status, headers and body of a right answer; by default the last message, told back.
         share: of the tries that are spoiled, by a fault drawn from `faults` with `seed`.
         delay: seconds every right answer takes.
         slow: seconds of a slow one, which is wrong besides.
@@ -65,31 +48,28 @@ class Proxy:
         paid: for each chat (as JSON) how often it was answered with a whole, right reply.
         faults: how often each fault was injected.
         heads, bodies, times: headers, JSON and time of every try.
-        most_busy: tries under way at once, at most.
+        busy, most_busy: tries under way at once, now and at most.
     """
 
     def __init__(
         self,
-        upstream: str | None = None,
+        answer: Answer = tell_back,
         share: float = 0.0,
         seed: int = 0,
-        answer: Answer = tell_back,
         delay: float = 0.0,
         slow: float = 1.0,
         faults: tuple[str, ...] = FAULTS,
     ) -> None:
-        self.upstream, self.share, self.answer = upstream, share, answer
-        self.delay, self.slow, self.kinds = delay, slow, faults
-        self.hits = 0
+        self.answer, self.share, self.delay, self.slow, self.kinds = answer, share, delay, slow, faults
         self.paid: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.heads: list[dict[str, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.times: list[float] = []
-        self.busy = self.most_busy = 0
+        self.hits = self.busy = self.most_busy = 0
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self))
 
     @property
     def url(self) -> str:
@@ -103,7 +83,7 @@ class Proxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def note(self, heads: dict[str, str], body: dict[str, Any]) -> str | None:
+    def arrived(self, heads: dict[str, str], body: dict[str, Any]) -> str | None:
         """Count a try and draw its fault."""
         with self._lock:
             self.hits += 1
@@ -113,29 +93,13 @@ class Proxy:
             self.busy += 1
             self.most_busy = max(self.most_busy, self.busy)
             fault = self._rng.choice(self.kinds) if self._rng.random() < self.share else None
-            if fault:
-                self.faults[fault] += 1
+            self.faults.update([fault] if fault else [])
             return fault
 
     def left(self, body: dict[str, Any], whole: bool) -> None:
         with self._lock:
             self.busy -= 1
-            if whole:
-                self.paid[json.dumps(body["messages"])] += 1
-
-    def fetch(self, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        """The right answer."""
-        if self.delay:
-            time.sleep(self.delay)
-        if self.upstream is None:
-            return self.answer(body)
-        url = f"{self.upstream}/chat/completions"
-        request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        try:
-            with urlopen(request, timeout=300) as response:
-                return response.status, {}, response.read()
-        except HTTPError as failed:
-            return failed.code, {}, failed.read()
+            self.paid.update([json.dumps(body["messages"])] if whole else [])
 
 
 class _Server(ThreadingHTTPServer):
@@ -147,50 +111,51 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fault = proxy.note({name.lower(): value for name, value in self.headers.items()}, body)
-            whole = False
-            try:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    whole = self._serve(body, fault)
-            finally:
-                proxy.left(body, whole)
+    def __init__(self, proxy: Proxy, *arguments: Any) -> None:
+        self.proxy = proxy
+        super().__init__(*arguments)
 
-        def _serve(self, body: dict[str, Any], fault: str | None) -> bool:
-            if fault == "rate":
-                self._send(*error(429, "slow down", **{"Retry-After": "0.2"}))
-            elif fault == "broken":
-                self._send(500, {}, b"<html>internal error</html>")
-            elif fault == "malformed":
-                self._send(200, {}, b'{"choices": [{"message": {"con')
-            elif fault == "slow":
-                time.sleep(proxy.slow)
-                self._send(200, {}, completion("too late"))
-            elif fault == "cut":
-                _, _, content = proxy.fetch(body)
-                self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
-                self.close_connection = True
-            else:
-                status, heads, content = proxy.fetch(body)
-                self._send(status, heads, content)
-                return status == 200
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = self.proxy.arrived({name.lower(): value for name, value in self.headers.items()}, body)
+        whole = False
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                whole = self._serve(body, fault)
+        finally:
+            self.proxy.left(body, whole)
+
+    def _serve(self, body: dict[str, Any], fault: str | None) -> bool:
+        """Answer; returns whether the reply was whole and right."""
+        spoiled = {
+            "rate": error(429, "slow down", **{"Retry-After": "0.2"}),
+            "broken": (500, {}, b"<html>internal error</html>"),
+            "malformed": (200, {}, b'{"choices": [{"message": {"con'),
+            "slow": (200, {}, completion("too late")),
+        }
+        if fault in spoiled:
+            time.sleep(self.proxy.slow if fault == "slow" else 0)
+            self._send(*spoiled[fault])
             return False
+        time.sleep(self.proxy.delay)
+        status, heads, content = self.proxy.answer(body)
+        if fault == "cut":
+            self._send(200, {"Content-Length": str(len(content))}, content[: len(content) // 2])
+            self.close_connection = True
+            return False
+        self._send(status, heads, content)
+        return status == 200
 
-        def _send(self, status: int, heads: dict[str, str], content: bytes) -> None:
-            self.send_response(status)
-            given = {"Content-Type": "application/json", "Content-Length": str(len(content)), **heads}
-            for name, value in given.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-            self.wfile.flush()
+    def _send(self, status: int, heads: dict[str, str], content: bytes) -> None:
+        self.send_response(status)
+        for head in {"Content-Type": "application/json", "Content-Length": str(len(content)), **heads}.items():
+            self.send_header(*head)
+        self.end_headers()
+        self.wfile.write(content)
+        self.wfile.flush()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        pass

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_chat import Scripted, as_reply
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
@@ -45,32 +43,8 @@ SUMMARY = {
 }
 
 
-class Scripted:
-    """A chat model that answers by a function and keeps what it was asked."""
-
-    def __init__(self, answer: Callable[[Request], Reply], name: str = "scripted") -> None:
-        self.answer, self.name = answer, name
-        self.batches: list[list[Request]] = []
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        self.batches.append(list(requests))
-        replies = [self.answer(request) for request in requests]
-        for index, reply in enumerate(replies):
-            if on_reply is not None:
-                on_reply(index, reply)
-        return replies
-
-
-def said(value: Any) -> Reply:
-    """A reply as the client gives it: with a value where there is JSON."""
-    return Reply(value) if isinstance(value, str) else Reply(json.dumps(value), value)
-
-
 def chat(stage: str, value: Any) -> tuple[ChatLLM, Scripted]:
-    reply = value if isinstance(value, Reply) else said(value)
-    model = Scripted(lambda request: reply)
+    model = Scripted(lambda request: value)
     return ChatLLM({stage: model}), model  # type: ignore[dict-item]
 
 
@@ -79,9 +53,9 @@ def state(question: Question = SINGLE) -> AttentionalState:
 
 
 def test_cues_of_all_segments_go_out_together() -> None:
-    def answer(request: Request) -> Reply:
+    def answer(request: Request) -> str:
         text = request.messages[1].text
-        return said("<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text))
+        return "<think>hm\nhm</think>\n Smoking\n ended. " if "smoking" in text else "Shoes." * ("shoes" in text)
 
     model = Scripted(answer)
     llm = ChatLLM({"cues": model})
@@ -97,20 +71,25 @@ def test_cues_of_all_segments_go_out_together() -> None:
     assert (report["asked"], report["failed"], report["model"]) == (3, 1, "scripted")
 
 
-@pytest.mark.parametrize("kind", ["too_long", "server", "refused"])
-def test_a_failed_call_is_stood_in_for_and_told(kind: str) -> None:
-    reply = Reply("", failure=kind, message="429 too many")  # type: ignore[arg-type]
-    for stage in ("cues", "strategy", "summary"):
-        llm, _ = chat(stage, reply)
-        plain = OfflineLLM()
-        if stage == "cues":
-            assert llm.cues(TALK, SEGMENTS, None) == plain.cues(TALK, SEGMENTS, None)
-        elif stage == "strategy":
-            assert llm.strategies(TALK, [SINGLE, DIRECT]) == [plain.strategy(TALK, q) for q in (SINGLE, DIRECT)]
-        else:
-            assert llm.summary(state()) == plain.summary(state())
-        assert {(f.failure, f.message) for f in llm.failures} == {(kind, "429 too many")}
-        assert len(llm.failures) == llm.report()["stages"][stage]["asked"] == llm.report()["stages"][stage]["failed"]
+def written_by(llm: OfflineLLM | ChatLLM, stage: str) -> Any:
+    """What an auxiliary LLM writes at a stage."""
+    if stage == "cues":
+        return llm.cues(TALK, SEGMENTS, None)
+    return llm.strategy(TALK, SINGLE) if stage == "strategy" else llm.summary(state())
+
+
+@pytest.mark.parametrize("stage", ["cues", "strategy", "summary"])
+def test_the_stand_in_writes_what_failed_and_what_has_no_model(stage: str) -> None:
+    llm, _ = chat(stage, Reply("", failure="server", message="429 too many"))
+    assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
+    assert {(one.stage, one.failure, one.message) for one in llm.failures} == {(stage, "server", "429 too many")}
+    row = llm.report()["stages"][stage]
+    assert len(llm.failures) == row["asked"] == row["failed"]
+    # a stage without a model is the stand-in's by choice
+    llm = ChatLLM({})
+    assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
+    assert (llm.failures, llm.report()["stages"]) == ([], {})
+    assert [one.value for one in llm.verdicts([("Q?", ["a"], "a"), ("Q?", ["a"], "zzz")])] == [True, False]
 
 
 def test_a_cue_that_never_ends_is_cut() -> None:
@@ -152,14 +131,13 @@ def test_a_summary_is_laid_out_by_option() -> None:
     llm, _ = chat("summary", one)
     expected[2:4] = ["A. smoking - nothing was said to it", "B. music - Plays."]
     assert llm.summary(state()) == "\n".join(expected)
-    direct = {**SUMMARY, "evidence": [{"finding": "She says so."}, {"finding": " "}, {"finding": "Twice."}]}
+    direct = {**SUMMARY, "evidence": [{"finding": "She says so."}, {"finding": " "}, "?", {"finding": "Twice."}]}
     llm, _ = chat("summary", direct)
     assert llm.summary(state(DIRECT)).splitlines()[1:4] == ["Evidence:", "- She says so.", "- Twice."]
 
 
 def test_a_summary_in_prose_is_read_by_its_sections() -> None:
-    text = "**Understanding:** what ended\n\n## Evidence\nintro\nA. She quit.\n- B) Not hers.\n\nConclusion: smoking"
-    text = text.replace("## Evidence\n", "## Evidence:\n")
+    text = "**Understanding:** what ended\n\n## Evidence:\nintro\nA. She quit.\n- B) Not hers.\n\nConclusion: smoking"
     llm, _ = chat("summary", Reply(text, failure="invalid", message="no JSON"))
     assert llm.summary(state()).splitlines() == [
         "Understanding: what ended",
@@ -177,23 +155,17 @@ def test_a_summary_in_prose_is_read_by_its_sections() -> None:
     ("stage", "value", "word"),
     [
         ("strategy", Reply("[1]", [1]), "JSON object"),
-        ("strategy", {**STRATEGY, "reasoning": ["  "]}, "reasoning"),
         ("strategy", {**STRATEGY, "reasoning": "Look."}, "reasoning"),
         ("strategy", Reply("no JSON", failure="invalid", message="no JSON value"), "no JSON value"),
         ("summary", {**SUMMARY, "understanding": ""}, "understanding"),
         ("summary", {**SUMMARY, "conclusion": "<answer></answer>"}, "conclusion"),
-        ("summary", {**SUMMARY, "evidence": []}, "evidence"),
         ("summary", {**SUMMARY, "evidence": "a"}, "evidence"),
         ("summary", {**SUMMARY, "evidence": [{"option": "C", "finding": "out of range"}]}, "evidence"),
     ],
 )
 def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
     llm, _ = chat(stage, value)
-    plain = OfflineLLM()
-    if stage == "strategy":
-        assert llm.strategy(TALK, SINGLE) == plain.strategy(TALK, SINGLE)
-    else:
-        assert llm.summary(state()) == plain.summary(state())
+    assert written_by(llm, stage) == written_by(OfflineLLM(), stage)
     (failure,) = llm.failures
     expected = value.failure if isinstance(value, Reply) else None
     assert (failure.sample, failure.failure) == ("q1", expected or "unusable")
@@ -204,15 +176,12 @@ def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
     ("text", "verdict"),
     [
         ('{"verdict": true}', True),
-        ('```json\n{"verdict": false}\n```', False),
         ("{'verdict': 'Yes'}", True),
         ("<think>it says yes, verdict: true</think> No.", False),
         ("**Yes.**", True),
-        ("correct", True),
         ("Incorrect!", False),
         ("", None),
         ("maybe", None),
-        ("Yes and no", None),
         ("no information is a fair answer, so I would accept it", None),
         ('{"verdict": null}', None),
         ('{"verdict": true} or rather {"verdict": false}', None),
@@ -222,54 +191,24 @@ def test_a_reply_that_cannot_be_used(stage: str, value: Any, word: str) -> None:
 def test_verdicts_are_true_false_or_neither(text: str, verdict: bool | None) -> None:
     assert read_verdict(text) is verdict
     llm, _ = chat("judge", Reply(text, failure="invalid", message="not JSON"))
-    (found,) = llm.verdicts([("Q?", ["a"], "b")], ["q9"])
-    assert found.value is verdict
-    assert found.failure == (None if verdict is not None else "neither")
+    assert llm.verdicts([("Q?", ["a"], "b")], ["q9"])[0].value is verdict
     assert [(f.sample, f.failure) for f in llm.failures] == ([] if verdict is not None else [("q9", "neither")])
 
 
 def test_a_judge_without_a_verdict_is_no_rejection() -> None:
     llm, _ = chat("judge", Reply("", failure="server", message="no reply"))
-    (found,) = llm.verdicts([("Q?", ["a"], "a")])
-    assert (found.value, found.failure) == (None, "server")
+    (verdict,) = llm.verdicts([("Q?", ["a"], "a")])
+    assert (verdict.value, verdict.failure) == (None, "server")
     with pytest.raises(ModelError, match="no reply"):
         llm.judge("Q?", ["a"], "a")
     llm, _ = chat("judge", {"verdict": False})
     assert llm.judge("Q?", ["a"], "a") is False
 
 
-def test_a_stage_without_a_model_is_the_stand_ins_and_no_failure() -> None:
-    llm = ChatLLM({})
-    plain = OfflineLLM()
-    assert llm.cues(TALK, SEGMENTS, None) == plain.cues(TALK, SEGMENTS, None)
-    assert llm.strategies(TALK, [SINGLE]) == [plain.strategy(TALK, SINGLE)]
-    assert llm.summaries([state()]) == [plain.summary(state())]
-    assert [v.value for v in llm.verdicts([("Q?", ["a"], "a"), ("Q?", ["a"], "zzz")])] == [True, False]
-    assert llm.failures == []
-    assert llm.report()["stages"] == {}
-
-
-def test_gold_reaches_no_model() -> None:
-    secret = "zebra-crossing"
-    gold = replace(SINGLE, answers=(secret,), evidence=("1:4",), category=secret, split=secret)
-    for stage in ("strategy", "summary"):
-        asked: list[list[Request]] = []
-        for question in (SINGLE, gold):
-            llm, model = chat(stage, STRATEGY if stage == "strategy" else SUMMARY)
-            llm.strategies(TALK, [question]) if stage == "strategy" else llm.summaries([state(question)])
-            asked += model.batches
-        assert asked[0] == asked[1]
-        assert secret not in str(asked)
-
-
 def test_the_name_tells_models_apart() -> None:
-    names = [
-        ChatLLM({}).name,
-        ChatLLM({"cues": Scripted(said, "a@x")}).name,
-        ChatLLM({"cues": Scripted(said, "b@x")}).name,
-        ChatLLM({"summary": Scripted(said, "a@x")}).name,
-    ]
-    assert len(set(names)) == 4
+    models = [{}, {"cues": "a@x"}, {"cues": "b@x"}, {"summary": "a@x"}, {"judge": "a@x"}]
+    names = [ChatLLM({k: Scripted(as_reply, v) for k, v in one.items()}).name for one in models]  # type: ignore[misc]
+    assert len(set(names)) == 5
     assert names[1] == ChatLLM({"cues": Scripted(lambda request: Reply(""), "a@x")}).name
     assert "cues=a@x" in names[1]
 
@@ -280,10 +219,10 @@ def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(t
     encoder = SentenceEncoder()
     down = True
 
-    def answer(request: Request) -> Reply:
+    def answer(request: Request) -> Any:
         if request.stage == "strategy":
-            return said(STRATEGY)
-        return Reply("", failure="server", message="down") if down else said("A cue of the model.")
+            return STRATEGY
+        return Reply("", failure="server", message="down") if down else "A cue of the model."
 
     def fresh() -> tuple[Perception, Scripted, ChatLLM]:
         model = Scripted(answer)

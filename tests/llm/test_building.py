@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
 import torch
 from fault_proxy import Proxy, completion, error
 
 from remind.core.errors import ConfigError, ModelError
+from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
+from remind.data.readers import write_refmem
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.states import prompts
@@ -42,21 +41,14 @@ def cfg(tmp_path: Path) -> BuildStatesConfig:
     """One dialogue of two sessions, a direct question and one with options, an untrained SAE."""
     sessions = []
     for name, texts in SAID.items():
-        turns = [
-            {"id": f"{name}:{n}", "speaker": ("Ana", "Ben")[n % 2], "text": text, "images": []}
-            for n, text in enumerate(texts)
-        ]
-        sessions.append({"id": name, "time": None, "turns": turns})
-    common = {"type": "question", "context_id": "c", "images": [], "evidence": ["s1:0"], "split": "test"}
-    direct = {"question": "What did Ana stop?", "format": "direct", "options": [], "answers": ["x-gold"]}
-    options = ["running", "violin"]
-    single = {"question": "What is Ana's habit?", "format": "single", "options": options, "answers": ["A"]}
-    rows = [
-        {"type": "context", "id": "c", "sessions": sessions},
-        {**common, "id": "q1", **direct},
-        {**common, "id": "q2", **single},
-    ]
-    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        turns = [Turn(f"{name}:{n}", ("Ana", "Ben")[n % 2], text) for n, text in enumerate(texts)]
+        sessions.append(Session(name, None, tuple(turns)))
+    options = ("running", "violin")
+    questions = (
+        Question("q1", "c", "What did Ana stop?", "direct", (), ("x-gold",), ("s1:0",), split="test"),
+        Question("q2", "c", "What is Ana's habit?", "single", options, ("A",), ("s1:0",), split="test"),
+    )
+    write_refmem(Corpus((Dialogue("c", tuple(sessions)),), questions), tmp_path / "in.jsonl")
     TopKSAE(384, 512, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 5))
     made = BuildStatesConfig(str(tmp_path / "in.jsonl"), str(tmp_path / "out"), sae=str(tmp_path / "sae"))
     made.cache = str(tmp_path / "cache")
@@ -97,14 +89,13 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         assert proxy.faults
         assert not any("x-gold" in json.dumps(body) for body in proxy.bodies)
         direct, single = read_states(first)
-        assert (
+        strategy = (
             "Target speaker: Ana\nRelated entities: cigarettes\nTemporal scope: March\nStep 1: Find what stopped."
-            in (direct.x0.text)
         )
+        assert strategy in direct.x0.text
         assert "Evidence:\n- She says so.\nConclusion: A change of habits.\n\nQuestion" in direct.x2.text
         assert "A. running - About A.\nB. violin - About B.\nConclusion" in single.x2.text
-        assert direct.target is not None
-        assert "x-gold" in direct.target
+        assert "x-gold" in (direct.target or "")
 
         manifest = read_manifest(first)
         report = manifest["llm_report"]
@@ -113,8 +104,8 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
             "strategy": (prompts.prompt_id("ask_strategy"), 0),
             "summary": (prompts.prompt_id("ask_summary"), 0),
         }
-        assert [(one["stage"], one["failure"]) for one in report["failures"]] == [("cues", "too_long")]
-        assert report["failures"][0]["sample"].startswith("c s2:0..")
+        [failure] = report["failures"]
+        assert (failure["stage"], failure["failure"], failure["sample"][:8]) == ("cues", "too_long", "c s2:0..")
         assert report["unknown_speakers"] == {"q1": ["Zoe"], "q2": ["Zoe"]}
         total = report["costs"]["total"]
         assert (total["prompt_tokens"], total["completion_tokens"]) == (10 * len(paid), 3 * len(paid))
@@ -128,9 +119,8 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         second = build_states(cfg)
         assert proxy.hits == hits + 1
         assert dict(proxy.paid) == paid
-        assert [p.read_bytes() for p in sorted(first.glob("part-*"))] == [
-            p.read_bytes() for p in sorted(second.glob("part-*"))
-        ]
+        contents = [[path.read_bytes() for path in sorted(one.glob("part-*"))] for one in (first, second)]
+        assert contents[0] == contents[1]
 
 
 def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path) -> None:
@@ -159,16 +149,3 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
         build_states(cfg)
-
-
-def test_a_model_in_this_process_goes_the_same_way(cfg: BuildStatesConfig) -> None:
-    cfg.llm = LLMConfig(EndpointConfig("nano", "local", max_tokens=8), cache=None)
-    cfg.max_failed = 1.0
-    manifest = read_manifest(build_states(cfg))
-    stages = manifest["llm_report"]["stages"]
-    assert "nano@local" in manifest["llm"]
-    # it was never taught to write strategies: what it says is no JSON, and the stand-in's are used
-    assert (stages["strategy"]["asked"], stages["strategy"]["failed"]) == (2, 2)
-    assert {one["failure"] for one in manifest["llm_report"]["failures"] if one["stage"] != "cues"} == {"invalid"}
-    assert manifest["llm_report"]["costs"]["stages"]["strategy"]["completion_tokens"] > 0
-    assert [record.x2.text for record in read_states(cfg.out)]

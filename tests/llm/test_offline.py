@@ -6,7 +6,6 @@ import pytest
 
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
-from remind.llm import AuxiliaryLLM
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind, blind_state
@@ -33,19 +32,13 @@ def options(**fields: object) -> Question:
     return Question("q", "talk", "What is Ben's habit?", "single", texts, **fields)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session")
-def encoder() -> SentenceEncoder:
-    return SentenceEncoder()
-
-
 def test_cues_keep_what_tells_and_drop_small_talk() -> None:
-    cues = OfflineLLM().cues(TALK, SEGMENTS, None)
-    assert len(cues) == 3
-    assert "Ben: I quit smoking in March." in cues[0]
-    assert "How are you" not in cues[0]
-    assert "misty river" in cues[1]
-    assert "violin" in cues[2]
-    assert "bye" not in cues[2]
+    first, second, third = OfflineLLM().cues(TALK, SEGMENTS, None)
+    assert "Ben: I quit smoking in March." in first
+    assert "How are you" not in first
+    assert "misty river" in second
+    assert "violin" in third
+    assert "bye" not in third
 
 
 def test_cues_follow_the_dimension() -> None:
@@ -61,9 +54,6 @@ def test_a_segment_of_small_talk_still_has_a_cue() -> None:
     talk = Dialogue("d", (Session("s", None, (Turn("1", "Ana", "Ok!"), Turn("2", "Ben", ""))),))
     for dimension in (None, *DIMENSIONS):
         assert OfflineLLM().cues(talk, [Segment(0, 0), Segment(1, 1)], dimension) == ["Ana: Ok!", "Ben"]
-
-
-def test_unknown_dimension() -> None:
     with pytest.raises(DataError, match="unknown dimension"):
         OfflineLLM().cues(TALK, SEGMENTS, "mood")
 
@@ -87,14 +77,15 @@ def test_summary_quotes_marked_turns_only() -> None:
     assert "smoking" not in text
     assert "misty" not in text
     assert "settle nothing" in OfflineLLM().summary(state(options(), blocks=()))
-
-
-def test_summary_of_a_direct_question() -> None:
     text = OfflineLLM().summary(state(Question("q", "talk", "When did Ben quit smoking?")))
     assert text.splitlines()[-1].startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
+    texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")
+    question = replace(options(), format="multi", options=texts)
+    assert OfflineLLM().summary(state(question)).splitlines()[-1] == "Conclusion: the marked turns bear most on A, B."
 
 
-def test_the_encoder_sees_meaning_where_no_word_is_shared(encoder: SentenceEncoder) -> None:
+def test_the_encoder_sees_meaning_where_no_word_is_shared() -> None:
+    encoder = SentenceEncoder()
     question = Question("q", "talk", "Which one?", "single", ("jogs early in the morning", "owns a string instrument"))
     text = OfflineLLM(encoder).summary(state(question))
     assert "A. jogs early in the morning - Ben: I quit smoking" in text
@@ -102,30 +93,23 @@ def test_the_encoder_sees_meaning_where_no_word_is_shared(encoder: SentenceEncod
 
 
 def test_gold_changes_nothing() -> None:
+    shown = options(dimension="belief_modeling")
+    gold = replace(shown, answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
     llm = OfflineLLM()
-    gold = options(answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train")
-    assert llm.summary(state(gold)) == llm.summary(state(options()))
-    assert llm.strategy(TALK, gold) == llm.strategy(TALK, options())
-
-
-def test_blind_questions_keep_what_may_be_seen() -> None:
-    gold = options(
-        answers=("B",), evidence=("1:5",), images=(0,), category=5, split="train", dimension="belief_modeling"
-    )
-    assert blind(gold) == options(dimension="belief_modeling")
-    assert blind_state(state(gold)) == state(options(dimension="belief_modeling"))
+    assert llm.summary(state(gold)) == llm.summary(state(shown))
+    assert llm.strategy(TALK, gold) == llm.strategy(TALK, shown)
+    assert blind(gold) == shown
+    assert blind_state(state(gold)) == state(shown)
 
 
 def test_two_instances_agree() -> None:
-    asked = options(dimension="temporal_dynamics")
+    question = options(dimension="temporal_dynamics")
     first, second = OfflineLLM(), OfflineLLM()
     second.cues(Dialogue("x", (Session("s", None, (Turn("1", "Zoe", "violin violin"),)),)), [Segment(0, 0)], None)
     assert first.cues(TALK, SEGMENTS, None) == second.cues(TALK, SEGMENTS, None)
-    assert first.strategy(TALK, asked) == second.strategy(TALK, asked)
-    assert first.summary(state(asked)) == second.summary(state(asked))
-    assert first.name == second.name
-    protocol: AuxiliaryLLM = first
-    assert protocol.name != OfflineLLM(type("Named", (), {"name": "minilm"})()).name  # type: ignore[arg-type]
+    assert first.strategy(TALK, question) == second.strategy(TALK, question)
+    assert first.summary(state(question)) == second.summary(state(question))
+    assert first.name == second.name != OfflineLLM(type("Named", (), {"name": "minilm"})()).name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,10 +120,7 @@ def test_two_instances_agree() -> None:
         ("four years", "4 years", True),
         ("1,200 dollars", "it cost 1200 dollars", True),
         ("7 May 2023", "8 May 2023", False),
-        ("7 May 2023", "on 7 May 2023, I think", True),
         ("pottery and painting", "painting and pottery", True),
-        ("running along the river", "runs along river", True),
-        ("Sweden", "Norway", False),
         ("cat", "a concatenation", False),
         ("a very long list of many different things", "things", False),
         (NO_INFORMATION, "No information available.", True),
@@ -152,13 +133,4 @@ def test_two_instances_agree() -> None:
 def test_judge_follows_its_rule(reference: str, prediction: str, expected: bool) -> None:
     assert OfflineLLM().judge("?", [reference], prediction) is expected
     assert OfflineLLM().judge("?", ["zzz", reference], prediction) is expected
-
-
-def test_judge_without_references() -> None:
-    assert OfflineLLM().judge("?", [], "anything") is False
-
-
-def test_multi_names_several_letters() -> None:
-    texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")
-    question = replace(options(), format="multi", options=texts)
-    assert OfflineLLM().summary(state(question)).splitlines()[-1] == "Conclusion: the marked turns bear most on A, B."
+    assert OfflineLLM().judge("?", [], prediction) is False

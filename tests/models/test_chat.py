@@ -89,20 +89,15 @@ def test_offsets_of_wordpiece_are_the_words():
     assert not set(tokens.ids) & set(tokenizer.all_special_ids)
 
 
-def test_ordinary_text_is_tokenised_as_ever():
-    for tokenizer in (TOKENIZER, minilm_tokenizer()):
-        for text in AWKWARD[:6]:
+def test_ordinary_text_is_tokenised_as_ever_and_its_prompt_is_the_chat_template():
+    for text in AWKWARD[:6]:
+        for tokenizer in (TOKENIZER, minilm_tokenizer()):
             assert tokenize(tokenizer, text).ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize("special", SPECIAL_TOKENS)
-def test_special_tokens_in_text_stay_text(special):
-    text = f"Ana: {special} hello{special}"
-    ids = tokenize(TOKENIZER, text).ids
-    assert not set(ids) & set(TOKENIZER.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
-    assert TOKENIZER.decode(ids) == text
-    # and the tokenizer itself still knows them
-    assert len(TOKENIZER(special)["input_ids"]) == 1
+        messages = [{"role": "user", "content": text}]
+        expected = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert prompt_ids(TOKENIZER, text) == expected
+    with pytest.raises(ModelError, match="offsets"):
+        tokenize(types.SimpleNamespace(is_fast=False), "text")
 
 
 def control_tokenizer():
@@ -168,20 +163,7 @@ def test_tokens_of_a_prompt_have_the_offsets_of_their_characters(text):
         assert covered >= set(range(len(text))) - left_out
 
 
-def test_slow_tokenizer_is_refused():
-    with pytest.raises(ModelError, match="offsets"):
-        tokenize(types.SimpleNamespace(is_fast=False), "text")
-
-
 # prompts
-
-
-def test_prompt_of_ordinary_text_is_the_chat_template():
-    for text in AWKWARD[:6]:
-        expected = TOKENIZER.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-        )
-        assert prompt_ids(TOKENIZER, text) == expected
 
 
 def assembled(text: str) -> list[int]:
@@ -194,13 +176,7 @@ def assembled(text: str) -> list[int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [*SPECIAL_TOKENS, "Ana: hi\n", "slot", "slot0q", "<answer>A</answer>", "é👋", " ", "\n", "{{ x }}"]
-        )
-    )
-)
+@given(st.lists(st.sampled_from([*SPECIAL_TOKENS, "Ana: hi\n", "slot", "slot0q", "<answer>", "é👋", " ", "{{ x }}"])))
 def test_prompt_keeps_the_template_special_and_the_text_plain(parts):
     text = "".join(parts)
     assert prompt_ids(TOKENIZER, text) == assembled(text)
@@ -216,26 +192,19 @@ def test_templates_that_trim_or_drop_the_message():
         prompt_ids(tokenizer, "<|im_end|>")
 
 
-def test_without_a_template_a_prompt_is_text_and_a_line_end():
+def test_without_a_template_a_prompt_is_text_and_a_line_end_after_a_bos_token():
+    from tokenizers.processors import TemplateProcessing
+
     tokenizer = nano_tokenizer()
     tokenizer.chat_template = None
     assert tokenizer.decode(prompt_ids(tokenizer, "a <|im_end|>")) == "a <|im_end|>\n"
     with pytest.raises(ModelError, match="chat template"):
         chat_ids(tokenizer, [{"role": "user", "content": "a"}])
-
-
-def test_bos_token_stands_before_a_prompt_without_a_template():
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = nano_tokenizer()
-    tokenizer.chat_template = None
     tokenizer.bos_token = "<|endoftext|>"
-    plain = prompt_ids(tokenizer, "hi")
-    bos = tokenizer.bos_token_id
+    plain, bos = prompt_ids(tokenizer, "hi"), tokenizer.bos_token_id
     assert plain[0] != bos
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)]
-    )
+    special = [("<|endoftext|>", bos)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=special)
     assert prompt_ids(tokenizer, "hi") == [bos, *plain]
 
 
@@ -308,11 +277,8 @@ def test_images_are_read_as_qwen_vl_utils_does(shots, monkeypatch):
         ("text.png", "cannot be read as an image"),
         ("cut.png", "cannot be read as an image"),
         (".", "cannot be read as an image"),
-        *[
-            (url, "nothing is fetched")
-            for url in ("http://host/a.png", "HTTPS://host/a.png", "data:image/png;base64,AA")
-        ],
-        *[(value, "a path or a PIL image") for value in (None, 3, "")],
+        *[(url, "nothing is fetched") for url in ("http://h/a.png", "HTTPS://h/a.png", "data:image/png;base64,AA")],
+        *[(value, "a path or a PIL image") for value in (None, "")],
         (Image.new("RGB", (1, 500)), "1 x 500"),
     ],
 )
@@ -323,29 +289,22 @@ def test_bad_images_are_named(shots, tmp_path, monkeypatch, value, pattern):
     with pytest.raises(ImagePathError, match=pattern) as caught:
         read_images(ask({"type": "image", "image": value}), 16)
     assert "\n" not in str(caught.value)
-
-
-def test_videos_are_refused():
     with pytest.raises(ModelError, match="videos"):
         read_images(ask({"type": "video", "video": "a.mp4"}), 16)
 
 
 @pytest.mark.parametrize("head", [b"RIFF\xf0\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10), b"\0\0\0\x20ftypavif"])
-def test_a_file_too_large_to_be_a_picture_is_not_read(tmp_path, head):
+def test_a_file_too_large_to_be_a_picture_is_not_read(tmp_path, shots, head):
     """Pillow reads such files whole when it opens them."""
     with (tmp_path / "big").open("wb") as file:
         file.write(head)
         file.truncate(MOST_BYTES + (1 << 20))
+    reason = r"big: an image file of 257 MiB is too large \(256 MiB at most\)$"
     with mock.patch.object(Image, "open", side_effect=AssertionError("opened")):
         for read in (open_image, image_size):
-            with pytest.raises(
-                ImagePathError, match=r"big: an image file of 257 MiB is too large \(256 MiB at most\)$"
-            ):
+            with pytest.raises(ImagePathError, match=reason):
                 read(tmp_path / "big")
-
-
-def test_a_large_file_is_still_a_picture(shots):
-    """Up to what the largest picture takes uncompressed."""
+    # a large file is still a picture, up to what the largest picture takes uncompressed
     with shots[0].open("r+b") as file:
         file.truncate(MOST_BYTES)
     assert image_size(shots[0]) == Image.open(shots[0]).size

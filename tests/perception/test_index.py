@@ -1,53 +1,161 @@
+"""An index depends on the dialogue alone: not on the process that built it, nor on what that had encoded before."""
+
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
 from remind.llm.offline import OfflineLLM
-from remind.perception import Perception, PerceptionConfig, SegmentConfig
+from remind.models.encoder import SentenceEncoder
+from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
+from remind.perception.bm25 import BM25
 from remind.perception.index import DialogueIndex, content_key
 from remind.states.pyramid import FactualState, Segment, Strategy
 
-CONFIG = PerceptionConfig(segment=SegmentConfig(max_tokens=40))
+CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid"))
+QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
+#: Builds the index of the same dialogue elsewhere, after other work; starts to write when a second process does.
+OTHER = """
+import importlib.util, os, sys, time
+from pathlib import Path
+import remind.core.cache as cache
+def imported(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+own = imported("own", sys.argv[1])
+dialogues = imported("dialogues", Path(sys.argv[1]).with_name("conftest.py"))
+encoder = own.SentenceEncoder()
+encoder.encode(["Ana: Hello again!", "something else that is rather long, and sits in the batch", "Ben: Hi Ana"])
+own.index_hash(dialogues.build(["Ana: I sold my bicycle.", "Ben: Hi Ana, how are you?"], name="other"), encoder, None)
+encoder.forget()
+write, ready = cache.write_tensors, Path(sys.argv[2]).with_suffix(".ready")
+def once_both_are_here(*arguments):
+    ready.mkdir(exist_ok=True)
+    (ready / str(os.getpid())).touch()
+    while len(list(ready.iterdir())) < 2:
+        time.sleep(0.001)
+    write(*arguments)
+cache.write_tensors = once_both_are_here
+print(own.index_hash(dialogues.PARK, encoder, Path(sys.argv[2])))
+"""
 
 
-def ask(dialogue: Dialogue, text: str = "What is the dog called?", **fields: object) -> Question:
-    return Question("q", dialogue.id, text, **fields)
+def index_hash(dialogue: Dialogue, encoder: SentenceEncoder, folder: Path | None) -> str:
+    """Hash of all the bits that an index, its cues of two kinds, its questions and its retrieval come to."""
+    perception = Perception(CONFIG, encoder, OfflineLLM(), folder)
+    digest = hashlib.sha256()
+    for dimension in (None, "belief_modeling"):
+        for number, text in enumerate(QUESTIONS):
+            state = perception.perceive(dialogue, Question(f"q{number}", dialogue.id, text, dimension=dimension))
+            digest.update(repr((state.segments, state.strategy)).encode())
+            digest.update(encoder.encode([text]).numpy().tobytes())
+        cues = perception.index(dialogue).cues(dimension)
+        digest.update(repr(cues.texts).encode() + cues.vectors.numpy().tobytes())
+    digest.update(perception.index(dialogue).vectors.numpy().tobytes())
+    for text, vector in encoder._held.items():
+        digest.update(text.encode() + vector.numpy().tobytes())
+    return digest.hexdigest()
 
 
-def perceive(dialogue: Dialogue, encoder: Any, cache: Path | None, **fields: object) -> FactualState:
-    perception = Perception(CONFIG, encoder, OfflineLLM(), cache)
-    return perception.perceive(dialogue, ask(dialogue, **fields))
+def test_to_the_bit_the_same_in_two_processes_at_once_and_read_back(
+    park: Dialogue, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    encoder.encode(["Ben: Hi Ana, how are you?", "Ana: Looks great.", "quite another text"])
+    encoder.forget()
+    built = index_hash(park, encoder, tmp_path / "here")
+    script, shared = tmp_path / "other.py", tmp_path / "shared"
+    script.write_text(OTHER)
+    for process in [Forked(script, Path(__file__), shared) for _ in range(2)]:
+        output, errors = process.communicate(timeout=300)
+        assert output.strip() == built, errors
+    names = sorted(path.relative_to(shared) for path in shared.rglob("*") if path.is_file())
+    assert [name.parts[0] for name in names] == ["bm25", "cues-belief_modeling", "cues-factual", "turns"]
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (shared / name).read_bytes(), name
+    for folder in (tmp_path / "here", None):  # read back, and in memory
+        encoder.encode(["Ben: Hi Ana, how are you?", "and more"])
+        encoder.forget()
+        assert index_hash(park, encoder, folder) == built
 
 
-def test_a_second_open_reads_and_encodes_only_the_question(park: Dialogue, counting: Any, tmp_path: Path) -> None:
+def test_encoding_apart_neither_reads_nor_fills_the_hold(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder.forget()
+    texts = ["one kite", "two kites", "one kite"]
+    first = encoder.encode_apart(texts)
+    assert not encoder._held
+    encoder.hold(texts[:1], torch.zeros(1, 384))
+    assert torch.equal(encoder.encode_apart(texts), first)
+    assert torch.equal(first[0], first[2])
+    assert encoder.encode_apart([]).shape == (0, 384)
+    encoder.forget()
+    monkeypatch.setattr(encoder, "_model", None)
+    with pytest.raises(AttributeError):
+        encoder.encode(texts[:1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs /proc/self/maps")
+def test_vectors_are_views_of_the_file(park: Dialogue, bag: SentenceEncoder, tmp_path: Path) -> None:
+    for _ in ("built", "read"):
+        index = DialogueIndex(park, bag, OfflineLLM(), SegmentConfig(), tmp_path)
+        (path,) = tmp_path.rglob("turns/*/*.safetensors")
+        mapped = []
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith(str(path)):
+                low, high = (int(end, 16) for end in line.split()[0].split("-"))
+                mapped.append(range(low, high))
+        assert any(index.vectors.data_ptr() in addresses for addresses in mapped)
+
+
+def test_bm25_without_words_scores_nothing() -> None:
+    assert BM25([[], []]).scores(["a"]).tolist() == [0, 0]
+
+
+def ask(dialogue: Dialogue, text: str = "What is the dog called?", **fields: Any) -> Question:
+    return Question("q", **{"dialogue_id": dialogue.id, "text": text, **fields})
+
+
+def perceive(dialogue: Dialogue, encoder: Any, cache: Path | None, **fields: Any) -> FactualState:
+    return Perception(CONFIG, encoder, OfflineLLM(), cache).perceive(dialogue, ask(dialogue, **fields))
+
+
+def test_what_is_cached_is_not_encoded_again(park: Dialogue, counting: Any, tmp_path: Path) -> None:
+    def kinds() -> set[str]:
+        return {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.safetensors")}
+
     first = perceive(park, counting, tmp_path)
     assert len(counting.seen) > len(park.turns)
+    assert kinds() == {"turns", "cues-factual", "bm25"}
     counting.seen.clear()
     assert perceive(park, counting, tmp_path) == first
     assert counting.seen == ["What is the dog called?"]
-
-
-def test_cues_are_filled_per_dimension_as_asked(park: Dialogue, counting: Any, tmp_path: Path) -> None:
-    perceive(park, counting, tmp_path)
-    assert {path.stem for path in tmp_path.rglob("*.json")} == {"turns", "cues-factual"}
-    counting.seen.clear()
+    # cues of another kind
     perceive(park, counting, tmp_path, dimension="belief_modeling")
-    assert {path.stem for path in tmp_path.rglob("*.json")} == {"turns", "cues-factual", "cues-belief_modeling"}
+    assert kinds() == {"turns", "cues-factual", "cues-belief_modeling", "bm25"}
     assert not any(text.startswith("Ana: Hello again!\n") for text in counting.seen)
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    # in memory between questions
+    perception = Perception(CONFIG, counting, OfflineLLM(), None)
+    perception.perceive(park, ask(park))
+    counting.seen.clear()
+    perception.perceive(park, ask(park, "Who moves to Lisbon?"))
+    assert counting.seen == ["Who moves to Lisbon?"]
 
 
 def test_equal_cues_of_several_dimensions_are_encoded_once(park: Dialogue, counting: Any, tmp_path: Path) -> None:
-    class Told(OfflineLLM):
+    class Repeating(OfflineLLM):
         """The same cues for all dimensions but one, and that one's share some."""
 
         def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
@@ -56,84 +164,48 @@ def test_equal_cues_of_several_dimensions_are_encoded_once(park: Dialogue, count
 
     dimensions = ("temporal_dynamics", "implicit_behavioral_patterns", None, "temporal_dynamics")
     config = SegmentConfig(max_tokens=12)
-    together = DialogueIndex(park, counting, Told(), config, tmp_path / "together")
+    together = DialogueIndex(park, counting, Repeating(), config, tmp_path / "together")
     counting.seen.clear()
-    found = {dimension: together.cues(dimension) for dimension in dimensions}
-    count = len(together.segments)
-    assert count > 1
-    assert len(counting.seen) == 2 * count
-    for dimension, cues in found.items():
-        alone = DialogueIndex(park, counting, Told(), config, None).cues(dimension)
+    by_dimension = {dimension: together.cues(dimension) for dimension in dimensions}
+    assert len(together.segments) > 1
+    assert len(counting.seen) == 2 * len(together.segments)
+    for dimension, cues in by_dimension.items():
+        alone = DialogueIndex(park, counting, Repeating(), config, None).cues(dimension)
         assert cues.texts == alone.texts
         assert torch.equal(cues.vectors, alone.vectors)
 
 
-def test_a_dialogue_stays_in_memory_between_questions(park: Dialogue, counting: Any) -> None:
-    perception = Perception(CONFIG, counting, OfflineLLM(), None)
-    perception.perceive(park, ask(park))
-    counting.seen.clear()
-    perception.perceive(park, ask(park, "Who moves to Lisbon?"))
-    assert counting.seen == ["Who moves to Lisbon?"]
-
-
-@pytest.mark.parametrize("name", ["turns.safetensors", "turns.json", "cues-factual.safetensors", "cues-factual.json"])
-@pytest.mark.parametrize("harm", ["truncate", "empty", "swap"])
+@pytest.mark.parametrize("kind", ["turns", "cues-factual", "bm25"])
 def test_a_damaged_file_is_rebuilt_and_said_so(
-    name: str, harm: str, park: Dialogue, bag: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, park: Dialogue, bag: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = perceive(park, bag, tmp_path)
-    (path,) = tmp_path.rglob(name)
+    (path,) = tmp_path.rglob(f"{kind}/*/*.safetensors")
     content = path.read_bytes()
-    if harm == "swap":
-        other = perceive_other(park, bag, tmp_path / "other")
-        path.write_bytes(next(other.rglob(name)).read_bytes())
-    else:
-        path.write_bytes(content[: len(content) // 2] if harm == "truncate" else b"")
-    with caplog.at_level(logging.WARNING):
-        assert perceive(park, bag, tmp_path) == expected
-    assert "it is built again" in caplog.text
-    assert path.read_bytes() == content
-    caplog.clear()
-    perceive(park, bag, tmp_path)
-    assert caplog.text == ""
-
-
-def perceive_other(park: Dialogue, bag: Any, cache: Path) -> Path:
-    turn = replace(park.sessions[0].turns[2], text="I sold my bicycle.")
-    session = replace(park.sessions[0], turns=(*park.sessions[0].turns[:2], turn))
-    perceive(Dialogue("other", (session,)), bag, cache)
-    return cache
-
-
-def test_a_missing_tensor_file_is_rebuilt(park: Dialogue, bag: Any, tmp_path: Path) -> None:
-    expected = perceive(park, bag, tmp_path)
-    for path in tmp_path.rglob("*.safetensors"):
+    for damaged in (content[: len(content) // 2], b""):
         path.unlink()
-    assert perceive(park, bag, tmp_path) == expected
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+        path.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING):
+            assert perceive(park, bag, tmp_path) == expected
+        assert f"{path} is damaged" in caplog.text
+        assert path.read_bytes() == content
+        caplog.clear()
+        perceive(park, bag, tmp_path)
+        assert caplog.text == ""
 
 
 def test_the_key_covers_all_an_index_depends_on(park: Dialogue) -> None:
-    key = content_key(park, "minilm", SegmentConfig(), "offline")
+    def key(dialogue: Dialogue = park, encoder: str = "minilm", llm: str = "offline", **config: int) -> str:
+        return content_key(dialogue, encoder, SegmentConfig(**config), llm)
+
     first = park.sessions[0]
     edited = replace(first.turns[7].images[0], caption="a red bowl")
-    others = [
-        content_key(park, "other", SegmentConfig(), "offline"),
-        content_key(park, "minilm", SegmentConfig(max_tokens=77), "offline"),
-        content_key(park, "minilm", SegmentConfig(), "server"),
-        content_key(Dialogue("renamed", park.sessions), "minilm", SegmentConfig(), "offline"),
-    ]
-    for turn in (
-        replace(first.turns[7], text="A straight bowl."),
-        replace(first.turns[7], speaker="Bea"),
-        replace(first.turns[7], images=(edited,)),
-    ):
-        session = replace(first, turns=(*first.turns[:7], turn, *first.turns[8:]))
-        others.append(
-            content_key(Dialogue("park", (session, *park.sessions[1:])), "minilm", SegmentConfig(), "offline")
-        )
-    assert key == content_key(Dialogue("park", park.sessions), "minilm", SegmentConfig(), "offline")
-    assert len({key, *others}) == len(others) + 1
+    others = [key(encoder="other"), key(max_tokens=77), key(llm="server"), key(Dialogue("renamed", park.sessions))]
+    for changes in ({"text": "A straight bowl."}, {"speaker": "Bea"}, {"images": (edited,)}):
+        session = replace(first, turns=(*first.turns[:7], replace(first.turns[7], **changes), *first.turns[8:]))
+        others.append(key(Dialogue("park", (session, *park.sessions[1:]))))
+    assert key() == key(Dialogue("park", park.sessions))
+    assert len({key(), *others}) == len(others) + 1
 
 
 def test_an_llm_that_writes_too_few_cues_is_refused(park: Dialogue, bag: Any, tmp_path: Path) -> None:
@@ -151,6 +223,7 @@ def test_an_llm_that_writes_too_few_cues_is_refused(park: Dialogue, bag: Any, tm
     [
         ({"text": "  "}, "has no text"),
         ({"dimension": "astrology"}, "unknown dimension 'astrology'"),
+        ({"dialogue_id": "elsewhere"}, "about 'elsewhere'"),
     ],
 )
 def test_questions_that_cannot_be_asked(fields: dict[str, str], message: str, park: Dialogue, bag: Any) -> None:
@@ -159,33 +232,19 @@ def test_questions_that_cannot_be_asked(fields: dict[str, str], message: str, pa
     assert "\n" not in str(caught.value)
 
 
-def test_a_question_about_another_dialogue_is_refused(park: Dialogue, bag: Any) -> None:
-    with pytest.raises(DataError, match="about 'elsewhere'"):
-        Perception(CONFIG, bag, OfflineLLM()).perceive(park, Question("q", "elsewhere", "Why?"))
-
-
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
-def test_gold_changes_nothing(method: str, park: Dialogue, bag: Any) -> None:
-    config = PerceptionConfig(segment=CONFIG.segment)
-    config.retrieve.method = method
+def test_gold_changes_nothing(method: Any, park: Dialogue, bag: Any) -> None:
     seen: list[Question] = []
 
-    class Watching(OfflineLLM):
+    class Recording(OfflineLLM):
         def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
             seen.append(question)
             return super().strategy(dialogue, question)
 
-    perception = Perception(config, bag, Watching())
+    perception = Perception(PerceptionConfig(CONFIG.segment, RetrieveConfig(method=method)), bag, Recording())
     plain = perception.perceive(park, ask(park))
     gold = ask(park, answers=("Pixel",), evidence=("1:3",), images=(0,), category=5, split="test")
-    told = perception.perceive(park, gold)
-    assert (plain.segments, plain.strategy) == (told.segments, told.strategy)
-    assert told.question is gold
+    with_gold = perception.perceive(park, gold)
+    assert (plain.segments, plain.strategy) == (with_gold.segments, with_gold.strategy)
+    assert with_gold.question is gold
     assert seen[0] == seen[1]
-
-
-def test_long_turns_with_line_breaks(bag: Any, make_dialogue: Callable[..., Dialogue]) -> None:
-    long = "First line.\n\nSecond line, much longer. " * 100
-    dialogue = make_dialogue([f"user: {long}", "assistant: Noted.\nAnything else?"])
-    state = perceive(dialogue, bag, None)
-    assert 0 in state.positions or 1 in state.positions

@@ -20,18 +20,13 @@ def people(make_dialogue: Callable[..., Dialogue]) -> Dialogue:
     ("text", "expected"),
     [
         ("What did Caroline say?", ("Caroline",)),
-        ("what did caroline say?", ("Caroline",)),
         ("What is CAROLINE'S dog called?", ("Caroline",)),
-        ("What is Caroline’s dog called?", ("Caroline",)),
         ("What are Carolines plans?", ("Caroline",)),
         ("Did Melanie call?", ("Melanie Green",)),
         ("Did Mel call?", ("Melanie Green",)),
         ("Did Ms. Green call O'Brien?", ("Melanie Green", "Mae O'Brien")),
         ("Does Carl know Caroline?", ("Carl", "Caroline")),
         ("Is Car a name?", ()),  # begins two names
-        ("Who drives a car in may?", ()),
-        ("Who came in May?", ()),
-        ("Who knows?", ()),
         ("", ()),
     ],
 )
@@ -51,12 +46,9 @@ def test_first_person_means_the_user(make_dialogue: Callable[..., Dialogue]) -> 
         ("What happened on 7 May 2023?", ("7 May 2023",)),
         ("What happened in June 2023 and in August?", ("June 2023", "August")),
         ("Where was she last summer, or two weeks ago?", ("last summer", "two weeks ago")),
-        ("What changed since 2021?", ("2021",)),
-        ("Who called on Tuesday?", ("Tuesday",)),
         ("What did he do on 2024-03-05?", ("2024-03-05",)),
         ("How did she feel recently?", ("recently",)),
         ("May she march over the bridge?", ()),
-        ("Who is Ana?", ()),
     ],
 )
 def test_temporal_scope(text: str, expected: tuple[str, ...]) -> None:
@@ -64,25 +56,20 @@ def test_temporal_scope(text: str, expected: tuple[str, ...]) -> None:
 
 
 def test_anchors_name_what_to_look_for(people: Dialogue) -> None:
-    found = plan(people, Question("q", "d", 'When did Caroline visit the kayak club in June 2023 with "Old Tom"?'))
-    assert found.speakers == ("Caroline",)
-    assert found.focus == ("visit",)
-    assert found.scope == ("June 2023",)
-    assert found.entities == ("Old Tom", "kayak club")
-
-
-def test_rarer_entities_come_first(people: Dialogue) -> None:
-    found = plan(people, Question("q", "d", "Is there paint or a kayak or a zebra?"))
-    # kayak occurs once, paint three times, zebra never
-    assert found.entities == ("kayak", "paint", "zebra")
+    strategy = plan(people, Question("q", "d", 'When did Caroline visit the kayak club in June 2023 with "Old Tom"?'))
+    assert (strategy.speakers, strategy.focus, strategy.scope) == (("Caroline",), ("visit",), ("June 2023",))
+    assert strategy.entities == ("Old Tom", "kayak club")
+    # rarer ones first: kayak occurs once, paint three times, zebra never
+    rare = plan(people, Question("q", "d", "Is there paint or a kayak or a zebra?"))
+    assert rare.entities == ("kayak", "paint", "zebra")
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_every_dimension_has_cues_of_its_own(dimension: str, people: Dialogue) -> None:
-    found = plan(people, Question("q", "d", "What does Carl tend to do?", dimension=dimension))
+    strategy = plan(people, Question("q", "d", "What does Carl tend to do?", dimension=dimension))
     others = {cue for name in DIMENSIONS if name != dimension for cue in guide(name).reasoning}
-    assert len(found.reasoning) >= 2
-    assert not others & set(found.reasoning)
+    assert len(strategy.reasoning) >= 2
+    assert not others & set(strategy.reasoning)
     assert guide(dimension).lexicon
     assert guide(dimension).visual == (dimension in DIMENSIONS[5:])
 
@@ -91,20 +78,14 @@ def test_every_dimension_has_cues_of_its_own(dimension: str, people: Dialogue) -
     ("text", "kind"),
     [
         ("When did Carl leave?", "temporal"),
-        ("How long has Carl been away?", "temporal"),
         ("Would Carl likely enjoy it?", "inference"),
         ("What books has Carl read?", "multi_hop"),
         ("What do Carl and Mae have in common?", "multi_hop"),
         ("What does Carl drive?", "single"),
-        ("Where is Carl?", "single"),
     ],
 )
 def test_kind_follows_the_wording_not_the_category(text: str, kind: str) -> None:
     assert {kind_of(Question("q", "d", text, category=category)) for category in (None, 1, 2, 3, 4, 5)} == {kind}
-
-
-def test_unknown_dimension() -> None:
-    with pytest.raises(DataError, match="unknown dimension 'mood'"):
-        kind_of(Question("q", "d", "Why?", dimension="mood"))
-    with pytest.raises(DataError, match="unknown dimension 'mood'"):
-        guide("mood")
+    for unknown in (lambda: kind_of(Question("q", "d", text, dimension="mood")), lambda: guide("mood")):
+        with pytest.raises(DataError, match="unknown dimension 'mood'"):
+            unknown()

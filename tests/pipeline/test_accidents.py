@@ -168,8 +168,7 @@ def test_damaged_states_of_a_dialogue_are_built_again(tmp_path: Path) -> None:
     parts.put("ab12", [], {"seconds": 1})
     assert parts.account("ab12") == {"seconds": 1}
     part = next((tmp_path / "parts").rglob("*.parquet"))
-    data = part.read_bytes()
-    part.write_bytes(data[:-1] + b"x")
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert parts.account("ab12") is None
     with pytest.raises(DataError, match="has changed since it was built"):
         parts.copy("ab12", tmp_path / "copy.parquet")

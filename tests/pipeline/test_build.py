@@ -3,7 +3,6 @@
 import errno
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,43 +61,6 @@ def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_s
     assert [r.x0 for r in read_states(first)] == [r.x0 for r in read_states(second)]
 
 
-@pytest.mark.slow
-def test_a_second_build_is_byte_identical(tmp_path: Path, minilm_sae: Path) -> None:
-    folders = [
-        build_states(
-            BuildStatesConfig(
-                str(sample_path() / "test.jsonl"), str(tmp_path / name), sae=str(minilm_sae), limit=3, cache=cache
-            )
-        )
-        for name, cache in (("a", str(tmp_path / "c1")), ("b", str(tmp_path / "c1")), ("c", str(tmp_path / "c2")))
-    ]
-    parts = [[path.read_bytes() for path in sorted(folder.glob("part-*"))] for folder in folders]
-    assert parts[0] == parts[1] == parts[2]
-
-
-def _bad_files() -> dict[str, tuple[Callable[[dict], object], str]]:
-    """What is done to a good LoCoMo-like file, and a word of the error."""
-
-    def without(key: str) -> Callable[[dict], object]:
-        def change(data: dict) -> None:
-            del data["conversation"]["session_1"][1][key]
-
-        return change
-
-    def twice(data: dict) -> None:
-        data["conversation"]["session_1"][1]["dia_id"] = "D1:1"
-
-    def empty(data: dict) -> None:
-        data["conversation"]["session_1"] = []
-
-    return {
-        "speaker": (without("speaker"), "speaker"),
-        "text": (without("text"), "text"),
-        "twice": (twice, "D1:1"),
-        "empty": (empty, "no turns"),
-    }
-
-
 def _locomo() -> dict:
     turns = [{"speaker": s, "dia_id": f"D1:{n}", "text": f"words {n}"} for n, s in ((1, "Ana"), (2, "Ben"))]
     conversation = {"speaker_a": "Ana", "speaker_b": "Ben", "session_1_date_time": "1:56 pm on 8 May, 2023"}
@@ -116,54 +78,34 @@ def test_bad_input_is_refused_before_saes_are_trained_for_it(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*_bad_files(), "json", "format", "dialogue", "leaves", "missing", "key", "layer"])
+@pytest.mark.parametrize("kind", ["turn twice", "image", "key", "layer"])
 def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, minilm_sae: Path) -> None:
     path, out, extra = tmp_path / "in.json", tmp_path / "new" / "out", ["--sae", str(minilm_sae)]
-    word = ""
-    if kind in _bad_files():
-        data = _locomo()
-        change, word = _bad_files()[kind]
-        change(data)
-        path.write_text(json.dumps([data]))
-    elif kind == "json":
-        path.write_text('[{"sample_id": "conv-1",\n oops}]')
-        word = "line 2"
-    elif kind == "format":
-        path.write_text(json.dumps([_locomo()]))
-        extra += ["--format", "realtalk"]
-        word = "realtalk"
-    elif kind in ("dialogue", "leaves", "missing"):
-        path = tmp_path / "in.jsonl"
-        images = {"leaves": [{"path": "../secret.png"}], "missing": [{"path": "none.png"}]}.get(kind, [])
-        (tmp_path.parent / "secret.png").write_bytes(b"x")
-        turn = {"id": "t", "speaker": "Ana", "text": "hi", "images": images}
-        sessions = [{"id": "s", "time": None, "turns": [turn]}]
-        context = {"type": "context", "id": "c", "sessions": sessions}
-        question = {"type": "question", "id": "q", "context_id": "x" if kind == "dialogue" else "c", "question": "?"}
-        question |= {"format": "direct", "options": [], "answers": ["a"], "evidence": [], "images": []}
-        path.write_text("\n".join(map(json.dumps, (context, question))))
-        word = {"dialogue": "'x'", "leaves": "leaves the data folder", "missing": "no such file"}[kind]
+    path.write_text(json.dumps([_locomo()]))
+    if kind == "turn twice":
+        path.write_text(json.dumps([_locomo()]).replace("D1:2", "D1:1"))
+        place, word = path.name, "D1:1"
+    elif kind == "image":
+        turn = {"speaker": "Ana", "text": "hi", "images": ["../secret.png"]}
+        path.write_text(json.dumps({"id": "a", "messages": [turn]}))
+        place, word = path.name, "leaves the data folder"
+    elif kind == "key":
+        settings = tmp_path / "settings.yaml"
+        settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
+        extra += ["--config", str(settings)]
+        place, word = f"{settings} [line 3]: ", "alpah"
     else:
-        path.write_text(json.dumps([_locomo()]))
-        if kind == "key":
-            settings = tmp_path / "settings.yaml"
-            settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
-            extra += ["--config", str(settings)]
-            word = "alpah"
-        else:
-            extra = ["--sae", str(tmp_path / "sae")]
-            TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
-            word = "layers 0 to 6"
+        extra = ["--sae", str(tmp_path / "sae")]
+        TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
+        place, word = str(tmp_path / "sae"), "layers 0 to 6"
     before = sorted(tmp_path.iterdir())
-    given = ["--input", str(path), "--out", str(out), "--cache", str(tmp_path.parent / "cache"), *extra]
-    process = building(given)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 2, said
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert word in said
-    named = {"key": f"{tmp_path / 'settings.yaml'} [line 3]: ", "layer": str(tmp_path / "sae")}
-    assert named.get(kind, path.name) in said
+    process = building(["--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra])
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert word in errors
+    assert place in errors
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -224,28 +166,11 @@ def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> 
     data["qa"] = [{**data["qa"][0], "evidence": evidence} for evidence in cited]
     path = tmp_path / "in.json"
     path.write_text(json.dumps([data, {**data, "sample_id": "conv-2"}]))
-    found = {limit: outline([path], None, SplitConfig(), limit) for limit in (1, 2, None)}
-    assert [(known.references, len(known.dangling)) for known in found.values()] == [(4, 0), (8, 2), (14, 6)]
-    assert {item.question_id for item in found[2].dangling} == {"conv-1-q001", "conv-2-q001"}
+    outlines = {limit: outline([path], None, SplitConfig(), limit) for limit in (1, 2, None)}
+    assert [(corpus.references, len(corpus.dangling)) for corpus in outlines.values()] == [(4, 0), (8, 2), (14, 6)]
+    assert {item.question_id for item in outlines[2].dangling} == {"conv-1-q001", "conv-2-q001"}
     whole = read(path)
-    assert (found[None].references, tuple(found[None].dangling)) == (whole.references, whole.dangling)
-
-
-@pytest.mark.slow
-def test_real_dialogues_become_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
-    # one dialogue of each kind: encoding all of them takes minutes
-    locomo = tmp_path / "locomo.json"
-    locomo.write_text(json.dumps(json.loads((remind_data / "locomo" / "locomo_dev.json").read_text())[:1]))
-    inputs = [str(locomo), str(remind_data / "realtalk" / "Chat_4_Emi_Paola.json")]
-    cfg = BuildStatesConfig(inputs, str(tmp_path / "out"), sae=str(minilm_sae), limit=3, cache=str(tmp_path / "cache"))
-    folder = build_states(cfg)
-    manifest = read_manifest(folder)
-    assert manifest["counts"]["questions"] == 6
-    assert (manifest["counts"]["evidence_references"], manifest["counts"]["evidence_dangling"]) == (17, 0)
-    for record in read_states(folder):
-        assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
-        marked = sum(turn.end - turn.start for turn in record.x0.turns)
-        assert 0 < marked < len(record.x0.text)
+    assert (outlines[None].references, tuple(outlines[None].dangling)) == (whole.references, whole.dangling)
 
 
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
@@ -254,9 +179,9 @@ def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path
     ids = instance["haystack_session_ids"]
     # three sessions of 53: all of them take a minute
     others = [number for number, name in enumerate(ids) if name not in instance["answer_session_ids"]][:2]
-    kept = sorted([*others, *(ids.index(name) for name in instance["answer_session_ids"])])
+    chosen = sorted([*others, *(ids.index(name) for name in instance["answer_session_ids"])])
     for key in ("haystack_session_ids", "haystack_dates", "haystack_sessions"):
-        instance[key] = [instance[key][number] for number in kept]
+        instance[key] = [instance[key][number] for number in chosen]
     gold = sum(turn.get("has_answer", False) for session in instance["haystack_sessions"] for turn in session)
     path = tmp_path / "short.json"
     path.write_text(json.dumps([instance]))
@@ -317,8 +242,10 @@ def _rows(text: str, title: str) -> list[list[str]]:
 def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
     """One table: accuracy, MemR, B1 and F1 by format from x0, of the shipped backbone and of the exported one."""
     sides = [read_json(out / name / "report.json") for name in ("evaluation-before", "evaluation")]
-    assert [side["config"]["model"] for side in sides] == ["nano", str(exported)]
-    assert {side["config"]["level"] for side in sides} == {"x0"}
+    assert [(side["config"]["model"], side["config"]["level"]) for side in sides] == [
+        ("nano", "x0"),
+        (str(exported), "x0"),
+    ]
     head, *rows = _rows(
         text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
     )
@@ -326,9 +253,9 @@ def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
     assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]
     for name in ("single", "multi", "direct", "all"):
         parts = [side["overall"] if name == "all" else side["by_format"][name] for side in sides]
-        found = [part[measure] for measure in measures.values() for part in parts]
-        figures = ["–" if figure is None else f"{100 * figure['value']:.1f}" for figure in found]
-        assert [name, str(parts[0]["n"]), *figures] in rows
+        figures = [part[measure] for measure in measures.values() for part in parts]
+        cells = ["–" if figure is None else f"{100 * figure['value']:.1f}" for figure in figures]
+        assert [name, str(parts[0]["n"]), *cells] in rows
     assert (out / "evaluation" / "report.html").is_file()
 
 
@@ -350,36 +277,37 @@ def _check_states(out: Path) -> None:
     """Every run names a folder that holds the labels it was trained on, so that it can be done again."""
     folders = [Path(read_config(out / f"run{number}").states) for number in range(3)]
     assert folders[1] == folders[2] != folders[0]
-    told = [{record.target is None for record in read_states(f) if record.split == "train"} for f in folders]
-    assert told == [{True}, {False}, {False}]
+    without = [{record.target is None for record in read_states(f) if record.split == "train"} for f in folders]
+    assert without == [{True}, {False}, {False}]
 
 
 def _check_retrieved(text: str, out: Path) -> None:
-    """What retrieval, SAEs and grounding made is measured, and told apart from what the world knows."""
-    found = [record for record in read_states(out / "retrieved") if record.split == "test"]
-    rows = _rows(text, f"States from retrieval, SAEs, grounding and summaries: accuracy on {len(found)} test questions")
+    """What retrieval, SAEs and grounding give is measured, apart from what the world knows."""
+    count = sum(record.split == "test" for record in read_states(out / "retrieved"))
+    rows = _rows(text, f"States from retrieval, SAEs, grounding and summaries: accuracy on {count} test questions")
     figures = read_json(out / "retrieved.json")
     assert list(figures) == ["before", "PRA without a label"]
     for title, row in figures.items():
         assert [title, *(f"{row['all'][level]:.2f}" for level in LEVELS)] in rows
     recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
     assert f"x0 holds {recall['x0']:.2f} of the evidence, the marks {recall['marked']:.2f} of it" in text
-    assert "training, are of states made from the evidence that the world knows" in text
 
 
 def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:
     context, question = seeds.REFMEM
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_bytes(seeds.as_lines([context, question]))
-    second.write_bytes(seeds.as_lines([{**context, "id": "c2"}, {**question, "context_id": "c2"}]))
-    with pytest.raises(DataError) as caught:
-        outline([first, second], None, SplitConfig(), None)
-    assert str(caught.value) == f"{second}: question id 'q1' occurs twice, first in {first}"
-    with pytest.raises(DataError) as caught:
-        outline([first, first], None, SplitConfig(), None)
-    assert str(caught.value) == f"{first}: dialogue id 'c1' occurs twice, first in {first}"
-    other = {**question, "context_id": "c2", "id": "q2"}
-    second.write_bytes(seeds.as_lines([{**context, "id": "c2"}, other, {**other, "id": "q3", "split": "test"}]))
-    with pytest.raises(DataError, match="split by evidence cluster") as caught:
-        outline([first, second], None, SplitConfig(), None)
-    assert str(caught.value).startswith(f"{second} [q3]: ")
+    other = {**context, "id": "c2"}, {**question, "context_id": "c2"}
+    second.write_bytes(seeds.as_lines(other))
+    q2, q3 = ({**other[1], "id": name} for name in ("q2", "q3"))
+    evidence = tmp_path / "c.jsonl"
+    evidence.write_bytes(seeds.as_lines([other[0], q2, {**q3, "split": "test"}]))
+    for files, message in (
+        ([first, second], f"{second}: question id 'q1' occurs twice, first in {first}"),
+        ([first, first], f"{first}: dialogue id 'c1' occurs twice, first in {first}"),
+        ([first, evidence], f"{evidence} [q3]: "),
+    ):
+        with pytest.raises(DataError) as caught:
+            outline(files, None, SplitConfig(), None)
+        assert str(caught.value).startswith(message)
+    assert "split by evidence cluster" in str(caught.value)

@@ -12,24 +12,34 @@ from remind.llm.request import Reply, Request
 
 
 class Scripted:
-    """Replies with the JSON value that a function of the request and its number gives; None: an invalid reply."""
+    """Replies with what a function of the request gives: a reply, its text, or its JSON value; None: an invalid one."""
 
-    name = "scripted"
+    def __init__(self, answer: Callable[[Request], Any], name: str = "scripted") -> None:
+        self.answer, self.name = answer, name
+        self.batches: list[list[Request]] = []
 
-    def __init__(self, answer: Callable[[Request, int], Any]) -> None:
-        self.answer, self.requests = answer, list[Request]()
+    @property
+    def requests(self) -> list[Request]:
+        return [request for batch in self.batches for request in batch]
 
     def complete(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
     ) -> list[Reply]:
-        replies = []
-        for request in requests:
-            self.requests.append(request)
-            value = self.answer(request, len(self.requests))
-            replies.append(Reply("no", failure="invalid") if value is None else Reply(json.dumps(value), value))
+        self.batches.append(list(requests))
+        replies = [as_reply(self.answer(request)) for request in requests]
+        for index, reply in enumerate(replies):
             if on_reply is not None:
-                on_reply(len(replies) - 1, replies[-1])
+                on_reply(index, reply)
         return replies
+
+
+def as_reply(value: Any) -> Reply:
+    """A reply as the client gives it: with a value where there is JSON."""
+    if value is None:
+        return Reply("no", failure="invalid")
+    if isinstance(value, Reply | str):
+        return value if isinstance(value, Reply) else Reply(value)
+    return Reply(json.dumps(value), value)
 
 
 def items_for(system: str, user: str) -> dict[str, Any]:

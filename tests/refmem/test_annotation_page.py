@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,8 @@ from annotation_samples import HOSTILE, corpus, dialogue, item
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Image
 from remind.data.readers import write_refmem
-from remind.refmem.annotate import (
-    AnnotateConfig,
-    candidates_for,
-    order_for,
-    page_data,
-    page_html,
-    windows,
-    write_pages,
-)
+from remind.refmem import annotate
+from remind.refmem.annotate import candidates_for, order_for, page_data, windows
 from remind.refmem.annotations import read_annotations, write_annotations
 from remind.refmem.items import Item, write_items
 
@@ -41,15 +35,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(path: Path, items: list[Item], held: Corpus, annotator: str, **options: Any) -> Path:
     """An annotator's page."""
-    path.write_text(page_html(page_data(items, held, annotator, **options)), encoding="utf-8")
+    path.write_text(annotate.page_html(page_data(items, held, annotator, **options)), encoding="utf-8")
     return path
 
 
 class Opened:
     """The page opened from disk without a network, with all that its console said and all it asked for."""
 
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, offline=True, **options)
+    def __init__(self, browser: Any, path: Path) -> None:
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, offline=True)
         self.said: list[str] = []
         self.fetched: list[str] = []
         self.open(path)
@@ -91,10 +85,6 @@ def to_item(opened: Opened, name: str) -> None:
     assert opened.page.evaluate("item().id") == name
 
 
-def by_name(rows: list[Any]) -> dict[str, Any]:
-    return {row.item_id: row for row in rows}
-
-
 def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, made: Path, tmp_path: Path) -> None:
     candidates = candidates_for(ITEMS[2], "Ana <b>", 0)
     for place, one in enumerate(order_for(ITEMS, "Ana <b>", 0)):
@@ -113,7 +103,7 @@ def test_three_items_by_keyboard_alone_are_saved_and_read_back(opened: Opened, m
         assert "Done" in opened.page.locator("#missing").inner_text()
         opened.press("Enter")
     assert opened.page.locator("#count").inner_text() == "3 of 3 done"
-    saved = by_name(read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS))
+    saved = {row.item_id: row for row in read_annotations(opened.save(tmp_path / "saved.jsonl"), ITEMS)}
     one, two, three = (saved[name] for name in ("one", "two", "three"))
     assert (one.answers, one.evidence, one.images, one.confidence) == (("C",), ("T20", "T21"), (), 4)
     assert one.note == 'said "so" \\ n 5'
@@ -174,89 +164,23 @@ def test_files_of_others_are_refused_whole(opened: Opened, made: Path, tmp_path:
     assert opened.said == []
 
 
-def test_flags_the_whole_dialogue_and_finding(opened: Opened, tmp_path: Path) -> None:
+def test_the_whole_dialogue_finding_and_flags(opened: Opened, tmp_path: Path) -> None:
     to_item(opened, "one")
     page = opened.page
     # 20±4 and 95±4 of 120 turns
-    assert page.locator(".turn").count() == 18
-    assert page.locator(".turn.proposed").count() == 2
-    assert page.locator(".gap").count() == 3
+    assert [page.locator(name).count() for name in (".turn", ".turn.proposed", ".gap")] == [18, 2, 3]
     opened.press("v")
     assert page.locator(".turn").count() == 120
     opened.press("v", "/")
     page.keyboard.type("subject 77")
-    assert page.locator("#found").inner_text() == "1 turn"
     opened.press("Enter")
     assert page.locator(".turn.match").inner_text().startswith("דנה: We talked about subject 77")
     opened.press("Escape", "ArrowDown", "Space")
     assert opened.state("one")["evidence"] == ["T77"]
     opened.press("r")
-    assert page.locator("#missing").inner_text() == "Done: flagged for removal."
-    (row,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
-    assert (row.remove, row.answers, row.confidence) == (True, (), None)
-    opened.press("?")
-    assert page.locator("dialog[open]").count() == 1
-    opened.press("b", "Escape")
-    assert page.locator("dialog[open]").count() == 0
-    assert opened.state("one")["answers"] == []
+    (flag,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
+    assert (flag.remove, flag.answers, flag.confidence) == (True, (), None)
     assert opened.said == []
-
-
-def test_every_control_has_a_name_and_the_focus_is_seen(opened: Opened) -> None:
-    page = opened.page
-    nameless = page.evaluate(
-        """() => [...document.querySelectorAll('button, input:not([hidden]), textarea, progress')].filter((node) =>
-            !(node.labels && [...node.labels].some((label) => label.textContent.trim())) &&
-            !node.getAttribute('aria-label') && !node.textContent.trim()).map((node) => node.outerHTML)"""
-    )
-    assert nameless == []
-    seen = set()
-    for _ in range(40):
-        opened.press("Tab")
-        kind, style = page.evaluate(
-            """() => { const node = document.activeElement, row = node.closest('.turn, .choice');
-                const outlines = [node, row].filter(Boolean).map((one) => getComputedStyle(one).outlineStyle);
-                const outlined = outlines.some((style) => style !== 'none');
-                return [node.id || node.name || node.tagName, outlined]; }"""
-        )
-        assert style or kind in ("BODY", "HTML", "main", "turns"), f"no focus to be seen on {kind}"
-        seen.add(kind)
-    assert {"next", "save", "find", "answer", "confidence", "remove", "note"} <= seen
-    # one turn takes the Tab key, not all of them
-    assert page.locator("#turns input[tabindex='0']").count() == 1
-
-
-#: WCAG contrast of the text that is hardest to read, and its element.
-WORST_CONTRAST = """() => {
-    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-    const part = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
-    const light = (c) => 0.2126 * part(c[0]) + 0.7152 * part(c[1]) + 0.0722 * part(c[2]);
-    const ground = (node) => {
-        for (; node; node = node.parentElement) {
-            const c = parse(getComputedStyle(node).backgroundColor);
-            if (c.length < 4 || c[3] > 0) return c;
-        }
-        return [255, 255, 255];
-    };
-    let worst = [99, ''];
-    const kinds = 'kbd, bdi, label, legend, .gap, .session, .tag, .name, #hint, #missing, #kind, #question';
-    for (const node of document.querySelectorAll(kinds)) {
-        if (!node.offsetParent) continue;
-        const a = light(parse(getComputedStyle(node).color)), b = light(ground(node));
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < worst[0]) worst = [ratio, node.outerHTML.slice(0, 80)];
-    }
-    return worst;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(browser: Any, made: Path, scheme: str) -> None:
-    opened = Opened(browser, made, color_scheme=scheme)
-    opened.press("a", "y")
-    worst = opened.page.evaluate(WORST_CONTRAST)
-    assert worst[0] >= 4.5, worst
-    opened.context.close()
 
 
 def given_data(path: Path) -> tuple[str, Any]:
@@ -294,22 +218,19 @@ def test_pictures_go_into_the_page(tmp_path: Path, browser: Any) -> None:
     given = item("i", dimension="topic_scoped_visual_prototypes", evidence=(), images=(0,))
     opened = Opened(browser, write(tmp_path / "p.html", [given], held, "Ana"))
     script = "const i = document.querySelector('#turns img'); return i.complete && [i.naturalWidth, i.naturalHeight];"
-    size = opened.page.wait_for_function(f"(() => {{ {script} }})()")
-    assert size.json_value() == [480, 240]
+    assert opened.page.wait_for_function(f"(() => {{ {script} }})()").json_value() == [480, 240]
     assert opened.said == []
     opened.context.close()
-    bare = write(tmp_path / "q.html", [given], held, "Ana", pictures=False)
-    texts = [page.read_text(encoding="utf-8") for page in (tmp_path / "p.html", bare)]
-    # how every JPEG begins
-    assert ["base64,/9j/" in text for text in texts] == [True, False]
+    _, data = given_data(write(tmp_path / "q.html", [given], held, "Ana", pictures=False))
+    assert data["dialogues"]["d1"][0]["turns"][5]["images"] == [{"index": 0, "caption": "red", "src": None}]
 
 
 def test_a_page_for_every_annotator(tmp_path: Path) -> None:
     write_items(tmp_path / "items.jsonl", ITEMS[:1])
     write_refmem(corpus(), tmp_path / "dialogues.jsonl")
     paths = {"drafts": str(tmp_path / "items.jsonl"), "input": str(tmp_path / "dialogues.jsonl"), "out": str(tmp_path)}
-    config = AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1)
-    pages = write_pages(config)
+    config = annotate.AnnotateConfig(**paths, annotators=["Ana", "Ben C"], around=1)
+    pages = annotate.write_pages(config)
     assert [page.name for page in pages] == ["annotate_Ana.html", "annotate_Ben_C.html"]
     (shown,) = given_data(pages[1])[1]["items"]
     assert shown["near"] == [[19, 21], [94, 96]]
@@ -326,15 +247,32 @@ def test_windows_by_hand() -> None:
     # image 1 is shared in turn 15
     assert windows(dialogue(), item("w", evidence=(), images=(1,)), 1) == [(14, 16)]
     assert windows(dialogue(), item("w", evidence=()), 1) == [(0, 39)]
-    with pytest.raises(DataError, match="T999"):
-        windows(dialogue(), item("w", evidence=("T999",)), 1)
 
 
 def test_items_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs items"):
         page_data([], corpus(), "Ana")
-    with pytest.raises(DataError, match="no dialogue 'd9'"):
-        page_data([item("i", dialogue_id="d9")], corpus(), "Ana")
-    lost: list[Item] = [item("i", images=(99,))]
-    with pytest.raises(DataError, match="image 99"):
-        page_data(lost, corpus(), "Ana")
+    for change, reason in (
+        ({"dialogue_id": "d9"}, "no dialogue 'd9'"),
+        ({"images": (99,)}, "image 99"),
+        ({"evidence": ("T999",)}, "T999"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            page_data([item("i", **change)], corpus(), "Ana")
+
+
+def test_orders_differ_by_annotator_and_seed_and_hold_everything() -> None:
+    items = [item(f"i{n}") for n in range(30)]
+    orders = [[one.id for one in order_for(items, *key)] for key in (("Ana", 0), ("Ben", 0), ("Ana", 1))]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == sorted(one.id for one in items) for order in orders)
+    # the file's own order has no part in it
+    assert [one.id for one in order_for(items[::-1], "Ana", 0)] == orders[0]
+
+
+def test_the_place_of_a_candidate_does_not_give_the_answer_away() -> None:
+    """It stands first in every draft."""
+    drafts = [item(f"d{n}", "direct") for n in range(600)]
+    places = Counter(candidates_for(given, "Ana", 0).index("a quiet life") for given in drafts)
+    # 600 draws of 1/3: deviation 11.5
+    assert all(abs(places[n] - 200) < 5 * 11.6 for n in range(3))

@@ -9,16 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chat_samples  # noqa: F401  skips without the extra llm
 import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
 from fault_proxy import Proxy, completion
 from forked import Forked
 from scripted_chat import value_for
 
-from remind.core.cli import main, parse
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
 from remind.data.dialogue import DIMENSIONS, TEXT_DIMENSIONS, Corpus, Dialogue
@@ -58,7 +54,7 @@ def dialogues(tmp_path: Path, corpus: Corpus) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Proxy]:
+def url() -> Iterator[str]:
     """A server that writes valid items and guesses none of them."""
 
     def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
@@ -66,13 +62,13 @@ def server() -> Iterator[Proxy]:
         return 200, {}, completion(json.dumps(value_for(system, user)))
 
     with Proxy(answer=answer) as proxy:
-        yield proxy
+        yield proxy.url
 
 
 @pytest.fixture
-def config(server: Proxy) -> Callable[..., RefMemConfig]:
+def config(url: str) -> Callable[..., RefMemConfig]:
     """Settings of a build that asks the server."""
-    llm = LLMConfig(EndpointConfig("m", server.url), cache=None)
+    llm = LLMConfig(EndpointConfig("m", url), cache=None)
 
     def make(path: object, out: Path, **settings: Any) -> RefMemConfig:
         small = {"questions": ItemsConfig(per_cluster=1), "filters": FilterConfig(blind_draws=1)}
@@ -82,14 +78,14 @@ def config(server: Proxy) -> Callable[..., RefMemConfig]:
 
 
 def test_killed_and_resumed_it_gives_the_same_bytes(
-    dialogues: str, tmp_path: Path, corpus: Corpus, config: Callable[..., RefMemConfig], server: Proxy
+    dialogues: str, tmp_path: Path, corpus: Corpus, config: Callable[..., RefMemConfig], url: str
 ) -> None:
     whole = tmp_path / "whole"
     result = build_refmem(config(dialogues, whole))
     broken = tmp_path / "broken"
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    assert Forked(script, dialogues, broken, server.url).wait(300) == -signal.SIGKILL
+    assert Forked(script, dialogues, broken, url).wait(300) == -signal.SIGKILL
     # nothing half-written under a stage's name
     assert [name for name in STAGES if (broken / name).exists()] == ["clusters"]
     assert any(path.name.endswith(".tmp") for path in broken.iterdir())
@@ -100,19 +96,18 @@ def test_killed_and_resumed_it_gives_the_same_bytes(
     assert files(broken) == files(whole)
 
     # what came out is the toolkit's own format, split as it says
-    made = read(result)
-    assert made.dialogues == corpus.dialogues
-    assert not made.dangling
-    assert {question.dimension for question in made.questions} == set(DIMENSIONS)
-    assert assign_splits(made, SplitConfig()) == {question.id: question.split for question in made.questions}
-    clusters = {item.id: item.cluster_id for item in read_items(whole / "benchmark" / "items.jsonl")}
-    check_overlap(((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in made.questions), lambda _: result)
-    sides = [{clusters[q.id] for q in made.questions if q.split == side} for side in ("train", "test")]
-    assert all(sides)
-    assert not sides[0] & sides[1]
-    told = read_json(whole / "benchmark" / "statistics.json")
-    assert told["questions"]["total"] == len(made.questions)
-    assert told["filters"]["in"] == told["filters"]["kept"] + sum(told["filters"]["removed"].values())
+    benchmark = read(result)
+    assert benchmark.dialogues == corpus.dialogues
+    assert not benchmark.dangling
+    assert {question.dimension for question in benchmark.questions} == set(DIMENSIONS)
+    assert assign_splits(benchmark.questions, SplitConfig()) == {
+        question.id: question.split for question in benchmark.questions
+    }
+    rows = ((q.id, q.dialogue_id, q.split, (*q.evidence, *q.images)) for q in benchmark.questions)
+    check_overlap(rows, lambda _: result)
+    counts = read_json(whole / "benchmark" / "statistics.json")
+    assert counts["questions"]["total"] == len(benchmark.questions)
+    assert counts["filters"]["in"] == counts["filters"]["kept"] + sum(counts["filters"]["removed"].values())
 
 
 def test_a_changed_setting_redoes_what_hangs_on_it(
@@ -152,7 +147,7 @@ def test_a_changed_setting_redoes_what_hangs_on_it(
     assert files(tmp_path / "out" / "benchmark") == before
 
 
-def test_one_dialogue_without_images(
+def test_small_inputs_and_what_cannot_be_built(
     tmp_path: Path,
     make_dialogue: Callable[..., Dialogue],
     capsys: pytest.CaptureFixture[str],
@@ -160,54 +155,26 @@ def test_one_dialogue_without_images(
 ) -> None:
     path = tmp_path / "one.jsonl"
     write_refmem(Corpus((make_dialogue(images=False),)), path)
-    result = build_refmem(config(path, tmp_path / "out"))
-    made = read(result)
-    assert {question.dimension for question in made.questions} <= set(TEXT_DIMENSIONS)
-    assert {question.split for question in made.questions} == {"train", "test"}
+    benchmark = read(build_refmem(config(path, tmp_path / "out")))
+    assert {question.dimension for question in benchmark.questions} <= set(TEXT_DIMENSIONS)
+    assert {question.split for question in benchmark.questions} == {"train", "test"}
     assert "no items for:" in capsys.readouterr().out
-
-
-def test_what_cannot_be_built_is_told_in_a_line(
-    tmp_path: Path,
-    make_dialogue: Callable[..., Dialogue],
-    capsys: pytest.CaptureFixture[str],
-    config: Callable[..., RefMemConfig],
-) -> None:
-    path = tmp_path / "short.jsonl"
-    write_refmem(Corpus((make_dialogue(sessions=1),)), path)
-    cfg = config(path, tmp_path / "out", until="clusters")
-    assert build_refmem(cfg) == tmp_path / "out" / "clusters"
     with locked(tmp_path / "out"), pytest.raises(ConfigError, match="another build"):
-        build_refmem(cfg)
-    empty = tmp_path / "empty.jsonl"
-    write_refmem(Corpus((make_dialogue(sessions=1, images=False),)), empty)
+        build_refmem(config(path, tmp_path / "out"))
+    write_refmem(Corpus((make_dialogue(sessions=1, images=False),)), path)
     with pytest.raises(DataError, match="no item is left"):
-        build_refmem(config(empty, tmp_path / "none"))
-    with pytest.raises(SystemExit):
-        parse(RefMemConfig, "", ["--input", "i", "--out", "o", "--questions.formats", "[essay]"])
-    assert "formats are single, multi, direct" in capsys.readouterr().err
+        build_refmem(config(path, tmp_path / "none"))
+    with pytest.raises(ConfigError, match="formats are single, multi, direct"):
+        ItemsConfig(formats=["essay"])
 
 
-def test_without_a_chat_model_it_says_what_to_set(
-    dialogues: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--input", dialogues, "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as left:
-        main(RefMemConfig, build_refmem, "", words)
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "set llm.questions or llm.default (model, and base_url" in said
-    assert said.count("\n") == 1
+def test_without_a_chat_model_it_says_what_to_set(dialogues: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"set llm\.questions or llm\.default \(model, and base_url"):
+        build_refmem(RefMemConfig(dialogues, str(out)))
     writer = LLMConfig(questions=EndpointConfig("m", "local"), cache=None)
     with pytest.raises(ConfigError, match=r"set llm\.answer or llm\.default .* or filters\.blind_draws 0"):
-        build_refmem(RefMemConfig(dialogues, str(tmp_path / "out"), llm=writer))
+        build_refmem(RefMemConfig(dialogues, str(out), llm=writer))
     # nothing was begun; the first stage needs no chat model
-    assert not (tmp_path / "out").exists()
-    assert build_refmem(RefMemConfig(dialogues, str(tmp_path / "out"), until="clusters")).name == "clusters"
-
-
-def test_the_shipped_config_holds_the_defaults_and_names_models() -> None:
-    path = Path(__file__).parents[2] / "configs" / "refmem.yaml"
-    cfg = parse(RefMemConfig, "", ["--config", str(path), "--input", "i", "--out", "o"])
-    assert cfg == RefMemConfig("i", "o", llm=cfg.llm)
-    cfg.check_endpoints()
+    assert not out.exists()
+    assert build_refmem(RefMemConfig(dialogues, str(out), until="clusters")) == out / "clusters"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 
 def _eval(model: Any) -> Any:
@@ -21,23 +24,16 @@ def bert() -> Any:
     return _eval(BertModel(config))
 
 
+TEXT = {"vocab_size": 50, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
+
+
 @pytest.fixture(scope="session")
 def qwen3() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        intermediate_size=24,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return _eval(Qwen3ForCausalLM(config))
+    return _eval(Qwen3ForCausalLM(Qwen3Config(hidden_size=16, head_dim=8, intermediate_size=24, **TEXT)))
 
 
 @pytest.fixture(scope="session")
@@ -57,37 +53,13 @@ def qwen3_vl() -> Any:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
+    vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
     config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": 50,
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "intermediate_size": 48,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        # as many vision blocks as text blocks, so that counting alone cannot tell the stacks apart
-        vision_config={
-            "depth": 4,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_heads": 2,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        text_config={**TEXT, "hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope},
+        vision_config={**vision, "deepstack_visual_indexes": [0, 2]},
         image_token_id=IMAGE,
         video_token_id=46,
         vision_start_token_id=47,
@@ -99,25 +71,19 @@ def qwen3_vl() -> Any:
 @pytest.fixture(scope="session")
 def picture() -> dict[str, Any]:
     """Two texts for `qwen3_vl`, the first with an image of 2 x 3 tokens, the second padded on the right."""
-    generator = torch.Generator().manual_seed(3)
-    first = [5, 6, 47, *[IMAGE] * 6, 48, 7, 8]
-    second = [9, 10, 11, 12, 13] + [0] * (len(first) - 5)
-    ids = torch.tensor([first, second])
-    grid = torch.tensor([[1, 4, 6]])
-    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=generator, dtype=torch.float64)
+    ids = torch.tensor([[5, 6, 47, *[IMAGE] * 6, 48, 7, 8], [9, 10, 11, 12, 13, *[0] * 7]])
+    pixels = torch.randn(24, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return {
         "input_ids": ids,
-        "attention_mask": torch.tensor([[1] * len(first), [1] * 5 + [0] * (len(first) - 5)]),
+        "attention_mask": (ids != 0).long(),
         "pixel_values": pixels,
-        "image_grid_thw": grid,
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
         "mm_token_type_ids": (ids == IMAGE).int(),
     }
 
 
-VOCABULARY = (
-    "the a cat dog bird sat ran saw on under mat tree house red green blue old new quickly slowly and or but he she it "
-    "they was were is not very big small"
-)
+VOCABULARY = """the a cat dog bird sat ran saw on under mat tree house red green blue old new quickly slowly
+and or but he she it they was were is not very big small"""
 WORDS = VOCABULARY.split()
 
 
@@ -167,3 +133,39 @@ def make_texts() -> Any:
         return [" ".join(WORDS[i] for i in row) for row in rows]
 
     return make
+
+
+@contextmanager
+def _replaced(model: Any, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    from sae.hooks import find_blocks
+
+    text = getattr(model, "transformer", None) or getattr(model.model, "language_model", model.model)
+    modules = [*find_blocks(model), text.ln_f if hasattr(text, "ln_f") else text.norm]
+    originals = {layer: modules[layer].forward for layer in edits}
+    for layer in edits:
+        modules[layer].forward = lambda h, *args, layer=layer, **kwargs: originals[layer](
+            edits[layer](h), *args, **kwargs
+        )
+    try:
+        yield
+    finally:
+        for layer in edits:
+            del modules[layer].forward
+
+
+@pytest.fixture(scope="session")
+def replaced() -> Any:
+    """replaced(model, edits): what `sae.hooks.edited` does, by wrapping the forwards of blocks and final norm."""
+    return _replaced
+
+
+@pytest.fixture(scope="session")
+def dense() -> Any:
+    """dense(coder, h): codes [..., d_sae], from a full sort."""
+
+    def encode(coder: Any, h: Tensor) -> Tensor:
+        pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
+        kept = pre.argsort(-1, descending=True)[..., : coder.k]
+        return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+
+    return encode

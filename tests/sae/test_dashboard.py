@@ -1,4 +1,4 @@
-"""Feature pages: figures against brute force over dense codes."""
+"""Feature pages: figures against brute force over dense codes; pictures of coders."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from sae import ConfigError, ShapeError, SparseCodes
-from sae.dashboard import FeatureRecord, neighbours, promoted_tokens, record, write_dashboard
+from sae import ConfigError, FormatError, ShapeError
+from sae.dashboard import neighbours, promoted_tokens, write_dashboard
 from sae.pages import number, packed, script_json, utf16
-from sae.probe.encoder import Probe
+from sae.plots import held_out, plot_density, plot_training
+from sae.probe import Probe, collect
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +29,14 @@ def texts(make_texts: Any) -> list[str]:
 
 
 def data_of(path: Path) -> Any:
-    found = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    [data] = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    return json.loads(data)
 
 
-def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: Any, tmp_path: Path, make_coder: Any) -> None:
     coder = probe.coders[2]
-    kept = record(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
-    path = write_dashboard(tmp_path / "page.html", coder, kept, features=range(coder.d_sae), probe=probe, title="<b>2")
+    records = collect(probe, [(f"text {n}", text) for n, text in enumerate(texts)], per_feature=3)[2]
+    path = write_dashboard(tmp_path / "page.html", coder, records, features=range(48), probe=probe, title="<b>2")
     data = data_of(path)
     encoded = probe.encode(texts)
     codes = [one.codes[2].dense(coder.d_sae)[one.counted] for one in encoded]
@@ -46,21 +46,19 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp
     for row in data["features"]:
         feature = row["id"]
         column = every[:, feature]
-        assert row["fired"] == int((column > 0).sum())
-        assert sum(row["counts"]) == row["fired"]
+        assert row["fired"] == sum(row["counts"]) == int((column > 0).sum())
         for count, low, high in zip(row["counts"], row["edges"], row["edges"][1:], strict=False):
             # edges are written with four digits
             inside = ((column > low * 1.0005) & (column < high * 0.9995)).sum()
             around = ((column > low * 0.9995) & (column < high * 1.0005)).sum()
             assert inside <= count <= around
         best = sorted((float(part[:, feature].max()) for part in codes if len(part)), reverse=True)
-        assert [value for _, _, _, value in row["examples"]] == pytest.approx([v for v in best if v > 0][:3], abs=1e-4)
+        assert [value for *_, value in row["examples"]] == pytest.approx([v for v in best if v > 0][:3], abs=1e-4)
         cosine = rows @ rows[feature]
         cosine[feature] = -2
-        assert row["near"][0][0] == int(cosine.argmax())
-        assert [value for _, value in row["near"]] == pytest.approx(
-            cosine.sort(descending=True).values[:6].tolist(), abs=1e-3
-        )
+        near, indices = cosine.sort(descending=True)
+        assert row["near"][0][0] == int(indices[0])
+        assert [value for _, value in row["near"]] == pytest.approx(near[:6].tolist(), abs=1e-3)
     for text, ends, label in data["snippets"]:
         assert ends[-1] == len(text)
         words = text.replace("[BOS]", "").replace("[EOS]", "").strip()
@@ -69,52 +67,26 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: list[str], tmp
     html = path.read_text(encoding="utf-8")
     assert "&lt;b&gt;2" in html
     assert "<b>2" not in html
-
-
-def test_the_strongest_features_come_first(probe: Probe, texts: list[str], tmp_path: Path) -> None:
-    kept = record(probe, texts)[2]
-    data = data_of(write_dashboard(tmp_path / "page.html", probe.coders[2], kept, most=5))
-    peaks = torch.cat([one.codes[2].dense(48)[one.counted] for one in probe.encode(texts)]).amax(0)
-    assert [row["id"] for row in data["features"]] == peaks.sort(descending=True).indices[:5].tolist()
+    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
+    with pytest.raises(ConfigError, match="feature 48"):
+        write_dashboard(path, coder, records, features=[48])
+    with pytest.raises(ShapeError):
+        write_dashboard(path, make_coder(16, d_sae=12), records)
+    assert path.read_text(encoding="utf-8") == html
+    data = data_of(write_dashboard(path, coder, records, most=5))
+    # the strongest first
+    assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
     assert data["features"][0]["tokens"] is None
 
 
 def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert: Any) -> None:
     coder = probe.coders[2]
-    found = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
-    assert found is not None
-    for feature, tokens in zip((0, 7), found, strict=True):
+    promoted = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
+    for feature, tokens in zip((0, 7), promoted, strict=True):
         scores = [float(coder.W_dec[feature] @ row) for row in gpt2.get_output_embeddings().weight]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[:3]
         assert tokens == [probe.tokenizer.decode([i]) for i in order]
     assert promoted_tokens(bert, probe.tokenizer, coder, [0]) is None
-
-
-def test_activations_are_counted_by_half_octaves() -> None:
-    counted = FeatureRecord(3)
-    values = torch.tensor([[1.0, 2.0], [1.5, 0.0], [1e-9, 1e9], [1.0, 1.41]])
-    counted.count(SparseCodes(values, torch.tensor([[0, 1], [0, 1], [0, 2], [0, 1]])))
-    edges, counts = counted.histogram(0)
-    assert sum(counts) == 4
-    assert counts[0] == 1
-    assert counts[-2:] == [2, 1]
-    assert edges[-2:] == pytest.approx([math.sqrt(2), 2.0])
-    assert counted.histogram(1)[1] == [1, 0, 1]
-    assert counted.histogram(2)[1] == [1]
-    assert FeatureRecord(2).histogram(1) == ([], [])
-
-
-def test_a_lone_feature_has_no_neighbours(make_coder: Any) -> None:
-    assert neighbours(make_coder(4, d_sae=1, k=1), [0]) == [[]]
-
-
-def test_what_is_not_there_is_refused(probe: Probe, texts: list[str], tmp_path: Path, make_coder: Any) -> None:
-    kept = record(probe, texts)[2]
-    with pytest.raises(ConfigError, match="feature 48"):
-        write_dashboard(tmp_path / "page.html", probe.coders[2], kept, features=[48])
-    with pytest.raises(ShapeError):
-        write_dashboard(tmp_path / "page.html", make_coder(16, d_sae=12), kept)
-    assert not (tmp_path / "page.html").exists()
 
 
 def test_data_cannot_leave_its_block() -> None:
@@ -137,15 +109,15 @@ def test_offsets_are_those_of_a_browser() -> None:
 
 def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, browser: Any) -> None:
     label = "</script><img src=x onerror=window.hacked=1>"
-    kept = record(probe, [(label, text) for text in texts])[2]
+    records = collect(probe, [(label, text) for text in texts])[2]
     path = write_dashboard(
-        tmp_path / "page.html", probe.coders[2], kept, title="</title><script>window.hacked=2</script>"
+        tmp_path / "page.html", probe.coders[2], records, title="</title><script>window.hacked=2</script>"
     )
-    said: list[str] = []
+    messages: list[str] = []
     page = browser.new_page()
     page.set_default_timeout(60_000)
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_function("document.documentElement.dataset.ready === 'true'")
     data = data_of(path)
@@ -168,4 +140,28 @@ def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, b
     assert [fired[feature] for feature in ids] == sorted(fired.values())
     assert page.evaluate("window.hacked") is None
     page.close()
-    assert said == []
+    assert messages == []
+
+
+def test_pictures(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    for error in ("no such file", "not JSON", "no layer_"):
+        with pytest.raises(FormatError, match=error):
+            plot_training(tmp_path)
+        row = json.dumps({"step": 2, "layer": 4, "fvu": 0.5})
+        metrics.write_text(row if metrics.exists() else "{")
+    histogram = {"edges": [1e-3, 1e-2, 1e-1, 1.0], "counts": [0, 4, 2], "never": 3}
+    kinds = {kind: {"fvu": fvu, "density_histogram": histogram} for kind, fvu in (("text", 0.2), ("visual", 0.4))}
+    record = {"held_out": {"fvu": 0.25, "density_histogram": histogram, **kinds}}
+    (tmp_path / "layer_04").mkdir()
+    (tmp_path / "layer_04" / "training.json").write_text(json.dumps(record))
+    left, right = plot_training(tmp_path).figure.axes
+    assert [(line.get_label(), list(line.get_ydata())) for line in left.get_lines()] == [("layer 4", [0.5])]
+    # text and visual tokens apart where both were there
+    assert [bar.get_height() for bar in right.patches] == [0.25, 0.2, 0.4]
+    picture = plot_density(held_out(tmp_path))
+    [axes] = picture.figure.axes
+    assert [patch.get_label() for patch in axes.patches] == ["all", "text", "visual"]
+    assert "all 3, text 3, visual 3" in axes.get_title(loc="left")
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert picture.save(tmp_path / "new" / "density.svg").read_text().lstrip().startswith("<?xml")

@@ -1,16 +1,30 @@
-"""Which tokens are kept, and that the buffer hands each out once, in one order for all layers."""
+"""Which tokens are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from sae import ActivationError
-from sae.errors import ShapeError
+from sae import ActivationError, ShapeError
 from sae.harvest import HarvestStats, harvest
 from sae.hooks import hidden_states
+
+
+@contextmanager
+def altered(change: Callable[[dict[int, Tensor], dict[str, Any]], dict[int, Tensor]]) -> Iterator[None]:
+    """Within the block `harvest` sees changed hidden states: change(states, inputs)."""
+
+    def states(model: Any, layers: Any, **inputs: Any) -> dict[int, Tensor]:
+        return change({k: v.clone() for k, v in hidden_states(model, layers, **inputs).items()}, inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sae.harvest.hidden_states", states)
+        yield
 
 
 def text_batch() -> dict[str, torch.Tensor]:
@@ -31,26 +45,22 @@ def test_padding_and_special_tokens_are_dropped(bert: Any) -> None:
 
 
 def test_values_at_padding_may_be_anything(bert: Any) -> None:
-    def poisoned(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
-        states = hidden_states(model, layers, **inputs)
+    def poisoned(states: dict[int, Tensor], inputs: dict[str, Any]) -> dict[int, Tensor]:
         return {k: v.masked_fill(inputs["attention_mask"][..., None] == 0, float("nan")) for k, v in states.items()}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sae.harvest.hidden_states", poisoned)
+    with altered(poisoned):
         [batch] = harvest(bert, [text_batch()], [2])
     assert bool(torch.isfinite(batch.activations[2]).all())
 
 
 def test_a_sink_at_one_layer_is_dropped_for_all(bert: Any) -> None:
-    def with_sink(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
-        states = {k: v.clone() for k, v in hidden_states(model, layers, **inputs).items()}
+    def with_sink(states: dict[int, Tensor], _: Any) -> dict[int, Tensor]:
         states[3][0, 2] *= 30
         states[3][1, 1] *= 5
         return states
 
     stats = HarvestStats()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sae.harvest.hidden_states", with_sink)
+    with altered(with_sink):
         [batch] = harvest(bert, [text_batch()], [1, 3], special_ids=[1, 2], stats=stats)
         [all_kept] = harvest(bert, [text_batch()], [1, 3], special_ids=[1, 2], sink_factor=None)
     places = list(zip(batch.rows.tolist(), batch.positions.tolist(), strict=True))
@@ -75,40 +85,28 @@ def test_visual_tokens_are_flagged_and_kept(qwen3_vl: Any, picture: dict[str, An
 
 
 def test_visual_tokens_have_a_median_of_their_own(qwen3_vl: Any, picture: dict[str, Any]) -> None:
-    def loud_pictures(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
-        states = hidden_states(model, layers, **inputs)
+    def loud_pictures(states: dict[int, Tensor], inputs: dict[str, Any]) -> dict[int, Tensor]:
         return {k: torch.where(inputs["input_ids"][..., None] == 45, 50 * v, v) for k, v in states.items()}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sae.harvest.hidden_states", loud_pictures)
+    with altered(loud_pictures):
         [batch] = harvest(qwen3_vl, [picture], [2])
     assert int(batch.visual.sum()) == 6
 
 
 def test_values_that_are_not_finite_name_batch_and_layer(bert: Any) -> None:
-    calls = 0
-
-    def broken(model: Any, layers: Any, **inputs: Any) -> dict[int, torch.Tensor]:
-        nonlocal calls
-        states = {k: v.clone() for k, v in hidden_states(model, layers, **inputs).items()}
-        if calls == 1:
+    def broken(states: dict[int, Tensor], inputs: dict[str, Any]) -> dict[int, Tensor]:
+        if int(inputs["input_ids"][0, 1]) == 30:
             states[3][1, 2, 0] = float("inf")
-        calls += 1
         return states
 
-    batches = [text_batch()] * 3
+    batches = [text_batch() for _ in range(3)]
+    batches[1]["input_ids"][0, 1] = 30
     stats = HarvestStats()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sae.harvest.hidden_states", broken)
+    with altered(broken):
         with pytest.raises(ActivationError, match="batch 1: hidden states of layer 3 are not finite"):
             list(harvest(bert, batches, [1, 3]))
-        calls = 0
-        kept = list(harvest(bert, batches, [1, 3], skip_nonfinite=True, stats=stats))
-    assert [batch.batch for batch in kept] == [0, 2]
+        assert [batch.batch for batch in harvest(bert, batches, [1, 3], skip_nonfinite=True, stats=stats)] == [0, 2]
     assert (stats.batches, stats.skipped) == (3, 1)
-
-
-def test_masks_of_another_shape(bert: Any) -> None:
-    batch = {**text_batch(), "attention_mask": torch.ones(2, 1, 7, 7)}
+    batches[0]["attention_mask"] = torch.ones(2, 1, 7, 7)
     with pytest.raises(ShapeError, match="batch 0"):
-        list(harvest(bert, [batch], [1]))
+        list(harvest(bert, batches, [1]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,23 +19,10 @@ from sae.harvest import TokenBatch
 from sae.metrics import Evaluation, LayerEvaluation, density_histogram, evaluate
 
 
-def test_predicting_the_mean_leaves_everything_unexplained() -> None:
-    h = torch.randn(30, 4) + 100
-    result = Evaluation(4, 8)
-    codes = SparseCodes(torch.zeros(30, 2), torch.zeros(30, 2, dtype=torch.int64))
-    result.add(h, h.mean(0).expand_as(h), codes)
-    assert result.fvu == pytest.approx(1, rel=1e-4)
-    assert result.dead == 1
-    with pytest.raises(ActivationError):
-        evaluate({1: TopKSAE(4, 8, 2)}, [])
-
-
 def reference(coder: TopKSAE, h: Tensor) -> dict[str, float]:
     """The figures of [N, d] by their definitions, token by token, in float64."""
     x, out, acts = h.double(), coder(h).double(), coder.encode(h).dense(coder.d_sae)
-    n, centre = len(x), x.mean(0)
-    error = sum(float((x[t] - out[t]).pow(2).sum()) for t in range(n))
-    spread = sum(float((x[t] - centre).pow(2).sum()) for t in range(n))
+    n, error, spread = len(x), float((x - out).pow(2).sum()), float((x - x.mean(0)).pow(2).sum())
     return {
         "tokens": n,
         "fvu": error / spread,
@@ -73,8 +59,6 @@ def test_text_and_visual_tokens_apart(chunk: int, monkeypatch: pytest.MonkeyPatc
     coder, h, visual = mixed_tokens()
     batches = [token_batch(h[:41], visual[:41]), Shuffled({2: h[41:]}, visual[41:])]
     result = evaluate({2: coder}, batches)[2]
-    assert result.text is not None
-    assert result.visual is not None
     for part, tokens in ((result, h), (result.all, h), (result.text, h[~visual]), (result.visual, h[visual])):
         for name, value in reference(coder, tokens).items():
             assert getattr(part, name) == pytest.approx(value, rel=1e-9), name
@@ -86,18 +70,12 @@ def test_text_and_visual_tokens_apart(chunk: int, monkeypatch: pytest.MonkeyPatc
     assert summary["visual"]["fvu"] == result.visual.fvu
     assert summary["fvu"] == result.fvu
     assert "text" not in summary["text"]
-
-
-def test_kinds_that_were_not_there_are_none() -> None:
-    coder, h, visual = mixed_tokens()
-    plain = evaluate({2: coder}, [{2: h}])[2]
+    # kinds that were not there, or not known, are None
+    [plain] = evaluate({2: coder}, [{2: h}]).values()
     assert plain.tokens == len(h)
-    assert plain.text is None
-    assert plain.visual is None
-    assert plain.summary()["text"] is None
-    text = evaluate({2: coder}, [token_batch(h[~visual], visual[~visual])])[2]
+    assert plain.text is plain.visual is plain.summary()["text"] is None
+    [text] = evaluate({2: coder}, [token_batch(h[~visual], visual[~visual])]).values()
     assert text.visual is None
-    assert text.text is not None
     assert torch.equal(text.text.sums(), text.all.sums())
 
 
@@ -112,38 +90,23 @@ def test_two_halves_make_the_whole() -> None:
     loaded.load_sums(first.sums() + second.sums())
     assert loaded.sums().dtype == torch.float64
     for part, expected in ((loaded, whole), (loaded.text, whole.text), (loaded.visual, whole.visual)):
-        assert part is not None
-        assert expected is not None
         assert torch.equal(part.density, expected.density)
-        theirs = expected.summary()
-        for name, value in part.summary().items():
-            if isinstance(value, int | float):
-                assert value == pytest.approx(theirs[name], rel=1e-12), name
+        figures = {name: value for name, value in part.summary().items() if isinstance(value, int | float)}
+        assert figures == pytest.approx({name: expected.summary()[name] for name in figures}, rel=1e-12)
     with pytest.raises(ShapeError):
         loaded.load_sums(first.all.sums())
-
-
-def exact_fvu(h: Tensor, out: Tensor) -> Fraction:
-    """In rational arithmetic: without any rounding."""
-    x, y = ([[Fraction(value) for value in row] for row in tensor.tolist()] for tensor in (h, out))
-    error = sum((a - b) ** 2 for row, other in zip(x, y, strict=True) for a, b in zip(row, other, strict=True))
-    centre = [sum(column) / len(x) for column in zip(*x, strict=True)]
-    return error / sum((a - m) ** 2 for row in x for a, m in zip(row, centre, strict=True))
 
 
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])
 def test_a_mean_far_from_zero_costs_no_accuracy(offset: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    direction = torch.nn.functional.normalize(torch.randn(8, generator=generator, dtype=torch.float64), dim=0)
-    spread = torch.randn(600, 8, generator=generator, dtype=torch.float64) / 8**0.5
-    h = spread + offset * direction
+    h = torch.randn(600, 8, generator=generator, dtype=torch.float64) / 8**0.5 + offset / 8**0.5
     out = h + 0.3 * torch.randn(600, 8, generator=generator, dtype=torch.float64)
     result = Evaluation(8, 4)
-    for part in range(0, 600, 7):
-        rows = h[part : part + 7]
-        codes = SparseCodes(torch.zeros(len(rows), 1), torch.zeros(len(rows), 1, dtype=torch.int64))
-        result.add(rows, out[part : part + 7], codes)
-    assert result.fvu == pytest.approx(float(exact_fvu(h, out)), rel=1e-6)
+    codes = SparseCodes(torch.zeros(6, 1), torch.zeros(6, 1, dtype=torch.int64))
+    for rows, outputs in zip(h.split(6), out.split(6), strict=True):
+        result.add(rows, outputs, codes)
+    assert result.fvu == pytest.approx(float((h - out).square().sum() / (h - h.mean(0)).square().sum()), rel=1e-6)
 
 
 def test_figures_that_are_not_defined() -> None:
@@ -157,9 +120,15 @@ def test_figures_that_are_not_defined() -> None:
     summary = json.loads(json.dumps(none.summary(), allow_nan=False))
     assert summary["tokens"] == 0
     assert all(summary[name] is None for name in ("fvu", "mse", "l0", "cosine", "relative_norm", "dead"))
+    # predicting the mean leaves everything unexplained
+    result, nothing = Evaluation(6, 40), SparseCodes(torch.zeros(90, 2), torch.zeros(90, 2, dtype=torch.int64))
+    result.add(h, h.mean(0).expand_as(h), nothing)
+    assert result.fvu == pytest.approx(1)
+    assert result.dead == 1
+    with pytest.raises(ActivationError, match="no tokens"):
+        evaluate({2: coder}, [])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 2000), st.data())
 def test_the_density_histogram_counts_each_feature_once(tokens: int, data: st.DataObject) -> None:
     fired = data.draw(st.lists(st.integers(0, tokens), min_size=1, max_size=9))
@@ -177,13 +146,10 @@ def test_the_density_histogram_counts_each_feature_once(tokens: int, data: st.Da
             expected[max(i for i in range(len(counts)) if edges[i] <= count / tokens)] += 1
     assert counts == expected
     json.dumps(histogram)
-
-
-def test_the_density_histogram_reaches_down_to_one_token() -> None:
+    # down to one token
     histogram = density_histogram(torch.tensor([1.0, 0.0, 2e7]), 20_000_000)
-    assert histogram["edges"][::4] == pytest.approx([1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1])
+    assert histogram["edges"][::4] == pytest.approx([10.0**power for power in range(-8, 1)])
     assert (histogram["counts"][2], histogram["counts"][-1], sum(histogram["counts"])) == (1, 1, 2)
-    assert histogram["never"] == 1
 
 
 def test_batches_that_do_not_fit() -> None:
@@ -200,8 +166,7 @@ def test_batches_that_do_not_fit() -> None:
         Evaluation(6, 40).add(h, h[1:], coder.encode(h))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.data())
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any), st.data())
 def test_document_frequency_matches_sets(lengths: list[int], data: st.DataObject) -> None:
     documents = torch.tensor(
         [number for number, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64
@@ -215,26 +180,18 @@ def test_document_frequency_matches_sets(lengths: list[int], data: st.DataObject
     for part in (slice(0, cut), slice(cut, n)):
         frequency.add(SparseCodes(values[part], indices[part]), documents[part])
     sets: dict[int, set[int]] = {}
-    for t in range(n):
-        active = {int(j) for j, v in zip(indices[t], values[t], strict=True) if v > 0}
-        sets.setdefault(int(documents[t]), set()).update(active)
+    for document, features, acts in zip(documents.tolist(), indices.tolist(), values.tolist(), strict=True):
+        sets.setdefault(document, set()).update(j for j, act in zip(features, acts, strict=True) if act > 0)
     expected = [sum(j in features for features in sets.values()) for j in range(d_sae)]
     assert frequency.df.tolist() == expected
     assert frequency.n_documents == len(sets)
     idf = [math.log((1 + len(sets)) / (1 + df)) for df in expected]
     torch.testing.assert_close(frequency.idf(), torch.tensor(idf), rtol=1e-6, atol=1e-7)
-
-
-def test_documents_out_of_order_are_refused() -> None:
-    codes = SparseCodes(torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64))
-    frequency = DocumentFrequency(3)
-    with pytest.raises(ShapeError, match="ascending"):
-        frequency.add(codes, torch.tensor([2, 1]))
-    frequency.add(codes, torch.tensor([1, 2]))
-    with pytest.raises(ShapeError, match="ascending"):
-        frequency.add(codes, torch.tensor([1, 3]))
-    with pytest.raises(ShapeError):
-        frequency.add(codes, torch.tensor([3]))
+    late = torch.full((n,), len(lengths))
+    frequency.add(SparseCodes(values, indices), late)
+    for wrong in (torch.cat([late[1:], late[:1] - 1]), late - 1, late[1:]):
+        with pytest.raises(ShapeError):
+            frequency.add(SparseCodes(values, indices), wrong)
 
 
 def test_idf_on_disk(tmp_path: Path) -> None:
@@ -243,7 +200,6 @@ def test_idf_on_disk(tmp_path: Path) -> None:
     frequency.add(SparseCodes(torch.ones(2, 1), torch.tensor([[0], [1]])), torch.tensor([0, 0]))
     save_idf(tmp_path, frequency)
     loaded = load_idf(tmp_path)
-    assert loaded is not None
     torch.testing.assert_close(loaded, torch.tensor([0.0, 0.0, math.log(2)]))
     (tmp_path / "idf.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="damaged"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,89 +11,63 @@ import torch
 from torch import Tensor
 
 from sae import ConfigError, LayerError, ShapeError
-from sae.hooks import find_blocks, hidden_states
+from sae.hooks import hidden_states
 from sae.probe.steering import ablate, steer
 
 NAMES = ["gpt2", "qwen3", "qwen3_vl"]
 WIDTH = {"gpt2": 16, "qwen3": 16, "qwen3_vl": 32}
 
 
-@contextmanager
-def replaced(model: Any, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """The same as an edit of the stream, by wrapping the forward of the blocks. Positions count from 0 in `edits`."""
-    blocks = find_blocks(model)
-    originals = {layer: blocks[layer].forward for layer in edits}
-
-    def wrap(layer: int) -> Callable[..., Any]:
-        def forward(h: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return originals[layer](edits[layer](h), *args, **kwargs)
-
-        return forward
-
-    for layer in edits:
-        blocks[layer].forward = wrap(layer)
-    try:
-        yield
-    finally:
-        for layer in edits:
-            del blocks[layer].forward
+Strengths = dict[int, float]
 
 
-def dense(coder: Any, h: Tensor) -> Tensor:
-    pre = ((h - coder.b_dec) @ coder.W_enc + coder.b_enc).relu()
-    kept = pre.argsort(-1, descending=True)[..., : coder.k]
-    return torch.zeros_like(pre).scatter(-1, kept, pre.gather(-1, kept))
+@pytest.fixture(scope="module")
+def by_hand(dense: Any) -> Any:
+    """by_hand(coder, strengths, mode, mask): the formula, feature by feature."""
 
+    def make(coder: Any, wanted: Strengths, mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
+        def edit(h: Tensor) -> Tensor:
+            z = dense(coder, h)
+            change = torch.zeros_like(h)
+            for feature, strength in wanted.items():
+                direction = coder.W_dec[feature]
+                if mode == "add":
+                    change += strength * direction
+                elif mode == "relative":
+                    change += strength * h.norm(dim=-1, keepdim=True) * direction / direction.norm()
+                else:
+                    change += (strength - z[..., feature, None]) * direction
+            if mask is not None:
+                change *= mask(torch.arange(h.shape[1]))[:, None]
+            return h + change
 
-def by_hand(coder: Any, wanted: dict[int, float], mode: str, mask: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The formula, feature by feature and token by token."""
+        return edit
 
-    def edit(h: Tensor) -> Tensor:
-        out = h.clone()
-        z = dense(coder, h)
-        where = torch.ones(h.shape[1], dtype=torch.bool) if mask is None else mask(torch.arange(h.shape[1]))
-        for row in range(h.shape[0]):
-            for at in where.nonzero().squeeze(-1).tolist():
-                for feature, strength in wanted.items():
-                    direction = coder.W_dec[feature]
-                    if mode == "add":
-                        out[row, at] += strength * direction
-                    elif mode == "relative":
-                        out[row, at] += strength * h[row, at].norm() * direction / direction.norm()
-                    else:
-                        out[row, at] += (strength - z[row, at, feature]) * direction
-        return out
-
-    return edit
+    return make
 
 
 def inputs_of(name: str, picture: dict[str, Any]) -> dict[str, Any]:
-    if name == "qwen3_vl":
-        return dict(picture)
-    return {"input_ids": torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))}
+    ids = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(5))
+    return dict(picture) if name == "qwen3_vl" else {"input_ids": ids}
 
 
-def busiest(coder: Any, h: Tensor, count: int) -> list[int]:
-    """Features active on some tokens and not on others."""
-    active = (dense(coder, h) > 0).flatten(0, 1).sum(0)
-    return [int(f) for f in active.argsort(descending=True) if 0 < active[f] < h.shape[0] * h.shape[1]][:count]
+def busiest(z: Tensor, count: int) -> list[int]:
+    """Features of dense codes z that are active on some tokens and not on others."""
+    active = (z > 0).flatten(0, 1).sum(0)
+    return [int(f) for f in active.argsort(descending=True) if 0 < active[f] < z.shape[0] * z.shape[1]][:count]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["add", "relative", "set", "ablate"])
-def test_forwards_equal_the_formula(
-    name: str, mode: str, request: pytest.FixtureRequest, picture: dict[str, Any], make_coder: Any
-) -> None:
+def test_forwards_equal_the_formula(name, mode, request, picture, make_coder, by_hand, dense) -> None:
     model, inputs = request.getfixturevalue(name), inputs_of(name, picture)
+    replaced = request.getfixturevalue("replaced")
     coders = {layer: make_coder(WIDTH[name], seed=layer) for layer in (0, 1, 2)}
     with torch.no_grad():
         states, plain = hidden_states(model, [1, 2], **inputs), model(**inputs).logits
-    wanted = {
-        layer: dict(zip(busiest(coders[layer], states[layer], 3), (1.5, -0.5, 4.0), strict=True)) for layer in (1, 2)
-    }
-    zero = {layer: dict.fromkeys(row, 0.0) for layer, row in wanted.items()}
-    used = zero if mode == "ablate" else wanted
-    with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], used[layer], mode) for layer in (1, 2)}):
+    strengths = (0.0, 0.0, 0.0) if mode == "ablate" else (1.5, -0.5, 4.0)
+    wanted = {n: dict(zip(busiest(dense(coders[n], states[n]), 3), strengths, strict=True)) for n in (1, 2)}
+    with torch.no_grad(), replaced(model, {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}):
         expected = model(**inputs).logits
     options: dict[str, Any] = {"mode": "add", "relative": True} if mode == "relative" else {"mode": mode}
     with torch.no_grad(), steer(model, coders, wanted, **options):
@@ -102,8 +75,7 @@ def test_forwards_equal_the_formula(
         inside = hidden_states(model, [1], **inputs)[1]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     assert float((got - plain).abs().max()) > 1e-3
-    by_formula = by_hand(coders[1], used[1], mode)(states[1])
-    torch.testing.assert_close(inside, by_formula, rtol=0, atol=1e-12)
+    torch.testing.assert_close(inside, by_hand(coders[1], wanted[1], mode)(states[1]), rtol=0, atol=1e-12)
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, plain)
         if mode == "ablate":
@@ -111,49 +83,40 @@ def test_forwards_equal_the_formula(
                 assert torch.equal(model(**inputs).logits, got)
 
 
-def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: dict[str, Any]) -> None:
+def test_ablation_leaves_other_tokens_bit_identical(gpt2: Any, make_coder: Any, picture: Any, dense: Any) -> None:
     for dtype in (torch.float64, torch.bfloat16):
         model = copy.deepcopy(gpt2).to(dtype)
         coder, inputs = make_coder(16).float(), inputs_of("gpt2", picture)
         with torch.no_grad():
             h = hidden_states(model, [1], **inputs)[1]
-            feature = busiest(coder, h.float(), 1)[0]
-            active = (coder.encode(h).dense(48)[..., feature] > 0).clone()
+            [feature] = busiest(dense(coder, h.float()), 1)
+            active = coder.encode(h).dense(48)[..., feature] > 0
             with ablate(model, {1: coder}, {1: [feature]}):
                 got = hidden_states(model, [1], **inputs)[1]
         assert got.dtype == dtype
-        assert bool(active.any())
-        assert not bool(active.all())
+        assert 0 < int(active.sum()) < active.numel()
         assert torch.equal(got[~active], h[~active])
         assert bool((got[active] != h[active]).any(-1).all())
 
 
-def greedy(model: Any, inputs: dict[str, Any], steps: int, edits: dict[int, Any]) -> Tensor:
+def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
     """Greedy decoding with whole forwards, no cache."""
     inputs = dict(inputs)
-    with torch.no_grad(), replaced(model, edits):
-        for _ in range(steps):
-            logits = model(**inputs, use_cache=False).logits[:, -1]
-            # ends and placeholders without a picture (refused by the model) are ruled out in generate too
-            logits[:, [2, 45, 46]] = -torch.inf
-            step = logits.argmax(-1, keepdim=True)
-            inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
-            if "mm_token_type_ids" in inputs:
-                inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
+    for _ in range(steps):
+        logits = model(**inputs, use_cache=False).logits[:, -1]
+        # ends and placeholders without a picture (refused by the model) are ruled out in generate too
+        logits[:, [2, 45, 46]] = -torch.inf
+        step = logits.argmax(-1, keepdim=True)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], step], 1)
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(step).int()], 1)
     return inputs["input_ids"]
 
 
 @pytest.mark.parametrize(("name", "mode"), [("gpt2", "set"), ("qwen3", "add"), ("qwen3_vl", "set")])
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
-def test_generation_with_a_cache(
-    name: str,
-    mode: str,
-    positions: Any,
-    request: pytest.FixtureRequest,
-    picture: dict[str, Any],
-    make_coder: Any,
-) -> None:
-    model = request.getfixturevalue(name)
+def test_generation_with_a_cache(name, mode, positions, request, picture, make_coder, by_hand) -> None:
+    model, replaced = request.getfixturevalue(name), request.getfixturevalue("replaced")
     inputs = inputs_of(name, picture)
     inputs = {key: value[:1] if key in ("input_ids", "mm_token_type_ids") else value for key, value in inputs.items()}
     inputs.pop("attention_mask", None)
@@ -161,26 +124,19 @@ def test_generation_with_a_cache(
     coders = {1: make_coder(WIDTH[name]), 2: make_coder(WIDTH[name], seed=3)}
     wanted = {1: {4: 0.9, 30: -2.0}, 2: {7: 1.4}}
     mask = {"all": None, "prompt": lambda at: at < length, "generated": lambda at: at >= length}[positions]
-    edits = {layer: by_hand(coders[layer], wanted[layer], mode, mask) for layer in (1, 2)}
-    expected = greedy(model, inputs, steps, edits)
-    everywhere = {layer: by_hand(coders[layer], wanted[layer], mode) for layer in (1, 2)}
-    options: dict[str, Any] = {
-        "max_new_tokens": steps,
-        "min_new_tokens": steps,
-        "do_sample": False,
-        "suppress_tokens": [45, 46],
-    }
+    outputs = []
+    for where in (mask, lambda at: at < 0, None):
+        edits = {layer: by_hand(coders[layer], wanted[layer], mode, where) for layer in (1, 2)}
+        with torch.no_grad(), replaced(model, edits):
+            outputs.append(greedy(model, inputs, steps))
+    expected, *others = outputs
+    options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "suppress_tokens": [45, 46]}
+    options["do_sample"] = False
     with steer(model, coders, wanted, mode, positions=mask):
-        got = model.generate(**inputs, **options)
-        again = model.generate(**inputs, **options)
-    assert torch.equal(got, expected)
-    assert torch.equal(again, expected)
-    others = [greedy(model, inputs, steps, {}), greedy(model, inputs, steps, everywhere)]
+        for use_cache in (True, True, False):
+            assert torch.equal(model.generate(**inputs, **options, use_cache=use_cache), expected)
     # the positions matter here
     assert any(not torch.equal(other, expected) for other in others)
-    if positions != "all":
-        with steer(model, coders, wanted, mode, positions=mask):
-            assert torch.equal(model.generate(**inputs, **options, use_cache=False), expected)
 
 
 def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
@@ -193,36 +149,9 @@ def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
             mask = chosen.expand(2, 5)
             assert torch.equal(got[~mask], h[~mask])
             torch.testing.assert_close(got[mask], h[mask] + 2 * coder.W_dec[3], rtol=0, atol=1e-12)
-        seen: list[list[int]] = []
-
-        def look(at: Tensor) -> Tensor:
-            seen.append(at.tolist())
-            return at < 0
-
-        with steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=look):
-            steered = gpt2.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
-        assert seen == [[0, 1, 2, 3, 4], [5], [6]]
-        assert torch.equal(steered, gpt2.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False))
         for wrong in (lambda at: at, lambda at: torch.ones(3, dtype=torch.bool)):
-            with (
-                steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=wrong),
-                pytest.raises(ShapeError, match="must be bool"),
-            ):
+            with steer(gpt2, {1: coder}, {1: {3: 2.0}}, positions=wrong), pytest.raises(ShapeError, match="be bool"):
                 gpt2(ids)
-
-
-def test_peft_models_are_steered_too(qwen3: Any, make_coder: Any) -> None:
-    peft = pytest.importorskip("peft")
-    wrapped = peft.get_peft_model(copy.deepcopy(qwen3), peft.LoraConfig(target_modules=["q_proj"], r=2))
-    coder, ids = make_coder(16), torch.tensor([[5, 6, 7, 8]])
-    for model in (qwen3, wrapped):
-        with torch.no_grad(), steer(model, {2: coder}, {2: {3: 4.0}}, positions=lambda at: at >= 4):
-            got = model.generate(
-                input_ids=ids, max_new_tokens=6, min_new_tokens=6, do_sample=False, suppress_tokens=[45, 46]
-            )
-        assert torch.equal(
-            got, greedy(qwen3, {"input_ids": ids}, 6, {2: by_hand(coder, {3: 4.0}, "add", lambda at: at >= 4)})
-        )
 
 
 def hooks_on(model: Any) -> int:
@@ -233,14 +162,10 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
     before, ids = hooks_on(gpt2), torch.tensor([[5, 6]])
     plain = gpt2(ids).logits
     with pytest.raises(RuntimeError, match="stop here"), steer(gpt2, {1: make_coder(16)}, {1: {3: 9.0}}):
-        assert hooks_on(gpt2) > before
         assert not torch.equal(gpt2(ids).logits, plain)
         raise RuntimeError("stop here")
     assert hooks_on(gpt2) == before
     assert torch.equal(gpt2(ids).logits, plain)
-    with pytest.raises(LayerError), ablate(gpt2, {9: make_coder(16)}, {9: [3]}):
-        pass
-    assert hooks_on(gpt2) == before
 
 
 @pytest.mark.parametrize(
@@ -248,12 +173,9 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
     [
         ({2: {1: 1.0}}, {}, LayerError, r"layer 2 has no coder; there are coders of \[1, 3, 9\]"),
         ({9: {1: 1.0}}, {}, LayerError, "layer 9 does not exist"),
-        ({}, {}, LayerError, "no layer was given"),
         ({3: {1: 1.0}}, {}, ShapeError, "hidden states of 8, the model has 16"),
         ({1: {48: 1.0}}, {}, ConfigError, "layer 1: feature 48 does not exist; there are 0 to 47"),
-        ({1: {-1: 1.0}}, {}, ConfigError, "feature -1 does not exist"),
         ({1: {"cat": 1.0}}, {}, ConfigError, "feature 'cat' does not exist"),
-        ({1: [48]}, {"mode": "ablate"}, ConfigError, "feature 48 does not exist"),
         ({1: [3]}, {"mode": "set"}, ConfigError, "needs a strength"),
         ({1: {3: float("nan")}}, {}, ConfigError, "strength nan is not a finite number"),
         ({1: {3: "much"}}, {}, ConfigError, "strength 'much' is not a finite number"),
@@ -261,9 +183,7 @@ def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
         ({1: {3: 1.0}}, {"mode": "set", "relative": True}, ConfigError, "relative strengths go with mode 'add'"),
     ],
 )
-def test_mistakes_are_told_before_the_forward(
-    gpt2: Any, make_coder: Any, features: Any, options: Any, error: type[Exception], message: str
-) -> None:
+def test_mistakes_are_reported_before_the_forward(gpt2, make_coder, features, options, error, message) -> None:
     coders = {1: make_coder(16), 3: make_coder(8), 9: make_coder(16)}
     before = hooks_on(gpt2)
     with pytest.raises(error, match=message) as caught, steer(gpt2, coders, features, **options):

@@ -1,18 +1,16 @@
-"""Scripts run in this process, a small model with SAEs that fit it, and a dialogue full of hostile text."""
+"""A small model with SAEs that fit it, and dialogues full of hostile text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import run_script
+from in_process import run_module
 
 from sae import TopKSAE, layer_folder
 
-ROOT = Path(__file__).parents[2]
 #: What must stay text wherever it is shown: it would mark the window, or ask for a file.
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",
@@ -20,16 +18,6 @@ HOSTILE = (
     "<!--<script> --> {{ 7 * 7 }} <link rel=stylesheet href=//example.org/x.css> \u2028 \u202egnp.exe\u202c",
     "<iframe src='https://example.org/'></iframe><style>@import url(//example.org/y.css)</style>",
 )
-
-
-def _script(name: str, *words: str) -> tuple[int, str, str]:
-    return run_script(ROOT / "scripts" / name, *words)
-
-
-@pytest.fixture(scope="session")
-def script() -> Callable[..., tuple[int, str, str]]:
-    """Runs a script with arguments: status, what it printed, what it complained of."""
-    return _script
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +71,7 @@ def _hostile(path: Path) -> Path:
 def hostile(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     """A folder with such dialogues (data.jsonl), SAEs (saes) and their states (states)."""
     folder = tmp_path_factory.mktemp("hostile")
-    words = ("--input", str(_hostile(folder / "data.jsonl")), "--out", str(folder / "states"), "--backbone", str(tiny))
-    more = ("--sae", str(_saes(folder / "saes")), "--cache", str(folder / "cache"))
-    assert _script("build_states.py", *words, *more)[0] == 0
+    words = ("--input", _hostile(folder / "data.jsonl"), "--out", folder / "states", "--backbone", tiny)
+    more = ("--sae", _saes(folder / "saes"), "--cache", folder / "cache")
+    assert run_module("remind", "build-states", *words, *more)[0] == 0
     return folder

@@ -29,9 +29,9 @@ def test_rights_are_those_of_the_umask(mask: int, tmp_path: Path) -> None:
         write_json(folder / "a.json", {})
     write_rows(tmp_path / "rows.jsonl", [1])
     TopKSAE(4, 8, 2, generator=torch.Generator().manual_seed(0)).save(tmp_path / "sae")
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    assert len(found) >= 6
-    for path, mode in found.items():
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert len(modes) >= 6
+    for path, mode in modes.items():
         assert mode == (0o777 if path.is_dir() else 0o666) & ~mask, path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip in
 
 from doc_server import reply
 from fault_proxy import Proxy, completion, error
+from in_process import run_module
 
 KEY = "sk-secret-0123456789abcdef"
-Script = Callable[..., tuple[int, str, str]]
 
 
 def echo(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """A server that tells the key back: in a text, in an error, and in a header."""
+    """A server that sends the key back: in a text, in an error, and in a header."""
     system = body["messages"][0]["content"]
     if '"understanding"' in system:
         return error(400, f"bad request, Authorization: Bearer {KEY}", **{"X-Echo": KEY})
@@ -40,29 +40,39 @@ def private() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET_KEY", KEY)
+
+
 def endpoint(stage: str, url: str) -> list[str]:
     fields = {"model": "m", "base_url": url, "key_env": "MY_SECRET_KEY", "retries": "0"}
     return [word for name, value in fields.items() for word in (f"--llm.{stage}.{name}", value)]
+
+
+def build(hostile: Path, tiny: Path, out: Path, *words: str) -> tuple[int, str, str]:
+    """Build states below `out`: status, what was printed, and errors."""
+    own = ("--input", hostile / "data.jsonl", "--out", out / "states", "--backbone", tiny, "--cache", out / "cache")
+    more = ("--sae", hostile / "saes", "--llm.cache", out / "replies.sqlite")
+    return run_module("remind", "build-states", *own, *more, *words)
 
 
 def holding(folder: Path, text: str) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-def test_a_key_is_in_nothing_that_is_written_or_said(
-    hostile: Path, tiny: Path, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch, private: None
+def test_a_key_is_in_nothing_that_is_written_or_printed(
+    hostile: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: None
 ) -> None:
     """States, replies in the cache, manifests, answers, verdicts and reports; also where the server fails."""
-    monkeypatch.setenv("MY_SECRET_KEY", KEY)
     monkeypatch.setenv("OPENAI_LOG", "debug")
     states, out = tmp_path / "states", tmp_path / "evaluation"
-    cache = ["--llm.cache", str(tmp_path / "replies.sqlite")]
-    build = ["--input", str(hostile / "data.jsonl"), "--out", str(states), "--backbone", str(tiny)]
-    build += ["--sae", str(hostile / "saes"), "--cache", str(tmp_path / "cache"), "--max_failed", "1"]
-    answer = ["--states", str(states), "--model", "m", "--out", str(out), "--answers", "server", "--judge", "llm"]
+    answer = ["--states", states, "--model", "m", "--out", out, "--answers", "server", "--judge", "llm"]
+    answer += ["--llm.cache", tmp_path / "replies.sqlite"]
     with Proxy(answer=echo) as proxy:
-        first = script("build_states.py", *build, *endpoint("default", proxy.url), *cache)
-        second = script("evaluate.py", *answer, *endpoint("answer", proxy.url), *endpoint("judge", proxy.url), *cache)
+        first = build(hostile, tiny, tmp_path, *endpoint("default", proxy.url), "--max_failed", "1")
+        endpoints = (*endpoint("answer", proxy.url), *endpoint("judge", proxy.url))
+        second = run_module("remind", "evaluate", *answer, *endpoints)
         assert {head["authorization"] for head in proxy.heads} == {f"Bearer {KEY}"}
         assert not any(KEY in str(body) for body in proxy.bodies)
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
@@ -71,49 +81,41 @@ def test_a_key_is_in_nothing_that_is_written_or_said(
     assert holding(tmp_path, KEY) == []
     assert not any(KEY in text for text in (*first[1:], *second[1:]))
     # with a umask of 077 nothing is readable to others: not the folders, not the cache of replies
-    open_ = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077 and path.is_relative_to(tmp_path)]
-    assert open_ == []
+    assert [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
-def test_a_refused_key_is_not_in_the_error(
-    hostile: Path, tiny: Path, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_SECRET_KEY", KEY)
-    build = ["--input", str(hostile / "data.jsonl"), "--out", str(tmp_path / "states"), "--backbone", str(tiny)]
-    build += ["--sae", str(hostile / "saes"), "--cache", str(tmp_path / "cache")]
+def test_a_refused_key_is_not_in_the_error(hostile: Path, tiny: Path, tmp_path: Path) -> None:
     with Proxy(answer=refuse) as proxy:
-        words = [*build, *endpoint("default", proxy.url), "--llm.cache", str(tmp_path / "replies.sqlite")]
-        status, said, complaints = script("build_states.py", *words)
+        status, output, errors = build(hostile, tiny, tmp_path, *endpoint("default", proxy.url))
     assert status == 2
-    assert complaints.splitlines()[-1].startswith("error: ")
-    assert KEY not in said + complaints
+    assert errors.splitlines()[-1].startswith("error: ")
+    assert KEY not in output + errors
     assert holding(tmp_path, KEY) == []
     assert not (tmp_path / "states").exists()
 
 
-def test_addresses_that_hold_a_key_are_refused_without_telling_it(
-    hostile: Path, tmp_path: Path, script: Script
-) -> None:
-    build = ["--input", str(hostile / "data.jsonl"), "--out", str(tmp_path / "states")]
-    for url in (
+@pytest.mark.parametrize(
+    "url",
+    [
         f"https://user:{KEY}@example.org/v1",
         f"https://example.org/v1?api-key={KEY}",
         f"user:{KEY}@example.org/v1",
         KEY,
-    ):
-        status, said, complaints = script("build_states.py", *build, *endpoint("default", url))
-        assert status == 2
-        assert KEY not in said + complaints
+    ],
+)
+def test_an_address_that_holds_a_key_is_refused_without_showing_it(
+    url: str, hostile: Path, tiny: Path, tmp_path: Path
+) -> None:
+    status, output, errors = build(hostile, tiny, tmp_path, *endpoint("default", url))
+    assert status == 2
+    assert KEY not in output + errors
 
 
-def test_what_a_request_holds(hostile: Path, tiny: Path, tmp_path: Path, script: Script) -> None:
+def test_what_a_request_holds(hostile: Path, tiny: Path, tmp_path: Path) -> None:
     """Text of the dialogues and questions, and nothing of the machine: no paths, no user, no environment."""
-    build = ["--input", str(hostile / "data.jsonl"), "--out", str(tmp_path / "states"), "--backbone", str(tiny)]
-    build += ["--sae", str(hostile / "saes"), "--cache", str(tmp_path / "cache")]
-    cache = ["--llm.cache", str(tmp_path / "replies.sqlite")]
     with Proxy(answer=reply) as proxy:
-        url = ["--llm.default.model", "m", "--llm.default.base_url", proxy.url]
-        assert script("build_states.py", *build, *url, *cache)[0] == 0
+        words = ("--llm.default.model", "m", "--llm.default.base_url", proxy.url)
+        assert build(hostile, tiny, tmp_path, *words)[0] == 0
     assert proxy.bodies
     for body, head in zip(proxy.bodies, proxy.heads, strict=True):
         assert set(body) <= {"model", "messages", "max_tokens", "temperature", "response_format"}

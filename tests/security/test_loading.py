@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -16,15 +15,25 @@ from unittest import mock
 
 import pytest
 import torch
+from in_process import run_module
+from PIL import Image
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
+from experiments.cost.flops import load_config
 from remind.alignment import checkpoint
+from remind.alignment.run_folder import read_config
 from remind.core.errors import ImagePathError, ModelError, RemindError
 from remind.core.files import sha256_file
+from remind.data.sample import sample_path
+from remind.grounding.load import load_saes
+from remind.models.chat import PICTURE_FORMATS, open_image
+from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
+from remind.refmem.images import ClipEncoder
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
 
 ROOT = Path(__file__).parents[2]
-Script = Callable[..., tuple[int, str, str]]
 
 
 class Bomb:
@@ -38,18 +47,18 @@ class Bomb:
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Path:
-    return tmp_path / "exploded"
+def canary(tmp_path: Path) -> Iterator[Path]:
+    """A file that must not be there after the test."""
+    path = tmp_path / "canary"
+    yield path
+    assert not path.exists()
 
 
 def test_the_bomb_works(canary: Path) -> None:
     """Otherwise the tests below would pass whatever is opened."""
-    pickle.loads(pickle.dumps(Bomb(canary)))
-    assert canary.exists()
+    torch.save({"weight": Bomb(canary)}, canary.with_name("bomb.bin"))
+    torch.load(canary.with_name("bomb.bin"), weights_only=False)
     canary.unlink()
-    torch.save({"weight": Bomb(canary)}, canary.parent / "bomb.bin")
-    torch.load(canary.parent / "bomb.bin", weights_only=False)
-    assert canary.exists()
 
 
 @pytest.fixture
@@ -57,53 +66,47 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
+def change(path: Path, **fields: Any) -> None:
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
 def plant(folder: Path, canary: Path, file: str, **fields: Any) -> None:
     """Change fields of a configuration, and put the code they name, which creates the canary, beside it."""
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**content, **fields}))
+    change(folder / file, **fields)
     (folder / "own.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("code", "no usable model configuration"), ("pickle", "pickle files")])
 def test_a_model_folder_with_code_or_pickles_is_refused_in_one_line(
-    kind: str, reason: str, model: Path, saes: Path, canary: Path, tmp_path: Path, script: Script
+    kind: str, reason: str, model: Path, saes: Path, canary: Path, tmp_path: Path
 ) -> None:
     if kind == "code":
-        plant(
-            model, canary, "config.json", model_type="own", auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"}
-        )
+        auto_map = {"AutoConfig": "own.Own", "AutoModel": "own.Own"}
+        plant(model, canary, "config.json", model_type="own", auto_map=auto_map)
     else:
         (model / "model.safetensors").unlink()
         torch.save({"weight": Bomb(canary)}, model / "pytorch_model.bin")
-    sample = str(ROOT / "remind" / "data" / "sample" / "test.jsonl")
-    words = ("--input", sample, "--out", str(tmp_path / "out"), "--backbone", str(model), "--sae", str(saes))
-    status, _, output = script("build_states.py", *words, "--limit", "1", "--cache", str(tmp_path / "cache"))
+    words = ("--input", sample_path() / "test.jsonl", "--out", tmp_path / "out", "--backbone", model, "--sae", saes)
+    status, _, output = run_module("remind", "build-states", *words, "--limit", "1", "--cache", tmp_path / "cache")
     assert status == 2
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert errors == [output.splitlines()[-1]]
-    assert str(model) in errors[0]
-    assert reason in errors[0]
-    assert not canary.exists()
+    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert error == output.splitlines()[-1]
+    assert str(model) in error
+    assert reason in error
     assert not (tmp_path / "out").exists()
 
 
 def test_code_beside_a_model_that_needs_none_is_left_alone(model: Path, canary: Path) -> None:
-    from remind.models.load import load_backbone
-
     kinds = ("Config", "ModelForImageTextToText", "ImageProcessor", "Processor")
     auto_map = {**{f"Auto{kind}": "own.Own" for kind in kinds}, "AutoTokenizer": ["own.Own", None]}
     for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
         plant(model, canary, name, auto_map=auto_map)
     with mock.patch("builtins.input", side_effect=AssertionError("the user is asked whether to run it")):
         assert load_backbone(model).tokenize("hi").ids
-    assert not canary.exists()
 
 
 def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> None:
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
-    from remind.refmem.images import ClipEncoder
-
     folder = tmp_path / "clip"
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     CLIPModel(
@@ -115,7 +118,6 @@ def test_a_clip_folder_with_code_is_not_run(tmp_path: Path, canary: Path) -> Non
     # by default the library asks at the terminal; this answer would let it
     with mock.patch("builtins.input", return_value="y"), contextlib.suppress(ModelError):
         ClipEncoder(str(folder))
-    assert not canary.exists()
 
 
 @pytest.fixture
@@ -154,9 +156,6 @@ def fetched() -> Iterator[list[str]]:
 def test_kernels_that_a_model_folder_names_are_not_fetched(
     parts: tuple[str, ...], field: str, value: Any, model: Path, fetched: list[str]
 ) -> None:
-    from experiments.cost.flops import load_config
-    from remind.models.load import load_backbone
-
     config = part = json.loads((model / "config.json").read_text())
     for name in parts:
         part = part.setdefault(name, {})
@@ -171,67 +170,51 @@ def test_kernels_that_a_model_folder_names_are_not_fetched(
 
 def test_kernels_that_other_folders_name_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
     """Those of CLIP and of sentence encoders, whose parts have configurations of their own."""
-    from remind.models.encoder import SentenceEncoder
-    from remind.refmem.images import ClipEncoder
-
-    named = json.dumps({"model_type": "clip", "text_config": {"_attn_implementation": "owner/kernel"}})
+    config = {"model_type": "clip", "text_config": {"_attn_implementation": "owner/kernel"}}
     (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "config.json").write_text(named)
-    for load in (lambda: ClipEncoder(str(tmp_path / "part")), lambda: SentenceEncoder(str(tmp_path))):
+    (tmp_path / "part" / "config.json").write_text(json.dumps(config))
+    for load, folder in ((ClipEncoder, tmp_path / "part"), (SentenceEncoder, tmp_path)):
         with pytest.raises(ModelError, match=r"'owner/kernel'"):
-            load()
+            load(str(folder))
     assert fetched == []
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, own: bool) -> None:
-    """Imported after `remind` it sees no package `kernels`, which others see; with `own` a fake that always fetches."""
+def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
+    for name, implementation in (("eager", "eager"), (None, "sdpa")):
+        change(model / "config.json", _attn_implementation=name)
+        assert load_backbone(model).model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_bitsandbytes_fetches_no_kernel(tmp_path: Path, canary: Path, fake: bool) -> None:
+    """Imported after `remind` it sees no package `kernels`, which others see; the fake one always fetches."""
     (tmp_path / "kernels.py").write_text(f"def get_kernel(*_, **__):\n    open({str(canary)!r}, 'w')\n")
-    if own:
+    if fake:
         (tmp_path / "bitsandbytes").mkdir()
-        (tmp_path / "bitsandbytes" / "__init__.py").write_text("from bitsandbytes.inner import fetched\n")
+        (tmp_path / "bitsandbytes" / "__init__.py").write_text("import bitsandbytes.inner\n")
         (tmp_path / "bitsandbytes" / "inner.py").write_text(
-            "try:\n    from kernels import get_kernel\n    get_kernel('owner/kernel')\n    fetched = True\n"
-            "except ImportError:\n    fetched = False\n"
+            "import contextlib\nwith contextlib.suppress(ImportError):\n"
+            "    from kernels import get_kernel\n    get_kernel('owner/kernel')\n"
         )
     words = "import kernels, remind, bitsandbytes, sys; print(sys.modules['kernels'] is kernels, bitsandbytes.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", words],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split()[0] == "True"
-    assert done.stdout.split()[1].startswith(str(tmp_path)) == own
-    assert "kernels" not in done.stderr
-    assert not canary.exists()
-
-
-def test_attention_that_the_library_brings_along_may_be_named(model: Path) -> None:
-    from remind.models.load import load_backbone
-
-    config = json.loads((model / "config.json").read_text())
-    named = {"_attn_implementation": "eager", "_attn_implementation_autoset": True}
-    (model / "config.json").write_text(json.dumps({**config, **named}))
-    assert load_backbone(model).model.config._attn_implementation == "eager"
-    (model / "config.json").write_text(json.dumps({**config, "attn_implementation": None}))
-    assert load_backbone(model).model.config._attn_implementation == "sdpa"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    line = [sys.executable, "-c", words]
+    process = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    unchanged, file = process.stdout.split()
+    assert unchanged == "True"
+    assert file.startswith(str(tmp_path)) == fake
+    assert "kernels" not in process.stderr
 
 
 @pytest.mark.parametrize("name", ["sae_weights.safetensors", "idf.safetensors", "pytorch_model.bin", "sae_weights.pt"])
 def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name: str) -> None:
     folder = layer_folder(saes, 1)
     torch.save({"W_enc": Bomb(canary)}, folder / name)
-    with contextlib.suppress(SAEError, RemindError):
+    damaged = name == "sae_weights.safetensors"
+    with pytest.raises(SAEError) if damaged else contextlib.nullcontext():
         load_layers(saes)
-        from remind.grounding.load import load_saes
-
+    with contextlib.suppress(RemindError):
         load_saes(saes)
-    assert not canary.exists()
-    if name == "sae_weights.safetensors":
-        with pytest.raises(SAEError):
-            load_layers(saes)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "optimizer.pt"])
@@ -245,8 +228,7 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
     states = checkpoint.random_state(torch.device("cpu"))[None]
     checkpoint.save(folder, 1, layer, optimizer, states, {})
     torch.save({"weight": Bomb(canary)}, folder / name)
-    sums = json.loads((folder / "checksums.json").read_text())
-    (folder / "checksums.json").write_text(json.dumps({**sums, name: sha256_file(folder / name)}))
+    change(folder / "checksums.json", **{name: sha256_file(folder / name)})
     assert checkpoint.newest(tmp_path) == folder
     restores: dict[str, Callable[[], None]] = {
         "model.safetensors": lambda: checkpoint.restore_model(folder, layer),
@@ -257,22 +239,18 @@ def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, na
         damaged = pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$")
         with damaged if file == name else contextlib.nullcontext():
             restore()
-    assert not canary.exists()
 
 
-def test_yaml_makes_no_objects(tmp_path: Path, canary: Path, script: Script) -> None:
+def test_yaml_makes_no_objects(tmp_path: Path, canary: Path) -> None:
     """In a config file, and in the settings of a run."""
-    from remind.alignment.run_folder import read_config
-
     bad = f"!!python/object/apply:os.system ['touch {canary}']\n"
     (tmp_path / "c.yaml").write_text(f"out: {bad}")
-    status, _, said = script("make_world.py", "--config", str(tmp_path / "c.yaml"))
+    status, _, errors = run_module("remind", "make-world", "--config", tmp_path / "c.yaml")
     assert status == 2
-    assert said.startswith("error: ")
+    assert errors.startswith("error: ")
     (tmp_path / "config.yaml").write_text(f"objective: {bad}")
     with pytest.raises(RemindError):
         read_config(tmp_path)
-    assert not canary.exists()
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) = showpage\n%%EOF\n"
@@ -281,8 +259,6 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(
 @pytest.mark.parametrize("name", ["a.eps", "a.png"])
 def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Path) -> None:
     """Pillow would run `gs` on it; the format follows from the content, not from the name."""
-    from remind.models.chat import open_image
-
     shim = tmp_path / "bin" / "gs"
     shim.parent.mkdir()
     shim.write_text(f"#!/bin/sh\ntouch {canary}\n")
@@ -295,14 +271,9 @@ def test_postscript_starts_no_interpreter(tmp_path: Path, name: str, canary: Pat
     ):
         open_image(tmp_path / name)
     assert "\n" not in str(refused.value)
-    assert not canary.exists()
 
 
 def test_images_of_the_named_formats_are_read_and_large_ones_refused(tmp_path: Path) -> None:
-    from PIL import Image
-
-    from remind.models.chat import PICTURE_FORMATS, open_image
-
     for kind in sorted({*PICTURE_FORMATS} - {"AVIF"}):
         Image.new("RGB", (8, 6), (200, 10, 10)).save(tmp_path / "p", format=kind)
         assert open_image(tmp_path / "p").size == (8, 6)
@@ -315,7 +286,5 @@ def test_images_of_the_named_formats_are_read_and_large_ones_refused(tmp_path: P
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1/a.png", "ftp://127.0.0.1/a.png", "data:image/png;base64,AA=="])
 def test_an_image_on_the_web_is_not_fetched(url: str) -> None:
-    from remind.models.chat import open_image
-
     with mock.patch("socket.socket.connect", side_effect=AssertionError("connected")), pytest.raises(ImagePathError):
         open_image(url)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from in_process import run_module
 
-Script = Callable[..., tuple[int, str, str]]
+from remind import read
+from remind.core.files import write_rows
+from remind.models.load import load_backbone
+from remind.refmem.items import Item
+from sae import TopKSAE
+from sae.dashboard import write_dashboard
+from sae.probe import Probe, collect
+
 PAGES = ("inspector", "index", "report", "annotation", "dashboard")
 
 
 @pytest.fixture(scope="module")
-def pages(hostile: Path, tiny: Path, script: Script) -> dict[str, Path]:
-    """One page of each kind, made from hostile dialogues by the scripts that make it."""
-    states, out = str(hostile / "states"), hostile / "pages"
-    runs = {
-        "inspect_grounding.py": ["--states", states, "--all", "true", "--out", str(out / "inspector")],
-        "evaluate.py": ["--states", states, "--model", str(tiny), "--out", str(out / "evaluation")],
-        "annotate_refmem.py": ["--drafts", str(_drafts(hostile)), "--input", str(hostile / "data.jsonl")],
+def pages(hostile: Path, tiny: Path) -> dict[str, Path]:
+    """One page of each kind, made from hostile dialogues by the command that makes it."""
+    states, out, data = hostile / "states", hostile / "pages", hostile / "data.jsonl"
+    answering = ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
+    runs: dict[str, list[object]] = {
+        "inspect": ["--states", states, "--all", "true", "--out", out / "inspector"],
+        "evaluate": ["--states", states, "--model", tiny, "--out", out / "evaluation", *answering],
+        "annotate-refmem": ["--drafts", _drafts(hostile), "--input", data, "--out", out / "annotation"],
     }
-    runs["evaluate.py"] += ["--max_new_tokens", "3", "--bootstrap", "20", "--conditions", "[x0, no_context]"]
-    runs["annotate_refmem.py"] += ["--out", str(out / "annotation"), "--annotators", "['<b>Ana</b>']"]
+    runs["annotate-refmem"] += ["--annotators", "['<b>Ana</b>']"]
     for name, words in runs.items():
-        status, _, complaints = script(name, *words)
-        assert status == 0, complaints
-    inspector = sorted((out / "inspector").glob("*.html"))
+        status, _, errors = run_module("remind", name, *words)
+        assert status == 0, errors
     return {
-        "inspector": next(path for path in inspector if path.name != "index.html"),
+        "inspector": next(path for path in (out / "inspector").glob("*.html") if path.name != "index.html"),
         "index": out / "inspector" / "index.html",
         "report": out / "evaluation" / "report.html",
         "annotation": next((out / "annotation").glob("*.html")),
@@ -40,48 +47,36 @@ def pages(hostile: Path, tiny: Path, script: Script) -> dict[str, Path]:
 
 def _drafts(folder: Path) -> Path:
     """Items as hostile as the dialogues they are about."""
-    from remind import read
-    from remind.core.files import write_rows
-    from remind.refmem.items import Item
-
-    rows = []
-    for question in read(folder / "data.jsonl").questions:
-        item = Item(
+    items = [
+        Item(
             id=question.id, dialogue_id=question.dialogue_id, cluster_id="c0", branch="text",
             dimension="pattern_induction", format=question.format, question=question.text, options=question.options,
             answers=question.answers, candidates=question.answers if question.format == "direct" else (),
             evidence=question.evidence, made_by="m", prompt_id="p",
-        )  # fmt: skip
-        rows.append(item)
-    from dataclasses import asdict
-
-    write_rows(folder / "drafts.jsonl", (asdict(item) for item in rows))
+        )
+        for question in read(folder / "data.jsonl").questions
+    ]  # fmt: skip
+    write_rows(folder / "drafts.jsonl", map(asdict, items))
     return folder / "drafts.jsonl"
 
 
 def _dashboard(folder: Path, tiny: Path, path: Path) -> Path:
-    from remind import read
-    from remind.models.load import load_backbone
-    from sae import TopKSAE
-    from sae.dashboard import record, write_dashboard
-    from sae.probe import Probe
-
     coder = TopKSAE(32, 64, 4, generator=torch.Generator().manual_seed(0))
     backbone = load_backbone(str(tiny))
     probe = Probe(backbone.model, backbone.tokenizer, {1: coder})
     texts = [(turn.speaker, turn.text) for dialogue in read(folder / "data.jsonl").dialogues for turn in dialogue.turns]
-    return write_dashboard(path, coder, record(probe, texts)[1], title=texts[0][1])
+    return write_dashboard(path, coder, collect(probe, texts)[1], title=texts[0][1])
 
 
 @pytest.mark.parametrize("kind", PAGES)
 def test_hostile_text_stays_text_and_nothing_is_asked_for(kind: str, pages: dict[str, Path], browser: Any) -> None:
-    said: list[str] = []
-    asked: list[str] = []
+    messages: list[str] = []
+    requests: list[str] = []
     page = browser.new_page()
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
     page.goto(pages[kind].as_uri())
     page.wait_for_timeout(300)
     page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
@@ -90,9 +85,9 @@ def test_hostile_text_stays_text_and_nothing_is_asked_for(kind: str, pages: dict
     assert page.evaluate("window.hacked") is None
     assert page.locator("iframe, link[rel=stylesheet], body img:not([src^='data:'])").count() == 0
     page.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert len([url for url in asked if url.startswith("file:")]) == 1
-    assert said == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert len([url for url in requests if url.startswith("file:")]) == 1
+    assert messages == []
     assert "window.hacked" in shown or "onerror" in shown, "the hostile text is not on the page: nothing was tested"
 
 

@@ -36,17 +36,15 @@ KEYWORDS = {
     ("allow_pickle", True),
     ("weights_only", False),
 }
-#: Loaders of transformers and what each must be told. A pickle is read where safetensors are not asked for.
+NUMPY = ("np.load", "numpy.load", "np.save", "numpy.save")
+#: Loaders of transformers that must be given use_safetensors. A pickle is read where safetensors are not asked for.
 MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
 #: Loaders that read a folder the program has just written, or one of the package.
 OWN = {
     ("remind/alignment/export.py", "kind"): "the export just written, opened again to check it",
     ("remind/alignment/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
     ("experiments/cost/flops.py", "AutoConfig"): "the folder of the MiniLM package; and a folder, without its code",
-    (
-        "remind/models/load.py",
-        "Qwen2VLImageProcessorPil",
-    ): "a class of the library's own, which runs no code of a folder",
+    ("remind/models/load.py", "Qwen2VLImageProcessorPil"): "a class of the library, which runs no code of a folder",
 }
 
 
@@ -76,42 +74,34 @@ def imported(tree: ast.Module) -> set[str]:
 
 def starts_python(call: ast.Call, tree: ast.Module) -> bool:
     """Whether a process is this Python: its line, or every value of the name it has, begins with sys.executable."""
-    line = call.args[0] if call.args else None
-    if isinstance(line, ast.Name):
-        named = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and dotted(node.targets[0]) == line.id]
-        values = [node.value for node in named]
-    else:
-        values = [] if line is None else [line]
-    lists = [value for value in values if isinstance(value, ast.List) and value.elts]
-    return bool(values) and len(lists) == len(values) and all(dotted(one.elts[0]) == "sys.executable" for one in lists)
+    values = call.args[:1]
+    if values and isinstance(values[0], ast.Name):
+        assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        values = [node.value for node in assignments if dotted(node.targets[0]) == dotted(call.args[0])]
+    firsts = [value.elts[0] if isinstance(value, ast.List) and value.elts else value for value in values]
+    return bool(firsts) and all(dotted(first) == "sys.executable" for first in firsts)
 
 
 def offences(tree: ast.Module) -> set[str]:
     """Imports and calls that must not be."""
-    found = imported(tree) & IMPORTS
-    found |= {name for name in imported(tree) if name.startswith("subprocess.")}
+    bad = {name for name in imported(tree) if name in IMPORTS or name.startswith("subprocess.")}
+    # re.compile and the like are other functions than the built-in ones
+    last_parts = {call for call in CALLS if "." not in call} - {"compile", "eval", "exec"}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
-        # re.compile and the like are other functions; a bare name is the built-in one
-        bare = {call for call in CALLS if "." not in call}
-        if name in CALLS or name.rpartition(".")[2] in bare - {"compile", "eval", "exec"}:
-            found.add(name)
-        for keyword in node.keywords:
-            value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-            if (keyword.arg, value) in KEYWORDS:
-                found.add(f"{name}({keyword.arg}={value})")
+        options = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
+        if name in CALLS or name.rpartition(".")[2] in last_parts:
+            bad.add(name)
+        bad |= {f"{name}({option})" for option, value in KEYWORDS if option in options and options[option] is value}
         if name.startswith("subprocess.") and not starts_python(node, tree):
-            found.add(f"{name} of another program")
-        if name in ("np.load", "numpy.load", "np.save", "numpy.save"):
-            options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
-            if options.get("allow_pickle") is not False:
-                found.add(f"{name} without allow_pickle=False")
-        opens = name.endswith("Image.open") or name == "Pillow.open"
-        if opens and "formats" not in {k.arg for k in node.keywords}:
-            found.add(f"{name} without formats")
-    return found
+            bad.add(f"{name} of another program")
+        if name in NUMPY and options.get("allow_pickle") is not False:
+            bad.add(f"{name} without allow_pickle=False")
+        if (name.endswith("Image.open") or name == "Pillow.open") and "formats" not in options:
+            bad.add(f"{name} without formats")
+    return bad
 
 
 @pytest.mark.parametrize(
@@ -120,33 +110,33 @@ def offences(tree: ast.Module) -> set[str]:
         "import pickle",
         "from urllib.request import urlopen",
         "import http.client as h",
-        "import torch\ntorch.load('x', weights_only=True)",
+        "torch.load('x', weights_only=True)",
         "eval('1')",
-        "import os\nos.system('ls')",
-        "import subprocess\nsubprocess.run(['git', 'log'])",
-        "import subprocess\nsubprocess.run(command)",
+        "os.system('ls')",
+        "subprocess.run(['git', 'log'])",
+        "subprocess.run(command)",
         "from subprocess import run",
-        "import yaml\nyaml.load(open('x'))",
+        "yaml.load(open('x'))",
         "f(trust_remote_code=True)",
-        "import numpy as np\nnp.load('x')",
-        "from PIL import Image\nImage.open('x')",
+        "np.load('x')",
+        "Image.open('x')",
     ],
 )
-def test_the_scan_sees(text: str) -> None:
+def test_the_scan_finds(text: str) -> None:
     assert offences(ast.parse(text))
 
 
 def test_the_scan_passes_what_is_harmless() -> None:
-    text = "import re, subprocess, sys, yaml\nre.compile('x')\nmodel.eval()\nyaml.safe_load('x')\n"
-    assert offences(ast.parse(f"{text}line = [sys.executable, 'x']\nsubprocess.run(line)")) == set()
+    text = "re.compile('x')\nmodel.eval()\nyaml.safe_load('x')\nline = [sys.executable, 'x']\nsubprocess.run(line)"
+    assert offences(ast.parse(text)) == set()
 
 
 def test_nothing_is_unpickled_run_from_text_or_fetched() -> None:
-    found = {file: bad for file, tree in trees() if (bad := offences(tree))}
+    offending = {file: offences(tree) for file, tree in trees()}
     # a function each of the C library that is loaded anyway: to give memory back, to swap the names of two folders
     for file in ("remind/core/processes.py", "remind/core/files.py"):
-        found.get(file, set()).discard("ctypes")
-    assert {file: bad for file, bad in found.items() if bad} == {}
+        offending[file].discard("ctypes")
+    assert {file: bad for file, bad in offending.items() if bad} == {}
 
 
 def test_no_module_opens_a_socket() -> None:
@@ -160,11 +150,10 @@ def test_every_loader_reads_safetensors_and_runs_no_code() -> None:
             if isinstance(node, ast.Call) and dotted(node.func).endswith(".from_pretrained"):
                 kind = dotted(node.func).split(".")[0]
                 options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
-                if (file, kind) in OWN:
-                    continue
-                if kind.startswith("Auto") or kind == "loader":
+                own = (file, kind) in OWN
+                if not own and (kind.startswith("Auto") or kind == "loader"):
                     assert options.get("trust_remote_code") is False, f"{file}:{node.lineno}: {kind}"
-                if kind in MODELS:
+                if not own and kind in MODELS:
                     assert options.get("use_safetensors") is True, f"{file}:{node.lineno}: {kind}"
 
 

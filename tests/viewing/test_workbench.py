@@ -15,7 +15,8 @@ import torch
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
-from remind.models.backbone import Backbone, prompt_ids, tokenize
+from remind.models.backbone import Backbone
+from remind.models.chat import prompt_ids, tokenize
 from remind.models.load import load_backbone
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
 from remind.viewing import (

@@ -56,9 +56,9 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
 def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
-    A piece is a dialogue with its questions (several dialogues if a RefMem-Bench file mixes their questions). Only one
-    piece is held in memory, with the ids of dialogues and RefMem-Bench questions. Files are read twice if a later line
-    may belong to an earlier dialogue (chat, Friends, RefMem-Bench).
+    A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
+    RefMem-Bench questions, and one file where a later line may belong to an earlier dialogue (chat in single turns,
+    Friends).
 
     Raises:
         As `read`, before the first piece or between two.
@@ -76,10 +76,9 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
         paths, format = _folder(path, format)
         sources = [Source(file) for file in paths]
     else:
-        source = Source(path)
-        format = _check(source, format)
-        # a source that was examined holds its first record: kept only if that is the whole file
-        sources = [source if source.is_sole else Source(path)]
+        # a source that was examined holds its first record
+        format = _check(Source(path), format)
+        sources = [Source(path)]
     return _READERS[format].stream(sources)
 
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import re
 import string
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from remind.core.errors import DataError, ImagePathError
-from remind.data.dialogue import DIMENSIONS, FORMATS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
+from remind.core.errors import ImagePathError
+from remind.data.dialogue import (
+    DIMENSIONS,
+    FORMATS,
+    Corpus,
+    Dangling,
+    Dialogue,
+    Image,
+    Question,
+    Session,
+    Turn,
+    problem_of,
+)
 from remind.data.readers.evidence import Resolved
 from remind.data.readers.source import Place, Source, shown
 
 SPLITS = ("train", "dev", "test")
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
-T = TypeVar("T")
 
 
 class Draft:
@@ -85,8 +94,9 @@ class Draft:
     def build(self) -> Dialogue:
         """Raises DataError where `Dialogue` does, with the place."""
         sessions = tuple(Session(name, time, tuple(turns)) for name, (time, turns) in self._sessions.items() if turns)
-        with self.place.located():
-            return Dialogue(self.id, sessions)
+        if problem := problem_of(sessions):
+            raise self.place.error(problem)
+        return Dialogue(self.id, sessions)
 
 
 def _local_file(place: Place, reference: str) -> str:
@@ -130,15 +140,9 @@ class CorpusBuilder:
         self._places[draft.id] = draft.place
         return dialogue
 
-    def dialogue(self, place: Place, dialogue_id: str) -> Dialogue:
-        """The dialogue of this piece that a question asks about. Raises DataError if it is missing."""
-        if dialogue_id not in self._dialogues:
-            raise place.error(f"its dialogue {shown(dialogue_id)} is missing")
-        return self._dialogues[dialogue_id]
-
     def add_question(self, place: Place, question: Question, evidence: Resolved) -> None:
-        """Raises DataError for a missing dialogue, and where `check_question` does."""
-        check_question(place, question, self.dialogue(place, question.dialogue_id))
+        """Add a question about a dialogue of this piece. Raises DataError where `check_question` does."""
+        check_question(place, question, self._dialogues[question.dialogue_id])
         self._questions.append(replace(question, evidence=evidence.turn_ids))
         self._dangling.extend(Dangling(question.id, reference) for reference in evidence.dangling)
         if evidence.references:
@@ -180,33 +184,6 @@ def one_per_record(
             add(out, place, number, place.mapping(value, what))
             yield out.piece()
     out.end(sources)
-
-
-def complete(place: Place, parts: OrderedDict[str, T], last: Mapping[str, int], name: str, number: int) -> Iterator[T]:
-    """Take out, from the front, the parts that no record after `number` adds to.
-
-    Args:
-        place: the file.
-        last: the last record of each part, from a first pass over the file.
-        name: the part that record `number` belongs to.
-
-    Raises:
-        DataError: the first pass saw no such record: the file has changed since.
-    """
-    if last.get(name, -1) < number:
-        raise _changed(place)
-    while parts and last[next(iter(parts))] <= number:
-        yield parts.popitem(last=False)[1]
-
-
-def check_complete(place: Place, last: Mapping[str, int], number: int) -> None:
-    """Raises DataError if the first pass saw records after `number`, the last one of the second."""
-    if number < max(last.values(), default=number):
-        raise _changed(place)
-
-
-def _changed(place: Place) -> DataError:
-    return place.error("changed while it was read; try again when nothing writes to it")
 
 
 def check_turn(place: Place, turn: Turn) -> None:

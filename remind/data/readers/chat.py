@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from remind.data.dialogue import Corpus, Image
-from remind.data.readers.builder import CorpusBuilder, Draft, check_complete, complete
+from remind.data.readers.builder import CorpusBuilder, Draft
 from remind.data.readers.source import Place, Source, shown
 
 #: Where a turn may name its speaker, most specific first.
@@ -31,42 +30,42 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
     Raises:
         DataError: a turn without speaker or text, an id twice, a session that comes back after another, two different
-            lists of turns in a dialogue or two different texts in a turn, a file that changes while it is read.
+            lists of turns in a dialogue or two different texts in a turn.
         ImagePathError: a local image that is missing or leaves the folder of the file.
     """
     out = CorpusBuilder()
     for source in sources:
-        # a first pass finds the last line of each dialogue
-        last = {line.name: line.number for line in _lines(source)}
-        drafts: OrderedDict[str, _Chat] = OrderedDict()
-        number = 0
-        for line in _lines(source):
-            number = line.number
-            _add(drafts, source, line)
-            for chat in complete(source.place, drafts, last, line.name, number):
+        whole: set[str] = set()
+        # a later turn may belong to any dialogue of single turns: from the first one on all are held till the file ends
+        held: dict[str, _Chat] = {}
+        for number, (place, value) in enumerate(source.records, start=1):
+            record = place.mapping(value, "a line")
+            turns = _one_of(place, record, _TURNS)
+            stem = source.path.stem
+            key, default = ("dialogue", stem) if turns is None else ("id", f"{stem}-{number:05d}")
+            name = default if record.get(key) is None else place.name(record[key], key)
+            if turns is None:
+                if name in whole:
+                    what = f"dialogue id {shown(name)} occurs twice: this turn follows a whole dialogue"
+                    raise place.error(what)
+                held.setdefault(name, _Chat(source.place.at(name), name)).add(place, record)
+                continue
+            if name in whole or name in held:
+                raise place.error(f"dialogue id {shown(name)} occurs twice")
+            whole.add(name)
+            chat = _Chat(place.at(name), name)
+            for count, turn in enumerate(chat.draft.place.sequence(turns, "messages"), start=1):
+                where = chat.draft.place.at(f"turn {count}")
+                chat.add(where, where.mapping(turn, "a turn"))
+            if held:
+                held[name] = chat
+            else:
                 out.add_dialogue(chat.draft)
                 yield out.piece()
-        check_complete(source.place, last, number)
+        for chat in held.values():
+            out.add_dialogue(chat.draft)
+            yield out.piece()
     out.end(sources)
-
-
-class _Line(NamedTuple):
-    """A line, and the dialogue it is or belongs to; `turns` is None for a single turn."""
-
-    number: int
-    place: Place
-    record: dict[str, Any]
-    turns: object
-    name: str
-
-
-def _lines(source: Source) -> Iterator[_Line]:
-    for number, (place, value) in enumerate(source.records, start=1):
-        record = place.mapping(value, "a line")
-        turns = _one_of(place, record, _TURNS)
-        key, default = ("dialogue", source.path.stem) if turns is None else ("id", f"{source.path.stem}-{number:05d}")
-        given = record.get(key)
-        yield _Line(number, place, record, turns, default if given is None else place.name(given, key))
 
 
 def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> object:
@@ -77,30 +76,11 @@ def _one_of(place: Place, record: dict[str, Any], keys: tuple[str, str]) -> obje
     return given[0] if given else None
 
 
-def _add(drafts: OrderedDict[str, _Chat], source: Source, line: _Line) -> None:
-    chat = drafts.get(line.name)
-    if line.turns is None:
-        if chat is None:
-            chat = drafts[line.name] = _Chat(source.place.at(line.name), line.name)
-        if chat.whole:
-            raise line.place.error(f"dialogue id {shown(line.name)} occurs twice: this turn follows a whole dialogue")
-        chat.add(line.place, line.record)
-        return
-    if chat is not None:
-        raise line.place.error(f"dialogue id {shown(line.name)} occurs twice")
-    place = line.place.at(line.name)
-    chat = drafts[line.name] = _Chat(place, line.name, whole=True)
-    for count, turn in enumerate(place.sequence(line.turns, "messages"), start=1):
-        where = place.at(f"turn {count}")
-        chat.add(where, where.mapping(turn, "a turn"))
-
-
 class _Chat:
-    """A dialogue to which turns are added one by one; `whole` if one line holds them all."""
+    """A dialogue to which turns are added one by one."""
 
-    def __init__(self, place: Place, name: str, whole: bool = False) -> None:
+    def __init__(self, place: Place, name: str) -> None:
         self.draft = Draft(place, name)
-        self.whole = whole
         self._sessions: dict[str, int] = {}
         self._session: str | None = None
 

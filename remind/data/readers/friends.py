@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from remind.data.dialogue import Corpus
-from remind.data.readers.builder import CorpusBuilder, Draft, check_complete, complete
+from remind.data.readers.builder import CorpusBuilder, Draft
 from remind.data.readers.source import Place, Record, Source, shown
 
 COLUMNS = {"Utterance", "Speaker", "Scene_ID", "Utterance_ID", "Season", "Episode"}
@@ -30,27 +29,21 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
 
     Raises:
         DataError: a row that lacks a column, a speaker or words, a scene or an utterance that occurs twice in an
-            episode, a file that changes while it is read.
+            episode.
     """
     out = CorpusBuilder()
     for source in sources:
-        # a first pass finds the last row of each episode
-        last = {_episode(record): number for number, record in enumerate(source.rows(), start=1)}
-        episodes: OrderedDict[str, list[Record]] = OrderedDict()
-        number = 0
-        for number, record in enumerate(source.rows(), start=1):
-            episode = _episode(record)
-            episodes.setdefault(episode, []).append(record)
-            for records in complete(source.place, episodes, last, episode, number):
-                out.add_dialogue(_draft(source, records))
-                yield out.piece()
-        check_complete(source.place, last, number)
+        episodes: dict[str, list[Record]] = {}
+        for place, row in source.rows():
+            episode = f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}"
+            episodes.setdefault(episode, []).append(Record(place, row))
+        for episode, records in episodes.items():
+            out.add_dialogue(_draft(Draft(source.place.at(episode), episode), records))
+            yield out.piece()
     out.end(sources)
 
 
-def _draft(source: Source, records: Sequence[Record]) -> Draft:
-    episode = _episode(records[0])
-    draft = Draft(source.place.at(episode), episode)
+def _draft(draft: Draft, records: Sequence[Record]) -> Draft:
     scene: str | None = None
     for place, row in records:
         if row["Scene_ID"] != scene:
@@ -60,11 +53,6 @@ def _draft(source: Source, records: Sequence[Record]) -> Draft:
         turn_id = f"S{scene}:T{row['Utterance_ID']}"
         draft.turn(place, turn_id, speaker, row["Utterance"], row.get("Start_Time") or None)
     return draft
-
-
-def _episode(record: Record) -> str:
-    place, row = record
-    return f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}"
 
 
 def _number(place: Place, row: dict[str, str], column: str) -> str:

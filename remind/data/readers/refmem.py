@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,61 +24,65 @@ def matches(source: Source) -> bool:
 
 def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     """Contexts become dialogues; images are numbered in order over the whole context. Files of a folder are one corpus:
-    a question may be in another file than its context, and before it.
+    a question may be in another file than its context, and before it. Questions come in the order of their contexts.
 
-    A first pass finds the context of each question; then contexts and questions are read side by side. A piece is one
-    context if the questions come in the order of their contexts.
+    A first pass counts the questions of each context; then contexts and questions are read side by side, and a piece is
+    a context with its questions. Questions that come before their turn are held.
 
     Raises:
         DataError: a record of another type or that lacks what it needs, a question whose context is missing.
         ImagePathError: an image that is missing or leaves the folder of its file.
     """
-    count, context_of = _first_pass(sources)
+    counts = _count(sources)
     out = CorpusBuilder()
-    contexts, questions = _of_type(sources, "context"), _of_type(sources, "question")
-    for n_contexts, n_questions in cuts(count, context_of):
-        for place, record in islice(contexts, n_contexts):
-            out.add_dialogue(_context(place, record))
-        for place, record in islice(questions, n_questions):
-            _question(out, place, record)
+    questions = (item for item in _records(sources) if item[1]["type"] == "question")
+    held: dict[str, list[tuple[Place, dict[str, Any]]]] = {}
+    for place, record in _records(sources):
+        if record["type"] == "question":
+            continue
+        dialogue = out.add_dialogue(_context(place, record))
+        own = held.setdefault(dialogue.id, [])
+        while len(own) < counts[dialogue.id]:
+            if (item := next(questions, None)) is None:
+                raise place.error("changed while it was read; try again when nothing writes to it")
+            held.setdefault(item[0].name(item[1].get("context_id"), "context_id"), []).append(item)
+        for where, question in held.pop(dialogue.id):
+            _question(out, where, question, dialogue)
         yield out.piece()
     out.end(sources)
 
 
-def _of_type(sources: Sequence[Source], wanted: str | None = None) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _count(sources: Sequence[Source]) -> Counter[str]:
+    """Number of questions of each context. Raises DataError for a question id twice or a context that is missing."""
+    contexts: set[str] = set()
+    first: dict[str, Place] = {}
+    places: dict[str, Place] = {}
+    counts: Counter[str] = Counter()
+    for place, record in _records(sources):
+        name = place.name(record.get("id"), "id")
+        if record["type"] == "context":
+            contexts.add(name)
+            continue
+        place = place.at(name)
+        if name in places:
+            raise place.error(f"question id {shown(name)} occurs twice, first in {places[name]}")
+        places[name] = place
+        context = place.name(record.get("context_id"), "context_id")
+        first.setdefault(context, place)
+        counts[context] += 1
+    for context, place in first.items():
+        if context not in contexts:
+            raise place.error(f"its dialogue {shown(context)} is missing")
+    return counts
+
+
+def _records(sources: Sequence[Source]) -> Iterator[tuple[Place, dict[str, Any]]]:
     for source in sources:
         for place, value in source.records:
             record = place.mapping(value, "a record")
-            kind = record.get("type")
-            if kind not in _TYPES:
-                raise place.error(f"unknown record type {shown(kind)}; known: {', '.join(_TYPES)}")
-            if wanted is None or kind == wanted:
-                yield place, record
-
-
-def _first_pass(sources: Sequence[Source]) -> tuple[int, list[int]]:
-    """Number of contexts, and for each question the number of its context.
-
-    Raises:
-        DataError: a question id twice, or a question whose context is missing.
-    """
-    contexts: dict[str, int] = {}
-    questions: dict[str, tuple[Place, str]] = {}
-    count = 0
-    for place, record in _of_type(sources):
-        name = place.name(record.get("id"), "id")
-        if record["type"] == "context":
-            contexts.setdefault(name, count)
-            count += 1
-            continue
-        place = place.at(name)
-        if name in questions:
-            raise place.error(f"question id {shown(name)} occurs twice, first in {questions[name][0]}")
-        questions[name] = (place, place.name(record.get("context_id"), "context_id"))
-    for place, context in questions.values():
-        if context not in contexts:
-            raise place.error(f"its dialogue {shown(context)} is missing")
-    return count, [contexts[context] for _, context in questions.values()]
+            if record.get("type") not in _TYPES:
+                raise place.error(f"unknown record type {shown(record.get('type'))}; known: {', '.join(_TYPES)}")
+            yield place, record
 
 
 def _context(place: Place, record: dict[str, Any]) -> Draft:
@@ -105,10 +109,9 @@ def _image(draft: Draft, place: Place, value: object) -> Image:
     return draft.image(place, path, caption, source)
 
 
-def _question(out: CorpusBuilder, place: Place, record: dict[str, Any]) -> None:
+def _question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue: Dialogue) -> None:
     name = place.name(record.get("id"), "id")
     place = place.at(name)
-    dialogue_id = place.name(record.get("context_id"), "context_id")
     images = place.sequence(record.get("images") or [], "images")
     if not all(isinstance(index, int) and not isinstance(index, bool) for index in images):
         raise place.error("images should be a list of whole numbers")
@@ -117,7 +120,7 @@ def _question(out: CorpusBuilder, place: Place, record: dict[str, Any]) -> None:
         raise place.error("category should be text or a whole number")
     question = Question(
         id=name,
-        dialogue_id=dialogue_id,
+        dialogue_id=dialogue.id,
         text=place.name(record.get("question"), "question"),
         format=record.get("format"),  # type: ignore[arg-type]  # checked by the builder
         options=_texts(place, record, "options"),
@@ -128,38 +131,11 @@ def _question(out: CorpusBuilder, place: Place, record: dict[str, Any]) -> None:
         time=place.optional_text(record.get("time"), "time"),
         split=place.optional_text(record.get("split"), "split"),
     )
-    turn_ids = out.dialogue(place, dialogue_id).positions
-    out.add_question(place, question, exact(_texts(place, record, "evidence"), turn_ids))
+    out.add_question(place, question, exact(_texts(place, record, "evidence"), dialogue.positions))
 
 
 def _texts(place: Place, record: dict[str, Any], key: str) -> tuple[str, ...]:
     return tuple(place.text(item, key) for item in place.sequence(record.get(key) or [], key))
-
-
-def cuts(contexts: int, context_of: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The smallest pieces, as (number of further contexts, number of further questions), in order.
-
-    A piece holds the context of each of its questions, and pieces end to end give contexts and questions in the order
-    of the file.
-
-    Args:
-        context_of: for each question, the number of its context.
-    """
-    # first question of any context from here on, and last question of each context
-    first, last = [len(context_of)] * (contexts + 1), [-1] * contexts
-    for question, context in enumerate(context_of):
-        first[context] = min(first[context], question)
-        last[context] = question
-    for context in range(contexts - 1, 0, -1):
-        first[context] = min(first[context], first[context + 1])
-    start = (0, 0)
-    latest = -1
-    for context in range(contexts):
-        latest = max(latest, last[context])
-        # all questions up to the latest one are about contexts up to here
-        if latest < first[context + 1]:
-            yield context + 1 - start[0], latest + 1 - start[1]
-            start = (context + 1, latest + 1)
 
 
 def write_refmem(corpus: Corpus, path: str | Path) -> None:
@@ -170,13 +146,13 @@ def write_refmem(corpus: Corpus, path: str | Path) -> None:
         ImagePathError: an image file outside the folder of `path`, which its reader would refuse.
     """
     target = Path(path)
-    records = list(_records(corpus, target))
+    records = list(_rows(corpus, target))
     for record in records:
         Place(target).text(json.dumps(record, ensure_ascii=False), "a record")
     write_rows(target, records)
 
 
-def _records(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
+def _rows(corpus: Corpus, target: Path) -> Iterator[dict[str, Any]]:
     folder = target.parent.resolve()
     for dialogue in corpus.dialogues:
         place = Place(target, dialogue.id)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,18 +31,6 @@ class Place:
 
     def __str__(self) -> str:
         return self.path.name if self.record is None else f"{self.path.name} [{self.record}]"
-
-    @contextmanager
-    def located(self) -> Iterator[None]:
-        """Give DataErrors that name no file this place."""
-        try:
-            yield
-        except DataError as error:
-            if error.path is not None:
-                raise
-            # the message of an error has its white space collapsed
-            message = str(error).removeprefix(" ".join(f"[{error.record}]: ".split()) + " ")
-            raise type(error)(message, self.path, self.record or error.record) from None
 
     def mapping(self, value: object, what: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -100,8 +86,6 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = Place(path)
-        #: Place of the object that is the whole file, once the first record was read.
-        self._sole: Place | None = None
 
     @cached_property
     def is_json(self) -> bool:
@@ -115,11 +99,8 @@ class Source:
     def records(self) -> Iterator[Record]:
         """Records from the first one on: lines of JSON Lines, elements of a JSON list, or the one JSON object.
 
-        A single object in a `.jsonl` file is a line. It is not parsed again once `first` holds it.
+        A single object in a `.jsonl` file is a line.
         """
-        if self.is_sole and self._sole is not None:
-            yield Record(self._sole, self.first)
-            return
         with Window(self.path) as window:
             start = window.skip()
             if not start:
@@ -161,9 +142,7 @@ class Source:
         if not window.skip():
             # JSON Lines of a single line if the name says so; any other object is the file itself
             is_line = is_line and self.path.suffix.lower() == ".jsonl"
-            place = self.place.at(f"line {line}") if is_line else self.place
-            self._sole = place if isinstance(value, dict) else None
-            yield Record(place, value)
+            yield Record(self.place.at(f"line {line}") if is_line else self.place, value)
             return
         if not is_line:
             raise window.error("Extra data")
@@ -179,11 +158,6 @@ class Source:
         value = next(self.records).value if self.is_json else None
         return value if isinstance(value, dict) else {}
 
-    @property
-    def is_sole(self) -> bool:
-        """Whether `first` was read and is the whole file."""
-        return self._sole is not None and "first" in self.__dict__
-
     @cached_property
     def columns(self) -> list[str]:
         """The header of a CSV file; empty for JSON."""
@@ -191,7 +165,7 @@ class Source:
             return []
         with Window(self.path) as window:
             try:
-                return next(csv.reader(_csv_lines(window)), [])
+                return next(csv.reader(line for _, line in window.lines()), [])
             except csv.Error:
                 return []
 
@@ -204,7 +178,7 @@ class Source:
         if repeated := [name for name in self.columns if self.columns.count(name) > 1]:
             raise self.place.error(f"the column {shown(repeated[0])} occurs twice in the header")
         with Window(self.path) as window:
-            reader = csv.DictReader(_csv_lines(window), strict=True)
+            reader = csv.DictReader((f"{line}\n" for _, line in window.lines()), strict=True)
             while True:
                 try:
                     row = next(reader)
@@ -216,9 +190,3 @@ class Source:
                 if None in row or None in row.values():
                     raise place.error(f"the row should have {len(self.columns)} columns")
                 yield Record(place, row)
-
-
-def _csv_lines(window: Window) -> Iterator[str]:
-    """Lines as the csv module wants them: any line end counts, and is kept."""
-    for _, line in window.lines():
-        yield from io.StringIO(line + "\n", newline="")

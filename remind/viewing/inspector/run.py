@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
-from remind.core.progress import Counter, track
+from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.grounding.config import GroundingConfig, grounding_config
@@ -30,7 +30,7 @@ class InspectConfig:
     """Write pages that show the grounding of questions: tokens by resonance, features, blocks, evidence, states."""
 
     states: str
-    """Folder of states (from build_states.py)."""
+    """Folder of states (from `remind build-states`)."""
     question: str | None = None
     """Id of the question to show."""
     all: bool = False
@@ -260,7 +260,7 @@ def _corpus_examples(
     texts = list(islice(lines, cfg.examples_limit))
     try:
         probe = Probe(backbone.model, backbone.tokenizer, saes)
-        with Counter("examples", len(texts)) as bar:
+        with ProgressBar("examples", len(texts)) as bar:
             return collect(probe, texts, per_feature=cfg.per_feature, context=(10, 10), progress=bar.advance_to)
     except SAEError as error:
         raise ModelError(f"examples: {error}") from None

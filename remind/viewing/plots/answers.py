@@ -47,7 +47,7 @@ def answer_probabilities(
 def _probability(backbone: Backbone, prompt: str, name: str) -> float:
     import torch
 
-    from remind.models.backbone import prompt_ids, tokenize
+    from remind.models.chat import prompt_ids, tokenize
 
     before = prompt_ids(backbone.tokenizer, prompt)
     # the closing tag is tokenized with it, because it decides where a tokenizer splits the end of the candidate
@@ -111,7 +111,7 @@ def plot_next(
     """
     import torch
 
-    from remind.models.backbone import prompt_ids, tokenize
+    from remind.models.chat import prompt_ids, tokenize
     from sae.figures import COLOURS, Picture, new_figure
 
     if not under or not backbone.causal:

@@ -26,7 +26,7 @@ class PlotRunConfig:
     """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
 
     run: list[str]
-    """Run folders of train_pra.py; each is one row of the plot."""
+    """Run folders of `remind train-pra`; each is one row of the plot."""
     out: str | None = None
     """File to write: .png, .svg or .pdf. None: trajectory.png in the first run folder."""
     panels: tuple[str, ...] = ()

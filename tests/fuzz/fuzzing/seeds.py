@@ -51,6 +51,9 @@ LONGMEMEVAL = [
         "answer_session_ids": ["answer_b"],
     }
 ]
+_IMAGE = {"path": None, "caption": "a", "source": "b"}
+_QUESTION = {"id": "q1", "context_id": "c1", "question": "Which?", "format": "multi", "options": ["one", "two"]}
+_QUESTION |= {"answers": ["A"], "evidence": ["t1"], "images": [0], "dimension": "pattern_induction"}
 REFMEM = [
     {
         "type": "context",
@@ -61,31 +64,12 @@ REFMEM = [
                 "time": "2024-03-01",
                 "turns": [
                     {"id": "t1", "speaker": "Ana", "text": "hi"},
-                    {
-                        "id": "t2",
-                        "speaker": "Ben",
-                        "text": "",
-                        "images": [{"path": None, "caption": "a", "source": "b"}],
-                    },
+                    {"id": "t2", "speaker": "Ben", "text": "", "images": [_IMAGE]},
                 ],
             }
         ],
     },
-    {
-        "type": "question",
-        "id": "q1",
-        "context_id": "c1",
-        "question": "Which?",
-        "format": "multi",
-        "options": ["one", "two"],
-        "answers": ["A"],
-        "evidence": ["t1"],
-        "images": [0],
-        "dimension": "pattern_induction",
-        "split": "train",
-        "category": None,
-        "time": None,
-    },
+    {"type": "question", **_QUESTION, "split": "train", "category": None, "time": None},
 ]
 MSC = [
     {
@@ -114,20 +98,9 @@ FRIENDS = (
     "Hey,\"['Ross Geller', 'Joey']\",1,2,1,1,\n"
     "Bye,Rachel,1,1,1,2,\n"
 )
-PREDICTION = {
-    "question_id": "q1",
-    "text": "<answer>A</answer>",
-    "prompt_tokens": 3,
-    "new_tokens": 2,
-    "finished": True,
-    "failure": None,
-    "message": "",
-    "prompt": "0123456789abcdef",
-    "evidence_shown": ["t1"],
-    "images_shown": [0],
-    "cut_turns": 0,
-    "left_out": None,
-}
+PREDICTION = {"question_id": "q1", "text": "<answer>A</answer>", "prompt_tokens": 3, "new_tokens": 2, "finished": True}
+PREDICTION |= {"failure": None, "message": "", "prompt": "0123456789abcdef", "evidence_shown": ["t1"]}
+PREDICTION |= {"images_shown": [0], "cut_turns": 0, "left_out": None}
 MANIFEST = {"format": "remind-states", "format_version": 2, "inputs": {}, "questions": 1}
 ANSWERS = (
     "<answer>[A,D]</answer><explanation>Ana: hi\n- Bo: yes</explanation>",

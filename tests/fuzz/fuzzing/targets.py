@@ -21,18 +21,9 @@ from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import FORMATS, read, stream, write_refmem
 from remind.evaluation.parse import parse_answer
-from remind.states.parquet import (
-    MANIFEST,
-    StateRecord,
-    iterate_states,
-    part_name,
-    read_manifest,
-    read_part,
-    read_states,
-    state_parts,
-    write_part,
-)
-from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
+from remind.states import parquet
+from remind.states.parquet import StateRecord, read_part, write_part
+from remind.states.pyramid import LETTERS, AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 
 #: Seconds that no input may take.
 SLOW = 20.0
@@ -41,12 +32,9 @@ _OPTIONS = ("red", "green", "blue")
 
 @dataclass(frozen=True)
 class Target:
-    """Something that reads.
+    """Something that reads: valid inputs, what reads one in a scratch folder, and strategies that change a seed.
 
-    Attributes:
-        seeds: valid inputs.
-        run: reads an input in a scratch folder; AssertionError where it was read wrongly.
-        changed: strategies for inputs made from a seed.
+    `run` raises AssertionError where the input was read wrongly.
     """
 
     seeds: tuple[bytes, ...]
@@ -140,24 +128,24 @@ def _predictions(data: bytes, folder: Path) -> None:
 
 
 def _manifest(data: bytes, folder: Path) -> None:
-    (folder / MANIFEST).write_bytes(data)
-    read_manifest(folder)
-    state_parts(folder)
+    (folder / parquet.MANIFEST).write_bytes(data)
+    parquet.read_manifest(folder)
+    parquet.state_parts(folder)
 
 
 def _states(data: bytes, folder: Path) -> None:
-    part = folder / part_name(0)
+    part = folder / parquet.part_name(0)
     part.write_bytes(data)
-    (folder / MANIFEST).write_text(json.dumps(seeds.MANIFEST))
+    (folder / parquet.MANIFEST).write_text(json.dumps(seeds.MANIFEST))
     for levels, spans in ((("x0",), False), ((), True), (("x1", "x2"), True)):
         read_part(part, levels, spans)
-    records = list(iterate_states(folder))
+    records = list(parquet.iterate_states(folder))
     for record in records:
         _check_record(record)
     copy = folder / "copy"
     copy.mkdir(exist_ok=True)
     assert repr(read_part(write_part(copy, 0, records))) == repr(records), "states changed on the way through a file"
-    read_states(folder)
+    parquet.read_states(folder)
 
 
 def _check_record(record: StateRecord) -> None:
@@ -174,33 +162,14 @@ def _check_record(record: StateRecord) -> None:
 
 def sample_record() -> StateRecord:
     """The states of a small question."""
+    from remind.pipeline import record_of
+
     turns = tuple(Turn(f"t{number}", "Ana", f"line {number} é") for number in range(4))
     dialogue = Dialogue("d", (Session("s", None, turns),))
     question = Question("q", "d", "why?", answers=("so",), evidence=("t1",), category=4)
     factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("think",), entities=("line",)))
     attentional = AttentionalState(factual, ((1, 1),), (0.5, 1.5, -1.0))
-    return StateRecord(
-        question_id="q",
-        dialogue_id="d",
-        split="train",
-        format="direct",
-        question="why?",
-        options=(),
-        answers=("so",),
-        dimension=None,
-        category="4",
-        visual=False,
-        evidence=("t1",),
-        evidence_lines=("Ana: line 1 é",),
-        evidence_found=("t1",),
-        images=(),
-        images_found=(),
-        target="<answer>so</answer><explanation>Ana: line 1 é</explanation>",
-        x0=render(factual),
-        x1=render(attentional),
-        x2=render(ReflectiveState(attentional, "because")),
-        salience=attentional.salience,
-    )
+    return record_of(ReflectiveState(attentional, "because"), "train")
 
 
 def _state_seeds() -> tuple[bytes, ...]:
@@ -219,12 +188,12 @@ def _image(data: bytes, folder: Path) -> None:
 def _image_seeds() -> tuple[bytes, ...]:
     from PIL import Image
 
-    made = []
+    images = []
     for format in ("PNG", "JPEG", "GIF", "BMP", "WEBP"):
         out = io.BytesIO()
         Image.linear_gradient("L").resize((24, 16)).convert("RGB").save(out, format)
-        made.append(out.getvalue())
-    return tuple(made)
+        images.append(out.getvalue())
+    return tuple(images)
 
 
 def make_targets() -> dict[str, Target]:
