@@ -7,7 +7,6 @@ Weights that are not trained are the base model's.
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -62,8 +61,10 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _saved(value: Tensor) -> Tensor:
-    return whole(value).cpu().contiguous()
+def _on_disk(value: Tensor, writes: bool) -> Tensor:
+    """The full tensor on the CPU; an empty one where nothing is written, which still takes part in the gathering."""
+    value = whole(value)
+    return value.cpu().contiguous() if writes else torch.empty(0)
 
 
 def random_state(device: torch.device) -> Tensor:
@@ -103,17 +104,13 @@ def save(
     Raises:
         ModelError: it cannot be written (no disk space); then there is nothing of it.
     """
-    weights: dict[str, Tensor] = {}
-    moments: dict[str, Tensor] = {}
+    weights, moments, averages = {}, {}, {}
     for name, parameter in trained_parameters(model).items():
-        value = _saved(parameter)
-        if writes:
-            weights[name] = value
+        weights[name] = _on_disk(parameter, writes)
         for key, moment in optimizer.state.get(parameter, {}).items():
-            value = _saved(moment)
-            if writes:
-                moments[f"{key}/{name}"] = value
-    averages = {name: _saved(value) for name, value in (ema or {}).items()}
+            moments[f"{key}/{name}"] = _on_disk(moment, writes)
+    for name, value in (ema or {}).items():
+        averages[name] = _on_disk(value, writes)
     if not writes:
         return
     with (
@@ -122,10 +119,8 @@ def save(
     ):
         save_file(weights, temporary / _MODEL)
         save_file(moments, temporary / _OPTIMIZER)
-        version, internal, gauss = random.getstate()
         save_file({"torch": states.cpu()}, temporary / _RANDOM)
-        python = {"version": version, "internal": list(internal), "gauss": gauss}
-        write_json(temporary / _STATE, {"step": step, "python_random": python, **extra})
+        write_json(temporary / _STATE, {"step": step, **extra})
         names = [_MODEL, _OPTIMIZER, _RANDOM, _STATE]
         if ema is not None:
             save_file(averages, temporary / _EMA)
@@ -204,19 +199,27 @@ def like(value: Tensor, reference: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def _restore(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with _tensors(path) as file:
+        names = set(file.keys())
+        if names != tensors.keys():
+            odd = sorted(names ^ tensors.keys())[0]
+            raise ModelError(f"{path}: its parameters are not those of the model; the first odd one is {odd}")
+        for name, tensor in tensors.items():
+            value = file.get_tensor(name)
+            if value.shape != tensor.shape:
+                raise ModelError(f"{path}: {name} has shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(like(value.to(tensor.dtype), tensor))
+
+
 def restore_model(folder: Path, model: nn.Module) -> None:
     """Put the trained parameters of a checkpoint into the model. Raises ModelError if they do not fit it."""
-    parameters = trained_parameters(model)
-    with _tensors(folder / _MODEL) as file:
-        names = set(file.keys())
-        if names != parameters.keys():
-            odd = sorted(names ^ parameters.keys())[0]
-            raise ModelError(f"{folder}: its parameters are not those of the model; the first odd one is {odd}")
-        for name, parameter in parameters.items():
-            value = file.get_tensor(name)
-            if value.shape != parameter.shape:
-                raise ModelError(f"{folder}: {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            parameter.copy_(like(value.to(parameter.dtype), parameter))
+    _restore(folder / _MODEL, trained_parameters(model))
+
+
+def restore_ema(folder: Path, shadow: Mapping[str, Tensor]) -> None:
+    """Put the running averages of a checkpoint back. Raises ModelError if it has none or others."""
+    _restore(folder / _EMA, shadow)
 
 
 @torch.no_grad()
@@ -232,21 +235,9 @@ def restore_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Opt
             optimizer.state[parameter][key] = value if value.ndim == 0 else like(value, parameter)
 
 
-@torch.no_grad()
-def restore_ema(folder: Path, shadow: Mapping[str, Tensor]) -> None:
-    """Put the running averages of a checkpoint back. Raises ModelError if it has none or others."""
-    with _tensors(folder / _EMA) as file:
-        if set(file.keys()) != shadow.keys():
-            raise ModelError(f"{folder}: its averages are not those of the model")
-        for name, value in shadow.items():
-            value.copy_(like(file.get_tensor(name), value))
-
-
 def restore_random(folder: Path, rank: int, device: torch.device) -> None:
     with _tensors(folder / _RANDOM) as file:
         # torch crashes on a state that begins in the middle of a mapped file
         states = [row.clone() for row in file.get_tensor("torch")]
     if rank < len(states):
         set_random_state(states[rank], device)
-    python = read_state(folder)["python_random"]
-    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))

@@ -5,10 +5,10 @@ Nothing here imports torch, so that the command line starts fast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import Any, Literal
 
 from remind.core.errors import ConfigError
 
@@ -16,6 +16,15 @@ N_LEVELS = 3
 Schedule = Literal["cosine", "constant"]
 OptimizerKind = Literal["adamw", "adamw8bit"]
 StepKind = Literal["sequential", "joint"]
+
+
+def _check(config: Any, **bounds: tuple[float, float]) -> None:
+    """Raise ConfigError for a number outside of its bounds, or infinite; None is allowed."""
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        if value is not None and not (low <= value <= high and value < inf):
+            wanted = f"be {low} or more" if high == inf else f"lie in [{low}, {high}]"
+            raise ConfigError(f"{type(config).__name__}: {name} is {value}; it must {wanted}")
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,7 @@ class Edge:
             raise ConfigError(
                 f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
             )
-        if not (math.isfinite(self.gamma) and self.gamma >= 0):
-            raise ConfigError(f"gamma of edge {self.name} is {self.gamma}; it must be 0 or more")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha of edge {self.name} is {self.alpha}; it must lie in [0, 1]")
+        _check(self, gamma=(0, inf), alpha=(0, 1))
 
     @property
     def name(self) -> str:
@@ -66,25 +72,13 @@ class Objective:
     teacher_weights: Literal["live", "base", "ema"] = "live"
     """Whose distributions the teachers' are. live: those of the model that is trained; base: those it began with, which
     never change (edges into level 0 only); ema: those of a running average of its weights."""
-    clip_kl: float | None = None
-    """Cap, in nats, on the bracket of Eq. 6 at each answer position: above it the term is constant and has no gradient.
-    None: no cap."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edges", tuple(self.edges))
         object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
-        if not 0 <= self.lambda_hard <= 1:
-            raise ConfigError(f"lambda_hard is {self.lambda_hard}; it must lie in [0, 1]")
-        if not (math.isfinite(self.tau) and self.tau > 0):
-            raise ConfigError(f"tau is {self.tau}; it must be above 0")
-        if self.target_grad not in ("detach", "flow"):
-            raise ConfigError(f"target_grad is {self.target_grad!r}; it is detach or flow")
-        if self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more")
-        if self.teacher_weights not in ("live", "base", "ema"):
-            raise ConfigError(f"teacher_weights is {self.teacher_weights!r}; it is live, base or ema")
-        if self.clip_kl is not None and not (math.isfinite(self.clip_kl) and self.clip_kl > 0):
-            raise ConfigError(f"clip_kl is {self.clip_kl}; it must be above 0, or null")
+        _check(self, lambda_hard=(0, 1), tau=(0, inf), chunk=(1, inf))
+        if self.tau == 0:
+            raise ConfigError("tau is 0; it must be above 0")
         if self.target_grad == "flow" and self.teacher_weights != "live":
             raise ConfigError(
                 f"target_grad flow needs teacher_weights live: {self.teacher_weights} teachers do not learn"
@@ -152,9 +146,8 @@ class DataConfig:
     """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
     max_answer: int = 1024
     """Most tokens of an answer, its end token included."""
-    on_long: Literal["error", "skip", "cut"] = "error"
-    """What to do with a question that is longer: stop, leave it out and count it, or cut: leave out its oldest turns,
-    the same ones in every state, and count it. An answer is never cut."""
+    on_long: Literal["error", "skip"] = "error"
+    """What to do with a question that is longer: stop, or leave it out and count it."""
     unlabelled: Literal["x2", "x1", "skip"] = "x2"
     """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
     greedily. Such an answer carries no hard loss. skip: leave them out."""
@@ -175,16 +168,8 @@ class DataConfig:
     folder."""
 
     def __post_init__(self) -> None:
-        if self.max_answer < 1 or (self.max_length is not None and self.max_length < 2):
-            raise ConfigError("max_answer must be 1 or more and max_length 2 or more")
-        if self.images == "pixels" and self.on_long == "cut":
-            raise ConfigError(
-                "data.images pixels: turns with images cannot be left out; set data.on_long error or skip"
-            )
-        for name in ("limit", "max_decoded", "image_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be 1 or more")
+        ones = dict.fromkeys(("max_answer", "max_decoded", "limit", "image_tokens"), (1, inf))
+        _check(self, max_length=(2, inf), **ones)
 
 
 @dataclass(frozen=True)
@@ -200,12 +185,9 @@ class TeacherConfig:
     """topk: tokens kept per position."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay is {self.ema_decay}; it must lie in [0, 1)")
-        if self.targets not in ("hidden", "topk"):
-            raise ConfigError(f"teacher.targets is {self.targets!r}; it is hidden or topk")
-        if self.k < 1:
-            raise ConfigError(f"teacher.k is {self.k}; it must be 1 or more")
+        _check(self, ema_decay=(0, 1), k=(1, inf))
+        if self.ema_decay == 1:
+            raise ConfigError("ema_decay is 1; the average would never move")
 
 
 @dataclass(frozen=True)
@@ -222,12 +204,7 @@ class GuardConfig:
     there is no lower than it was at first: sharper without being righter. A choice, not a measurement."""
 
     def __post_init__(self) -> None:
-        if self.mode not in ("warn", "stop", "off"):
-            raise ConfigError(f"guard mode is {self.mode!r}; it is warn, stop or off")
-        if not 0 < self.ce_rise < float("inf"):
-            raise ConfigError(f"guard ce_rise is {self.ce_rise}; it must be above 0")
-        if not 0 <= self.entropy_share < 1:
-            raise ConfigError(f"guard entropy_share is {self.entropy_share}; it must lie in [0, 1)")
+        _check(self, ce_rise=(0, inf), entropy_share=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -246,8 +223,9 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_modules", tuple(self.target_modules))
-        if self.r < 1 or self.alpha < 1 or not self.target_modules:
-            raise ConfigError("lora needs r and alpha of 1 or more and at least one target module")
+        _check(self, r=(1, inf), alpha=(1, inf))
+        if not self.target_modules:
+            raise ConfigError("lora needs at least one target module")
 
 
 @dataclass(frozen=True)
@@ -294,23 +272,15 @@ class TrainerConfig:
     keep_last: int = 2
     """Newest checkpoints that are kept, besides the best one."""
     trackers: tuple[str, ...] = ()
-    """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written. One that fails is
-    left out with a warning."""
+    """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     """What counts as a collapse of the held-out loss, and what then happens."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trackers", tuple(self.trackers))
         counts = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "eval_limit", "save_every", "keep_last")
-        for name in counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be 1 or more")
-        for name in ("lr", "warmup", "clip", "weight_decay", "eval_every"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if self.warmup > 1:
-            raise ConfigError(f"warmup is {self.warmup}; it is a share of the steps, at most 1")
+        _check(self, **dict.fromkeys(counts, (1, inf)))
+        _check(self, warmup=(0, 1), **dict.fromkeys(("lr", "clip", "weight_decay", "eval_every"), (0, inf)))
 
 
 @dataclass

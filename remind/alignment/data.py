@@ -33,21 +33,20 @@ _REASONS = {
 
 @dataclass
 class Examples:
-    """Examples of one split, and the ids of questions that were left out, by reason, or cut to fit."""
+    """Examples of one split, and the ids of questions that were left out, by reason."""
 
     items: list[Example] = field(default_factory=list)
     without_target: list[str] = field(default_factory=list)
     empty_answer: list[str] = field(default_factory=list)
     long_context: list[str] = field(default_factory=list)
     long_answer: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def left_out(self) -> dict[str, list[str]]:
         """Ids by reason, reasons that occur alone."""
-        return {name: ids for name, ids in vars(self).items() if name not in ("items", "cut") and ids}
+        return {name: ids for name, ids in vars(self).items() if name != "items" and ids}
 
     def counts(self) -> dict[str, int]:
         return {
@@ -67,12 +66,6 @@ class Examples:
         return digest.hexdigest()
 
 
-def fit_of(config: DataConfig, model_length: int) -> tuple[int, int] | None:
-    """What `example_of` is to cut to; None: nothing is cut."""
-    limit = min(model_length, config.max_length or model_length)
-    return (limit, config.max_decoded + 1) if config.on_long == "cut" else None
-
-
 def select(examples: Iterable[Example], config: DataConfig, model_length: int) -> Examples:
     """The questions that can be used, in order.
 
@@ -88,7 +81,7 @@ def select(examples: Iterable[Example], config: DataConfig, model_length: int) -
     def leave_out(ids: list[str], question: str, what: str, length: int, most: int) -> None:
         if config.on_long == "error":
             raise DataError(
-                f"{what} of {length} tokens, at most {most} fit; build shorter states, or set data.on_long skip or cut",
+                f"{what} of {length} tokens, at most {most} fit; build shorter states, or set data.on_long skip",
                 record=question,
             )
         ids.append(question)
@@ -103,8 +96,6 @@ def select(examples: Iterable[Example], config: DataConfig, model_length: int) -
             leave_out(selected.long_context, example.id, "prompt and answer", example.longest, limit)
         else:
             selected.items.append(example)
-            if example.cut:
-                selected.cut.append(example.id)
     return selected
 
 
@@ -151,7 +142,7 @@ def load_data(
         ConfigError: a question that is to be shown images has no gold answer.
     """
     parts = state_parts(states)
-    everything = read_examples(parts, tokenizer, fit_of(config, model_length), cache, ranks, shown)
+    everything = read_examples(parts, tokenizer, cache, ranks, shown)
     check_overlap(((e.id, e.dialogue_id, e.split, e.evidence) for e in everything), lambda _: states)
     splits = {example.split for example in everything}
     monitored = next((split for split in (eval_split, "test") if split in splits), None)
@@ -172,7 +163,6 @@ def load_data(
         "tokens_sha256": examples.fingerprint(),
         "train": examples.counts(),
         "left_out": examples.left_out(),
-        "cut": examples.cut,
         "held_out": {"split": monitored, **evaluated.counts()},
     }
     if shown is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from remind.alignment import checkpoint as checkpoints
 from remind.alignment.config import ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import bitsandbytes, dequantise, fingerprint, left_alone, load, prepare, quantise
+from remind.alignment.model import bitsandbytes, dequantise, left_alone, load, prepare, quantise, restored
 from remind.alignment.run_folder import BEST, DATA, as_dict, read_config
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
@@ -50,16 +49,17 @@ def export(cfg: ExportConfig) -> Path:
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     trained = read_config(run)
-    _check(cfg, trained)
+    if cfg.quantise is not None:
+        bitsandbytes()
+    if cfg.adapter_only and (trained.lora is None or trained.train_vision):
+        raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
+    if cfg.adapter_only and (cfg.quantise is not None or cfg.dtype is not None):
+        raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
     folder = _checkpoint(run, cfg.checkpoint)
     state = checkpoints.read_state(folder)
     if cfg.base is not None:
         trained.model = cfg.base
-    backbone = load(trained)
-    if fingerprint(backbone.model) != state["base_fingerprint"]:
-        raise ModelError(f"{trained.model} is not the model that {run} was trained from; give it as base")
-    model = prepare(backbone, trained)
-    checkpoints.restore_model(folder, model)
+    backbone, model = restored(trained, folder)
     probe = torch.tensor([prompt_ids(backbone.tokenizer, _PROBE)])
     before = _logits(model, probe)
 
@@ -67,25 +67,23 @@ def export(cfg: ExportConfig) -> Path:
         if cfg.adapter_only:
             checks = _write_adapters(model, backbone, trained, before, probe, temporary)
         else:
-            plain = _merged(model, trained, folder)
-            checks = _write_whole(plain, backbone, cfg, trained, before, probe, temporary)
+            if trained.quantise is not None:
+                # PEFT would round what it merges into 4 bits
+                exact = load(trained)
+                dequantise(exact.model)
+                model = prepare(exact, trained)
+                checkpoints.restore_model(folder, model)
+            if hasattr(model, "merge_and_unload"):
+                model = model.merge_and_unload(safe_merge=True)
+            checks = _write_whole(model, backbone, cfg, trained, before, probe, temporary)
         about = about_run(run, trained, state, cfg.checkpoint) | {"checks": checks}
         write_json(temporary / _TRAINING, about)
         write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
-        _open_to_others(temporary)
+        mode = temporary.joinpath("README.md").stat().st_mode & 0o777
+        for file in temporary.iterdir():
+            file.chmod(mode)  # safetensors makes its files private
     print(f"{folder.name} of {run} is exported to {out}")
     return out
-
-
-def _check(cfg: ExportConfig, trained: TrainConfig) -> None:
-    if cfg.quantise is not None:
-        bitsandbytes()
-    if not cfg.adapter_only:
-        return
-    if trained.lora is None or trained.train_vision:
-        raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
-    if cfg.quantise is not None or cfg.dtype is not None:
-        raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
 
 
 def _checkpoint(run: Path, which: str) -> Path:
@@ -110,16 +108,6 @@ def _logits(model: Any, input_ids: Tensor) -> Tensor:
 def _difference(a: Tensor, b: Tensor) -> float:
     """Largest difference, as a share of the largest logit."""
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))
-
-
-def _merged(model: Any, trained: TrainConfig, folder: Path) -> Any:
-    """Without adapters, and without 4 bits: PEFT would round what it merges into them."""
-    if trained.quantise is not None:
-        backbone = load(trained)
-        dequantise(backbone.model)
-        model = prepare(backbone, trained)
-        checkpoints.restore_model(folder, model)
-    return model.merge_and_unload(safe_merge=True) if hasattr(model, "merge_and_unload") else model
 
 
 def _write_whole(
@@ -212,14 +200,6 @@ def _write_adapters(
     return checks
 
 
-def _open_to_others(folder: Path) -> None:
-    """safetensors makes its files private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for file in folder.iterdir():
-        file.chmod(0o666 & ~mask)
-
-
 # the model card
 
 
@@ -250,63 +230,55 @@ def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False)
     """
     data, name = about["data"], about["config"]["model"]
     base = Path(name).name if Path(name).is_dir() else name
-    front = [f"base_model: {json.dumps(base)}", f"library_name: {'peft' if adapters else 'transformers'}"]
-    front += ["tags:", "- remind", "- reflective-memory"]
-    rows = (("training batch", about["train"]), ("held out", about["held_out"]))
-    inputs = "\n".join(f"| {name} | `{sha}` |" for name, sha in data["inputs"].items())
-    lines = [
-        "---",
-        *front,
-        "---",
-        "",
-        "# A model aligned with Progressive Reflective Alignment",
-        "",
-        f"{base}, trained for {about['step']} steps to answer questions about a long dialogue from retrieved "
-        "evidence alone (the factual state). Give it the rendered state as the one user message of a chat; it answers "
-        "`<answer>…</answer><explanation>…</explanation>`.",
-        "",
-        *_notes(adapters, quantised),
-        f"Fingerprint of the base model: `{about['base_fingerprint']}`.",
-        "",
-        "## Data",
-        "",
-        f"{data['train']['examples']} questions. States manifest `{data['manifest_sha256']}`, "
-        f"training tokens `{data['tokens_sha256']}`.",
-        "",
-        "| input | SHA-256 |",
-        "|---|---|",
-        inputs,
-        "",
-        "## Metrics",
-        "",
-        "| | step | total | CE x0 | CE x1 | CE x2 | JSD x0-x1 | JSD x1-x2 |",
-        "|---|---|---|---|---|---|---|---|",
-        *[_row(what, row) for what, row in rows if row],
-        "",
-        "Cross-entropies and divergences in nats per answer token.",
-        "",
-        "## Made with",
-        "",
-        ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-        + ". Settings are in `training.json`.",
-        "",
-        "Checks on export, largest difference of logits on a probe as a share of the largest logit: "
-        + ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in about["checks"].items())
-        + ".",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _notes(adapters: bool, quantised: bool) -> list[str]:
+    note = ""
     if adapters:
-        return ["The folder holds adapters (PEFT), which go on the base model.", ""]
-    if quantised:
-        return ["The language model's linear layers are in 4 bits (NF4); opening it needs bitsandbytes.", ""]
-    return []
+        note = "The folder holds adapters (PEFT), which go on the base model.\n\n"
+    elif quantised:
+        note = "The language model's linear layers are in 4 bits (NF4); opening it needs bitsandbytes.\n\n"
+    inputs = "\n".join(f"| {name} | `{sha}` |" for name, sha in data["inputs"].items())
+    keys = ("step", "total", "ce0", "ce1", "ce2", "jsd01", "jsd12")
+    metrics = "\n".join(
+        f"| {what} | {' | '.join(f'{row[key]:.5g}' if key in row else '–' for key in keys)} |"
+        for what, row in (("training batch", about["train"]), ("held out", about["held_out"]))
+        if row
+    )
+    checks = ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in about["checks"].items())
+    return f"""---
+base_model: {json.dumps(base)}
+library_name: {"peft" if adapters else "transformers"}
+tags:
+- remind
+- reflective-memory
+---
 
+# A model aligned with Progressive Reflective Alignment
 
-def _row(name: str, row: dict[str, Any]) -> str:
-    name = f"{name} ({row['split']})" if "split" in row else name
-    cells = [f"{row[key]:.4f}" if key in row else "–" for key in ("total", "ce0", "ce1", "ce2", "jsd01", "jsd12")]
-    return f"| {name} | {row['step']} | {' | '.join(cells)} |"
+{base}, trained for {about["step"]} steps to answer questions about a long dialogue from retrieved evidence alone (the
+factual state). Give it the rendered state as the one user message of a chat; it answers
+`<answer>…</answer><explanation>…</explanation>`.
+
+{note}Fingerprint of the base model: `{about["base_fingerprint"]}`.
+
+## Data
+
+{data["train"]["examples"]} questions. States manifest `{data["manifest_sha256"]}`, training tokens
+`{data["tokens_sha256"]}`.
+
+| input | SHA-256 |
+|---|---|
+{inputs}
+
+## Metrics
+
+| | {" | ".join(keys)} |
+|---|{"---|" * len(keys)}
+{metrics}
+
+Cross-entropies (ce) and divergences (jsd) under x0, x1, x2 in nats per answer token.
+
+## Made with
+
+{", ".join(f"{name} {number}" for name, number in about["versions"].items())}. Settings are in `training.json`.
+
+Checks on export, largest difference of logits on a probe as a share of the largest logit: {checks}.
+"""

@@ -115,21 +115,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
 
 
-def memory_error(error: OutOfMemory, where: str, remaining: str, checkpointing: bool, chunk: int) -> ModelError:
-    """The error to show, with the settings to lower in the order of what they cost.
+def memory_error(error: OutOfMemory, where: str, remaining: str) -> ModelError:
+    """The error to show, with the settings to change in the order of what they cost.
 
     Args:
         remaining: what can be gone on with.
-        checkpointing, chunk: as they are set.
     """
-    steps = []
-    if len(error.ids) > 1:
-        steps.append("raise trainer.gradient_accumulation")
-    if not checkpointing:
-        steps.append("set trainer.gradient_checkpointing true")
-    if chunk > 32:
-        steps.append(f"lower objective.chunk ({chunk})")
-    steps.append("lower data.max_length with data.on_long skip or cut (a new run)")
     each = (f"{name} ({'/'.join(map(str, n))})" for name, n in zip(error.ids, error.lengths, strict=True))
-    sizes = f"questions {', '.join(each)} (tokens under x0/x1/x2 with the answer)"
-    return ModelError(f"out of memory in {where}, at {sizes}: {', or '.join(steps)}; {remaining}")
+    return ModelError(
+        f"out of memory in {where}, at questions {', '.join(each)} (tokens under x0/x1/x2 with the answer): raise "
+        "trainer.gradient_accumulation, set trainer.gradient_checkpointing true, lower objective.chunk, or lower "
+        f"data.max_length with data.on_long skip (a new run); {remaining}"
+    )

@@ -1,24 +1,20 @@
-"""Metrics of a run: metrics.jsonl, one line per step and per measurement of the held-out loss; trackers beside it."""
+"""Metrics of a run: metrics.jsonl, one line per step and per measurement of the held-out loss."""
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from remind.alignment.checkpoint import saving
 from remind.alignment.config import Objective
 from remind.alignment.tokens import Example
-from remind.core.errors import ConfigError, DataError
-from remind.core.files import write_text
+from remind.core.errors import DataError
 
 METRICS = "metrics.jsonl"
 
@@ -62,39 +58,6 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, or nothing: what was written of it is taken back if the rest does not fit."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        data = f"{line}\n".encode()
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            file.truncate(size)
-            raise
-
-
-class MetricsLog:
-    """Appends to metrics.jsonl; only the first process may write."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / METRICS
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Raises ModelError, and leaves the file as it was, where the line cannot be written."""
-        with saving(self.path, "set resume to go on from the newest checkpoint"):
-            append_line(self.path, json.dumps(row))
-
-    def cut(self, step: int, evaluated: int) -> None:
-        """Forget the training steps after `step` and what was held out after `evaluated`: that is done again."""
-        if self.path.exists():
-            rows = read_metrics(self.path.parent)
-            rows = [row for row in rows if row["step"] <= (step if row["kind"] == "train" else evaluated)]
-            with saving(self.path):
-                write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
-
-
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line that was cut off is left out. Raises DataError if there is no file."""
     path = Path(run_folder) / METRICS
@@ -109,59 +72,3 @@ def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise DataError("not JSON", path, f"line {number}") from None
     return rows
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise ConfigError for a name accelerate knows no tracker for."""
-    if not names:
-        return
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    if unknown := [name for name in names if name not in LOGGER_TYPE_TO_CLASS]:
-        names_known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-        raise ConfigError(f"trainer.trackers: no tracker {unknown[0]!r}; there are {names_known}")
-
-
-class Trackers:
-    """Accelerate's trackers beside metrics.jsonl. None can end a run: one that fails is left out from then on."""
-
-    def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, str], main: bool = True) -> None:
-        self._open: dict[str, Any] = {}
-        if not names or not main:
-            return
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-
-        available = {str(name) for name in get_available_trackers()}
-        for name in dict.fromkeys(names):
-            if name not in available:
-                _warn(name, "is not installed")
-                continue
-            self._try(name, partial(self._start, LOGGER_TYPE_TO_CLASS[name], name, folder, config))
-
-    def _start(self, kind: Any, name: str, folder: Path, config: Mapping[str, str]) -> None:
-        tracker = kind("remind", str(folder)) if kind.requires_logging_directory else kind("remind")
-        tracker.start()
-        tracker.store_init_configuration(dict(config))
-        self._open[name] = tracker
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        for name, tracker in list(self._open.items()):
-            self._try(name, partial(tracker.log, dict(values), step=step))
-
-    def close(self) -> None:
-        for name, tracker in list(self._open.items()):
-            self._try(name, tracker.finish)
-        self._open.clear()
-
-    def _try(self, name: str, action: Callable[[], Any]) -> None:
-        # trackers raise anything, and some end the process instead of raising
-        try:
-            action()
-        except (Exception, SystemExit) as error:
-            self._open.pop(name, None)
-            _warn(name, f"does not work: {type(error).__name__}: {error}")
-
-
-def _warn(name: str, what: str) -> None:
-    line = " ".join(f"tracker {name} {what}".split())
-    print(f"warning: {line[:300]}; going on without it", file=sys.stderr)

@@ -100,39 +100,42 @@ def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
     folder = checkpoint.newest(Path(run), report=False)
     if folder is None:
         raise ModelError(f"{run}: no checkpoints")
+    backbone, model = restored(cfg, folder)
+    return replace(backbone, name=str(run), model=model.to(device).eval())
+
+
+def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
+    """The base model of a run, and as it is trained, with the weights of a checkpoint.
+
+    Raises:
+        ModelError: another base model than the run's, or a damaged checkpoint.
+    """
     backbone = load(cfg)
     if fingerprint(backbone.model) != checkpoint.read_state(folder)["base_fingerprint"]:
-        raise ModelError(f"{cfg.model} is not the model that {run} was trained from")
+        raise ModelError(f"{cfg.model} is not the model that {cfg.out} was trained from; give it as base")
     model = prepare(backbone, cfg)
     checkpoint.restore_model(folder, model)
-    return replace(backbone, name=str(run), model=model.to(device).eval())
+    return backbone, model
 
 
 def _peft_config(model: Any, lora: LoraConfig, marker: int | None) -> Any:
     from peft import LoraConfig as PeftConfig
 
-    decoder = next(name for name, module in model.named_modules() if module is model.get_decoder())
+    names = {id(module): name for name, module in model.named_modules()}
     # vision towers may use the same names, so the pattern is tied to the language model
-    names = "|".join(map(re.escape, lora.target_modules))
-    pattern = rf"{re.escape(decoder)}\.(.*\.)?({names})"
-    for name in lora.target_modules:
-        if not any(
-            re.fullmatch(rf"{re.escape(decoder)}\.(.*\.)?{re.escape(name)}", n) for n, _ in model.named_modules()
-        ):
-            raise ModelError(f"lora: the language model has no layer {name!r}")
+    decoder = re.escape(names[id(model.get_decoder())])
+    for layer in lora.target_modules:
+        if not any(re.fullmatch(rf"{decoder}\.(.*\.)?{re.escape(layer)}", name) for name in names.values()):
+            raise ModelError(f"lora: the language model has no layer {layer!r}")
     return PeftConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
         bias="none",
-        target_modules=pattern,
+        target_modules=rf"{decoder}\.(.*\.)?({'|'.join(map(re.escape, lora.target_modules))})",
         task_type="CAUSAL_LM",
-        trainable_token_indices=None if marker is None else {_embedding(model): [marker]},
+        trainable_token_indices=None if marker is None else {names[id(model.get_input_embeddings())]: [marker]},
     )
-
-
-def _embedding(model: Any) -> str:
-    return next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
 
 
 def inner_model(model: Any) -> Any:

@@ -162,9 +162,8 @@ def position_terms(
         targets: [L] token ids.
         students: only terms of these levels count: their hard losses, and the edges in which they learn. An edge whose
             teacher is neither in `logits` nor in `fixed` is left out.
-        monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level,
-            the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ) and, where the objective clips, `clipped01`:
-            1 at positions at the cap.
+        monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level
+            and the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ).
         fixed: level to the distribution that stands for its own in edges where it teaches; it gets no gradient.
         labelled: [L] bool, positions whose targets are gold; hard losses are 0 elsewhere. None: all.
 
@@ -198,10 +197,6 @@ def position_terms(
             total = total + objective.lambda_hard * loss
     for edge in edges:
         distance = _distance(*pairs[edge], edge.alpha)
-        if objective.clip_kl is not None:
-            if monitor:
-                values[f"clipped{edge.name}"] = (distance.detach() > objective.clip_kl).to(dtype)
-            distance = distance.clamp(max=objective.clip_kl)
         values[f"dist{edge.name}"] = distance
         if edge in objective.active:
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
@@ -269,7 +264,8 @@ class _ChunkedTerms(torch.autograd.Function):
             dtype = accumulation_dtype(hidden[0].dtype)
             head = weight.to(dtype)
             teachers = _Teachers(fixed, head, objective.tau)
-            for chunk in _chunks(len(targets), objective.chunk):
+            for start in range(0, len(targets), objective.chunk):
+                chunk = slice(start, start + objective.chunk)
                 logits = {level: h[chunk].to(dtype) @ head.T for level, h in zip(levels, hidden, strict=True)}
                 frozen, monitored = teachers.at(chunk, targets)
                 total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
@@ -294,7 +290,8 @@ class _ChunkedTerms(torch.autograd.Function):
         grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
         teachers = _Teachers(fixed, head, objective.tau)
         with torch.autocast(weight.device.type, enabled=False):
-            for chunk in _chunks(len(targets), objective.chunk):
+            for start in range(0, len(targets), objective.chunk):
+                chunk = slice(start, start + objective.chunk)
                 frozen, _ = teachers.at(chunk)
                 wide = [h[chunk].to(dtype) for h in hidden]
                 logits = {
@@ -344,10 +341,6 @@ def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Tensor
             raise DataError(f"the teacher of level {level} has {len(teacher)} positions, the batch {positions}")
         if isinstance(teacher, HiddenTeacher) and teacher.weight is None and head.requires_grad:
             raise ConfigError(f"the teacher of level {level} needs a copy of the head as it was: the head is trained")
-
-
-def _chunks(n: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:

@@ -44,10 +44,7 @@ class Pictures:
         self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
         self._root = None if root is None else Path(root).expanduser().resolve()
         self._hash = cache(self._file_hash)
-        self._block = cache(self._block_length)
-
-    def _block_length(self, path: str) -> int:
-        return len(image_block(self._backbone, path, self.most)) - 2
+        self._block = cache(lambda path: len(image_block(self._backbone, path, self.most)) - 2)
 
     def _check_place(self, path: str) -> None:
         if self._root is None:
@@ -88,10 +85,8 @@ class Pictures:
             hashes.append(of_part)
         if bad:
             path, (question, reason) = next(iter(bad.items()))
-            count = (
-                f"{len(bad)} of {len(good) + len(bad)} images cannot be used; set data.images captions to go without"
-            )
-            raise ImagePathError(f"{reason} ({count})", path, question)
+            count = f"{len(bad)} of {len(good) + len(bad)} images cannot be used"
+            raise ImagePathError(f"{reason} ({count}; set data.images captions to go without)", path, question)
         return hashes
 
     def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
@@ -112,11 +107,8 @@ class Pictures:
         for picture in record.pictures:
             turn = turns.get(picture.turn_id)
             if turn is None or not 0 <= picture.place < len(turn.captions) or turn.captions[picture.place][0] < cursor:
-                raise DataError(
-                    f"{level} does not show the images of x0 in order; build the states again",
-                    picture.path,
-                    record.question_id,
-                )
+                what = f"{level} does not show the images of x0 in order; build the states again"
+                raise DataError(what, picture.path, record.question_id)
             start, end = turn.captions[picture.place]
             content += [{"type": "text", "text": rendered.text[cursor:start]}, {"type": "image"}]
             cursor = end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from remind.alignment.config import (
     TrainConfig,
     TrainerConfig,
 )
-from remind.alignment.metrics import MetricsLog, Trackers, check_trackers
+from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.tokens import TOKENS
 from remind.core.errors import ConfigError, RemindError
 from remind.core.files import missing_folders, remove_empty, write_json, write_text
@@ -43,14 +44,8 @@ FREE = frozenset(
 
 def as_dict(cfg: Any) -> dict[str, Any]:
     """A config as plain dicts, lists and scalars."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-    result: dict[str, Any] = plain(asdict(cfg))
-    return result
+    values: dict[str, Any] = json.loads(json.dumps(asdict(cfg)))
+    return values
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -76,9 +71,11 @@ def read_config(folder: str | Path) -> TrainConfig:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         objective, data, trainer = values["objective"], values["data"], values["trainer"]
         edges = tuple(Edge(**edge) for edge in objective["edges"])
-        # an option of older runs
-        if data.pop("group_by_length", False):
-            raise ConfigError(f"{path}: data.group_by_length is no longer supported")
+        for group, name in ((data, "group_by_length"), (objective, "clip_kl")):  # options of older runs
+            if group.pop(name, None):
+                raise ConfigError(f"{path}: {name} is no longer supported")
+        if data.get("on_long") == "cut":
+            raise ConfigError(f"{path}: data.on_long cut is no longer supported")
         values |= {
             "objective": Objective(**{**objective, "edges": edges}),
             "data": DataConfig(**data),
@@ -95,12 +92,10 @@ class RunFolder:
     """config.yaml, data.json, metrics.jsonl, checkpoints/; best.json where a best checkpoint is chosen, failure.json
     where the run ended with an error."""
 
-    def __init__(self, cfg: TrainConfig, main: bool) -> None:
-        check_trackers(cfg.trainer.trackers)
-        self.cfg, self.path, self.main = cfg, Path(cfg.out), main
+    def __init__(self, cfg: TrainConfig, accelerator: Any) -> None:
+        self.cfg, self.path, self.accelerator = cfg, Path(cfg.out), accelerator
+        self.main: bool = accelerator.is_main_process
         self._missing: list[Path] = []
-        self.log = MetricsLog(self.path)
-        self.trackers: Trackers | None = None
 
     def claim(self) -> Path | None:
         """The checkpoint to go on from, if any. Every process calls it before any of them writes.
@@ -152,23 +147,32 @@ class RunFolder:
         Args:
             evaluated: the last step after which the held-out loss was measured; -1: none.
         """
-        scalars = {key: str(value) for key, value in flatten(as_dict(self.cfg)).items()}
         if self.main:
             with checkpoint.saving(self.path):
                 # first of all: it marks the folder as a run's
                 content = yaml.safe_dump(as_dict(self.cfg), sort_keys=False, allow_unicode=True)
                 write_text(self.path / CONFIG, content)
                 write_json(self.path / DATA, about)
-            self.log.cut(step, evaluated)
-        self.trackers = Trackers(self.cfg.trainer.trackers, self.path, scalars, self.main)
+                if (log := self.path / METRICS).exists():
+                    rows = read_metrics(self.path)
+                    rows = [row for row in rows if row["step"] <= (step if row["kind"] == "train" else evaluated)]
+                    write_text(log, "".join(f"{json.dumps(row)}\n" for row in rows))
+        if self.cfg.trainer.trackers:
+            settings = {key: str(value) for key, value in flatten(as_dict(self.cfg)).items()}
+            self.accelerator.init_trackers("remind", config=settings)
 
     def record(self, metrics: dict[str, Any]) -> None:
-        if not self.main:
-            return
-        self.log.append(metrics)
-        if self.trackers is not None:
+        """Add a line to metrics.jsonl, and give its numbers to the trackers.
+
+        Raises:
+            ModelError: it cannot be written; a resumed run takes back what was written of the line.
+        """
+        if self.main:
+            path = self.path / METRICS
+            with checkpoint.saving(path, "set resume to go on from the newest checkpoint"), path.open("a") as file:
+                file.write(f"{json.dumps(metrics)}\n")
             numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float) and k != "step"}
-            self.trackers.log({f"{metrics['kind']}/{k}": v for k, v in numbers.items()}, metrics["step"])
+            self.accelerator.log({f"{metrics['kind']}/{k}": v for k, v in numbers.items()}, metrics["step"])
 
     def write(self, name: str, value: Mapping[str, Any]) -> Path:
         """A JSON file beside the checkpoints."""
@@ -179,5 +183,5 @@ class RunFolder:
         return path
 
     def close(self) -> None:
-        if self.trackers is not None:
-            self.trackers.close()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()

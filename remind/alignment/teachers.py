@@ -6,7 +6,7 @@ Live targets drift, because student and teacher share their weights; a slow or a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -120,18 +120,14 @@ class Ema:
     def swapped(self) -> Iterator[None]:
         """The model with the average in place of its weights, which come back bit by bit."""
         parameters = {name: _local(parameter) for name, parameter in trained_parameters(self.model).items()}
-        with torch.no_grad():
-            weights = {name: parameter.clone() for name, parameter in parameters.items()}
-            self._put({name: _local(average) for name, average in self.shadow.items()}, parameters)
+        weights = {name: parameter.clone() for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.copy_(_local(self.shadow[name]))
         try:
             yield
         finally:
-            with torch.no_grad():
-                self._put(weights, parameters)
-
-    def _put(self, values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        for name, parameter in parameters.items():
-            parameter.copy_(values[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
 
     def of(self, module: nn.Module, chosen: Sequence[list[Example]], batches: Sequence[MicroBatch]) -> list[Fixed]:
         _reshard(module)

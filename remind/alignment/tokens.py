@@ -1,10 +1,10 @@
-"""Questions as tokens: prompts and answers, contexts cut to fit, answers decoded where there is no gold one."""
+"""Questions as tokens: prompts and answers, and answers decoded where there is no gold one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.generate import generate
 from remind.states.parquet import StateRecord, read_part
-from remind.states.pyramid import LEVELS, Rendered, shown_images
+from remind.states.pyramid import LEVELS
 
 TOKENS, _DECODED = "tokens", "decoded"
-#: Raise it when the same text becomes other tokens.
-_VERSION = 1
+#: Raise it when the same text becomes other tokens, or entries get another form.
+_VERSION = 2
 #: Decoded questions per file: what is computed again after a kill.
 _BLOCK = 32
-_HEADER = re.compile(r"^\[Session [^\n]*\]\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Example:
         images: path and hash of each image shown as pixels, in the order of its tokens, the same under each level.
         evidence: what train and test must not share: gold turns and images.
         empty: whether there is a gold answer and it is empty.
-        cut: turns left out to make it fit.
         shown: reads the images.
     """
 
@@ -54,7 +52,6 @@ class Example:
     split: str = ""
     evidence: tuple[str | int, ...] = ()
     empty: bool = False
-    cut: int = 0
     shown: Pictures | None = field(default=None, repr=False, compare=False)
 
     def tokens_under(self, levels: Iterable[int]) -> int:
@@ -95,23 +92,15 @@ def answer_ids(tokenizer: Any, text: str) -> Tensor:
     return _int32([*tokenize(tokenizer, text).ids, end_token_id(tokenizer)])
 
 
-def example_of(
-    tokenizer: Any, record: StateRecord, fit: tuple[int, int] | None = None, shown: Pictures | None = None
-) -> Example:
+def example_of(tokenizer: Any, record: StateRecord, shown: Pictures | None = None) -> Example:
     """Tokens of one question.
 
     Args:
-        fit: most tokens of a prompt with its answer, and the tokens to keep free for an answer that is not known yet;
-            the oldest turns are left out until it fits. None: nothing is left out.
-        shown: show images that have a file as pixels; then nothing can be left out. None: all as captions.
+        shown: show images that have a file as pixels. None: all as captions.
     """
-    pictured = shown is not None and bool(record.pictures)
-    cut = 0
-    if fit is not None and not pictured:
-        record, cut = shortened(tokenizer, record, *fit)
     empty = record.target is not None and _is_empty(record.target)
     images: tuple[tuple[str, str], ...] = ()
-    if shown is not None and pictured:
+    if shown is not None and record.pictures:
         prompts = tuple(_int32(shown.prompt(tokenizer, record, level)) for level in LEVELS)
         images = shown.files(record)
     else:
@@ -126,7 +115,6 @@ def example_of(
         split=record.split,
         evidence=(*record.evidence, *record.images),
         empty=empty,
-        cut=cut,
         shown=shown,
     )
 
@@ -142,7 +130,6 @@ def _int32(ids: Sequence[int]) -> Tensor:
 def read_examples(
     parts: Sequence[Path],
     tokenizer: Any,
-    fit: tuple[int, int] | None = None,
     cache: Cache | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     shown: Pictures | None = None,
@@ -150,7 +137,7 @@ def read_examples(
     """All questions of a states folder, in order. With a cache each part is tokenised once, by one of the processes.
 
     Args:
-        parts: its files. fit, shown: as for `example_of`.
+        parts: its files. shown: as for `example_of`.
 
     Raises:
         DataError, FormatError: files that are not of states.
@@ -160,14 +147,12 @@ def read_examples(
     pictures = None if shown is None else shown.survey(parts)
 
     def tokenised(number: int) -> list[Example]:
-        return [example_of(tokenizer, record, fit, shown) for record in read_part(parts[number])]
+        return [example_of(tokenizer, record, shown) for record in read_part(parts[number])]
 
     if cache is None:
         return [example for number in track(range(len(parts)), "tokenise", len(parts)) for example in tokenised(number)]
     name = tokenizer_fingerprint(tokenizer)
-    keys: list[dict[str, Any]] = [
-        {"version": _VERSION, "part": sha256_file(path), "tokenizer": name, "fit": fit} for path in parts
-    ]
+    keys: list[dict[str, Any]] = [{"version": _VERSION, "part": sha256_file(p), "tokenizer": name} for p in parts]
     if shown is not None and pictures is not None:
         for key, hashes in zip(keys, pictures, strict=True):
             key["images"] = [shown.name, hashes]
@@ -189,10 +174,11 @@ def _unpack(entry: Entry, shown: Pictures | None) -> list[Example]:
     examples = []
     for number, values in enumerate(about):
         *prompts, answer = ids[number * step : (number + 1) * step]
-        values = {k: v for k, v in values.items() if k != "known"}
-        values["evidence"] = tuple(values["evidence"])
-        values["images"] = tuple((path, content) for path, content in values.get("images", ()))
-        examples.append(Example(**values, prompts=tuple(prompts), answer=answer, shown=shown))
+        lists = {
+            "evidence": tuple(values["evidence"]),
+            "images": tuple((path, content) for path, content in values["images"]),
+        }
+        examples.append(Example(**{**values, **lists}, prompts=tuple(prompts), answer=answer, shown=shown))
     return examples
 
 
@@ -211,7 +197,6 @@ def decode(
     max_tokens: int,
     cache: Cache,
     base: str,
-    fit: tuple[int, int] | None = None,
     batch_size: int = 8,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
 ) -> Mapping[str, str | None]:
@@ -221,7 +206,6 @@ def decode(
         level: x1 or x2.
         max_tokens: an answer that has not ended by then ends there.
         base: fingerprint of the model's weights.
-        fit: what the states are cut to, as for training.
 
     Returns:
         By question id; None where the model could not be run on the question.
@@ -229,8 +213,6 @@ def decode(
     Raises:
         ModelError: a model that does not generate; or the cache cannot be written.
     """
-    if fit is not None:
-        records = [shortened(backbone.tokenizer, record, *fit)[0] for record in records]
     about = [base, str(backbone.dtype), tokenizer_fingerprint(backbone.tokenizer), level, max_tokens, batch_size]
     blocks = [records[start : start + _BLOCK] for start in range(0, len(records), _BLOCK)]
     keys = [[about, [(r.question_id, r.level(level).text) for r in block]] for block in blocks]
@@ -242,76 +224,3 @@ def decode(
 
     entries = cache.entries(_DECODED, keys, answers, ranks, "decode")
     return {question: text for _, texts in entries for question, text in texts.items()}
-
-
-# contexts too long for the model, by explicit wish: the oldest turns are left out, the same ones in every state
-
-
-def shortened(tokenizer: Any, record: StateRecord, limit: int, reserve: int) -> tuple[StateRecord, int]:
-    """The record without as many of its oldest turns as it takes to fit, and their number. One turn always stays.
-
-    y* loses the evidence that is no longer there. Spans of the turns that stay are not kept up.
-
-    Args:
-        limit: most tokens of a prompt, in any state, with its answer.
-        reserve: tokens for the answer where the record has none.
-    """
-    turns = record.x0.turns
-    excess = _length(tokenizer, record, reserve) - limit
-    if excess <= 0 or len(turns) < 2:
-        return record, 0
-    sizes = [len(tokenize(tokenizer, record.x0.text[turn.start : turn.end]).ids) for turn in turns]
-    most = len(turns) - 1
-    # a guess by the sizes of the turns, then as it really is: markers, headers and evidence go or stay with them
-    count = next((n for n in range(1, most) if sum(sizes[:n]) >= excess), most)
-    while count < most and _length(tokenizer, _without(record, count), reserve) > limit:
-        count += 1
-    while count > 1 and _length(tokenizer, _without(record, count - 1), reserve) <= limit:
-        count -= 1
-    return _without(record, count), count
-
-
-def _length(tokenizer: Any, record: StateRecord, reserve: int) -> int:
-    target = record.target
-    answer = reserve if target is None else len([*tokenize(tokenizer, target).ids, end_token_id(tokenizer)])
-    return max(len(prompt_ids(tokenizer, record.level(level).text)) for level in LEVELS) + answer
-
-
-def _without(record: StateRecord, count: int) -> StateRecord:
-    gone = {turn.turn_id for turn in record.x0.turns[:count]}
-    x0, x1, x2 = (_cut(record.level(level), count) for level in LEVELS)
-    target = record.target
-    if target is not None and record.visual:
-        target = _without_images(target, {n for turn in record.x0.turns[:count] for n in shown_images(record.x0, turn)})
-    elif target is not None:
-        lines = dict(zip(record.evidence, record.evidence_lines, strict=False))
-        target = _without_lines(target, {lines[turn] for turn in gone & lines.keys()})
-    return replace(record, x0=x0, x1=x1, x2=x2, target=target)
-
-
-def _cut(rendered: Rendered, count: int) -> Rendered:
-    """Without the first `count` turns; the session they stood in and a block that goes on are named again."""
-    begin, start = rendered.dialogue[0], rendered.turns[count].start
-    ends = [begin, *(turn.end for turn in rendered.turns[:count])]
-    # headers stand between turns; what a turn says can look like one
-    between = [rendered.text[end : turn.start] for end, turn in zip(ends, rendered.turns, strict=False)]
-    headers = _HEADER.findall("".join(between))
-    before = [span for span in rendered.markers if span[1] <= start]
-    # an odd number of markers: the cut goes through a block
-    marker = rendered.text[slice(*before[-1])] if len(before) % 2 else ""
-    text = rendered.text[:begin] + (headers[-1] if headers else "") + marker + rendered.text[start:]
-    return replace(rendered, text=text)
-
-
-def _without_lines(target: str, lines: set[str]) -> str:
-    head, opened, rest = target.partition("<explanation>")
-    body, closed, tail = rest.rpartition("</explanation>")
-    remaining = "\n".join(line for line in body.split("\n") if line not in lines)
-    return f"{head}{opened}{remaining}{closed}{tail}"
-
-
-def _without_images(target: str, numbers: set[int]) -> str:
-    head, opened, rest = target.partition("<explanation>[")
-    body, closed, tail = rest.partition("]")
-    remaining = ", ".join(part for part in body.split(", ") if not part.isdigit() or int(part) not in numbers)
-    return f"{head}{opened}{remaining}{closed}{tail}"

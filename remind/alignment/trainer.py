@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import ceil, isfinite
@@ -17,15 +17,7 @@ from torch import Tensor, nn
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Example, Examples, share
-from remind.alignment.guard import (
-    REMEDY,
-    TERMINATED,
-    Guard,
-    OutOfMemory,
-    Termination,
-    is_out_of_memory,
-    memory_error,
-)
+from remind.alignment.guard import REMEDY, TERMINATED, Guard, OutOfMemory, Termination, is_out_of_memory, memory_error
 from remind.alignment.metrics import load, peak_memory, summary
 from remind.alignment.optim import learning_rate
 from remind.alignment.run_folder import BEST, FAILURE
@@ -152,7 +144,8 @@ class Trainer:
             values = self.run_passes(self.data.train, indices, self.parts.passes, self.teachers, self._backward)
         except OutOfMemory as error:
             self._out_of_memory(error, f"step {self.step + 1}")
-        self._stop_if_not_finite(values, indices)
+        if not all(value.isfinite().all() for value in values.values()):
+            self._fail("the loss is not finite", values)
         norm = self._clip()
         self.parts.optimizer.step()
         self.parts.optimizer.zero_grad()
@@ -230,26 +223,22 @@ class Trainer:
         norm: Any = self.accelerator.clip_grad_norm_(self.parts.module.parameters(), limit)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not isfinite(value):
-            self._fail("the gradient is not finite", [], {})
+            self._fail("the gradient is not finite")
         return value
 
-    def _stop_if_not_finite(self, values: dict[str, Tensor], indices: Sequence[int]) -> None:
-        total = torch.stack(list(values.values())).sum(0)
-        bad = [place for place in range(len(indices)) if not isfinite(float(total[place]))]
-        if bad:
-            ids = [self.data.train.items[indices[place]].id for place in bad]
-            numbers = {name: [str(float(value[place])) for place in bad] for name, value in values.items()}
-            self._fail("the loss is not finite", ids, numbers)
-
-    def _fail(self, what: str, ids: list[str], numbers: dict[str, list[str]]) -> NoReturn:
+    def _fail(self, what: str, values: Mapping[str, Tensor] | None = None) -> NoReturn:
+        """Save the state before the step, and name the questions whose values are not finite, or the whole batch."""
         self.parts.optimizer.zero_grad()
         folder = self.save()
         batch = [self.data.train.items[index].id for index in self.order.batch(self.step)]
-        report = {"step": self.step + 1, "what": what, "questions": ids or batch, "batch": batch, "values": numbers}
+        bad = [n for n in range(len(batch)) if not all(isfinite(float(value[n])) for value in (values or {}).values())]
+        ids = [batch[n] for n in bad] or batch
+        numbers = {name: [str(float(value[n])) for n in bad] for name, value in (values or {}).items()}
+        report = {"step": self.step + 1, "what": what, "questions": ids, "batch": batch, "values": numbers}
         path = self.folder.write(FAILURE, {**report, "checkpoint": str(folder)})
         raise ModelError(
-            f"{what} in step {self.step + 1}, questions {', '.join(ids or batch)}; the state before it is saved in "
-            f"{folder}, numbers in {path}"
+            f"{what} in step {self.step + 1}, questions {', '.join(ids)}; the state before it is saved in {folder}, "
+            f"numbers in {path}"
         )
 
     def _out_of_memory(self, error: OutOfMemory, where: str) -> NoReturn:
@@ -262,7 +251,7 @@ class Trainer:
         report = {"what": "out of memory", "where": where, "questions": error.ids, "tokens": error.lengths}
         self.folder.write(FAILURE, {**report, "checkpoint": str(folder)})
         remaining = f"the state before it is saved in {folder}" if alone else f"the newest checkpoint is {folder}"
-        raise memory_error(error, where, remaining, self.cfg.trainer.gradient_checkpointing, self.cfg.objective.chunk)
+        raise memory_error(error, where, remaining)
 
     # evaluate and save
 

@@ -17,11 +17,15 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
     """An `accelerate.Accelerator` for one process, DDP or FSDP2.
 
     Raises:
-        ConfigError: processes that did not join, or a strategy the trainer does not support.
+        ConfigError: processes that did not join, a tracker that accelerate does not know, or a strategy the trainer
+            does not support.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
     from accelerate.utils import GradientAccumulationPlugin
 
+    if unknown := [name for name in trackers if name not in LOGGER_TYPE_TO_CLASS]:
+        raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
     device = torch.accelerator.current_accelerator(check_available=True)
     accelerator = Accelerator(
         # without it, processes on a machine without a GPU would each train alone; Apple's GPUs have no float64, in

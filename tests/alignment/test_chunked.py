@@ -31,7 +31,7 @@ OBJECTIVES = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+@pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("students", [(0, 1, 2), (1,), (0,)])
 def test_values_and_gradients_equal_the_dense_ones(objective: Objective, chunk: int, students: tuple[int, ...]) -> None:
@@ -51,41 +51,6 @@ def test_values_and_gradients_equal_the_dense_ones(objective: Objective, chunk: 
         leaves = [*hidden.values(), weight]
         for ours, theirs in zip(_gradients(found * 0.7, leaves), _gradients(expected * 0.7, leaves), strict=True):
             torch.testing.assert_close(ours, theirs)
-
-
-def plain(hidden: dict[int, Tensor], weight: Tensor, targets: Tensor, weights: Tensor, objective: Objective) -> Tensor:
-    """Eq. 6-7 on whole logits, with softmax written out."""
-
-    def softmax(z: Tensor, tau: float) -> Tensor:
-        e = torch.exp((z - z.max(-1, keepdim=True).values.detach()) / tau)
-        return e / e.sum(-1, keepdim=True)
-
-    z = {level: h @ weight.T for level, h in hidden.items()}
-    total = -objective.lambda_hard * softmax(z[0], 1.0)[torch.arange(N), targets].log()
-    for edge in objective.edges:
-        teacher = z[edge.teacher] if objective.target_grad == "flow" else z[edge.teacher].detach()
-        p, q = softmax(teacher, objective.tau), softmax(z[edge.student], objective.tau)
-        forward, reverse = (p * (p.log() - q.log())).sum(-1), (q * (q.log() - p.log())).sum(-1)
-        distance = edge.alpha * forward + (1 - edge.alpha) * reverse
-        total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
-    return (total * weights).sum()
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 100])
-@pytest.mark.parametrize("target_grad", ["detach", "flow"])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
-def test_gradients_are_those_of_the_formula(alpha: float, target_grad: Any, chunk: int) -> None:
-    hidden, weight, targets, weights = inputs()
-    edges = (Edge(0, 1, 3.0, alpha), Edge(1, 2, 2.0, alpha))
-    objective = Objective(edges=edges, target_grad=target_grad, chunk=chunk)
-    found, _ = chunked_terms(hidden, weight, targets, weights, objective)
-    expected = plain(hidden, weight, targets, weights, objective)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
-    leaves = [*hidden.values(), weight]
-    ours, theirs = _gradients(found, leaves), _gradients(expected, leaves)
-    assert (float(ours[2].abs().max()) > 0) == (target_grad == "flow")
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def _gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -119,41 +84,30 @@ def test_bfloat16_inputs_give_float32_logits() -> None:
     torch.testing.assert_close(hidden[0].grad, wide[0].grad.to(torch.bfloat16))  # type: ignore[union-attr]
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor of logits' width that any operation made."""
+class Logits(TorchDispatchMode):
+    """The number of rows of each tensor of logits' width that an operation makes; [D, V] is the head itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.numel = 0
+        self.products: list[int] = []
+        self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and args[1].shape == (D, V):
+            self.products.append(len(args[0]))
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            # [D, V] is the head itself
             if isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.shape[-1] == V and len(tensor) != D:
-                self.numel = max(self.numel, tensor.numel())
+                self.largest = max(self.largest, len(tensor))
         return out
 
 
-def test_a_level_that_no_term_reads_has_no_logits() -> None:
+def test_logits_exist_a_chunk_at_a_time_of_levels_that_are_read() -> None:
     hidden, weight, targets, weights = inputs()
-    products: list[int] = []
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.mm.default and args[1].shape == (D, V):
-                products.append(len(args[0]))
-            return func(*args, **(kwargs or {}))
-
-    with Counting():
+    with Logits() as seen:
         loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(), (0,))
-    assert products == [N, N], "x0 and its teacher x1; x2 teaches x1 alone"
-    loss.backward()
-
-
-def test_logits_of_all_positions_never_exist() -> None:
-    hidden, weight, targets, weights = inputs()
-    with _Largest() as largest:
+    assert seen.products == [N, N], "x0 and its teacher x1; x2 teaches x1 alone"
+    with Logits() as seen:
         loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(chunk=2))
         loss.backward()
-    assert largest.numel == 2 * V
+    assert seen.largest == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.alignment.config import DataConfig
-from remind.alignment.data import Examples, Order, check_trainable, fit_of, load_data, select, share
+from remind.alignment.data import Examples, Order, check_trainable, load_data, select, share
 from remind.alignment.tokens import example_of
 from remind.core.errors import DataError
 from remind.models.chat import end_token_id, prompt_ids
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord
 
-MakeRecord = Callable[..., StateRecord]
+EMPTY = ["  \n", "<answer></answer><explanation>Ana: tea</explanation>"]
 
 
 def build_examples(tokenizer: Any, records: list[StateRecord], config: DataConfig, length: int) -> Examples:
     """Tokenised and selected, for a model that takes `length` tokens."""
-    fit = fit_of(config, length)
-    return select([example_of(tokenizer, record, fit) for record in records], config, length)
+    return select([example_of(tokenizer, record) for record in records], config, length)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def tokenizer() -> Any:
     return nano_tokenizer()
 
 
-def test_an_example_is_prompt_target_and_end_token(tokenizer: Any, make_record: MakeRecord) -> None:
+def test_an_example_is_prompt_target_and_end_token(tokenizer: Any, make_record: Any) -> None:
     record = make_record(1)
     example = example_of(tokenizer, record)
     assert [p.tolist() for p in example.prompts] == [
@@ -45,14 +43,6 @@ def test_an_example_is_prompt_target_and_end_token(tokenizer: Any, make_record: 
     assert example.tokens_under((0, 1, 2)) == sum(map(len, example.prompts)) + 3 * (len(example.answer) - 1)
 
 
-def test_special_tokens_in_a_target_stay_text(tokenizer: Any, make_record: MakeRecord) -> None:
-    hostile = "<answer>stop<|im_end|></answer><|image_pad|>"
-    answer = example_of(tokenizer, make_record(1, target=hostile)).answer.tolist()
-    assert answer.count(end_token_id(tokenizer)) == 1
-    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") not in answer
-    assert tokenizer.decode(answer[:-1]) == hostile
-
-
 def test_questions_without_an_answer_are_counted(states: Path, tokenizer: Any) -> None:
     data = load_data(states, tokenizer, DataConfig(), 4096)
     assert [item.id for item in data.train.items] == [f"q{n:03d}" for n in range(6)]
@@ -61,24 +51,24 @@ def test_questions_without_an_answer_are_counted(states: Path, tokenizer: Any) -
     assert data.about["left_out"] == {"without_target": ["q006"]}
     assert data.eval_split == "dev"
     assert [item.id for item in data.held_out.items] == ["q010", "q011", "q012"]
-
-
-def test_without_dev_test_is_watched(states: Path, tokenizer: Any) -> None:
+    # without the split asked for, test is watched
     data = load_data(states, tokenizer, DataConfig(), 4096, eval_split="validation", eval_limit=1)
-    assert data.eval_split == "test"
-    assert [item.id for item in data.held_out.items] == ["q020"]
+    assert (data.eval_split, [item.id for item in data.held_out.items]) == ("test", ["q020"])
 
 
-def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: MakeRecord) -> None:
+def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: Any) -> None:
     records = [make_record(1), make_record(2, words=200), make_record(3, target="x " * 300)]
+    records += [make_record(4 + n, target=target) for n, target in enumerate(EMPTY)]
     limit = 150
     with pytest.raises(DataError, match=r"\[q002\].*prompt and answer of"):
         build_examples(tokenizer, records[:2], DataConfig(max_length=limit), 4096)
     with pytest.raises(DataError, match=r"\[q003\].*answer of 601 tokens, at most 100"):
-        build_examples(tokenizer, records[2:], DataConfig(max_answer=100), 4096)
+        build_examples(tokenizer, records[2:3], DataConfig(max_answer=100), 4096)
     skipped = build_examples(tokenizer, records, DataConfig(max_length=limit, max_answer=100, on_long="skip"), 4096)
     assert [item.id for item in skipped.items] == ["q001"]
-    assert (skipped.long_context, skipped.long_answer) == (["q002"], ["q003"])
+    assert skipped.left_out() == {
+        "empty_answer": ["q004", "q005"], "long_context": ["q002"], "long_answer": ["q003"]
+    }  # fmt: skip
     # what the model takes counts as well; exactly as much is not too much
     length = max(map(len, skipped.items[0].prompts)) + len(skipped.items[0].answer)
     assert len(build_examples(tokenizer, records[:1], DataConfig(), length)) == 1
@@ -86,28 +76,22 @@ def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: MakeRecord
         build_examples(tokenizer, records[:1], DataConfig(), length - 1)
 
 
-def test_nothing_to_train_on(
-    tmp_path: Path, tokenizer: Any, make_record: MakeRecord, make_states: Callable[..., Path]
-) -> None:
+def test_nothing_to_train_on(tmp_path: Path, tokenizer: Any, make_record: Any, make_states: Any) -> None:
     folder = make_states(tmp_path / "s", [make_record(1, "test"), make_record(2, target=None)])
     with pytest.raises(DataError) as caught:
         load_data(folder, tokenizer, DataConfig(), 4096)
     left_out = "nothing to train on: every question of split train is left out: 1 without a gold answer"
     assert str(caught.value) == f"{folder}: {left_out}"
-
-
-def test_nothing_of_split_train(tmp_path: Path, make_record: MakeRecord, make_states: Callable[..., Path]) -> None:
     check_trainable(make_states(tmp_path / "good", [make_record(1, "test"), make_record(2)]))
     folder = make_states(tmp_path / "bad", [make_record(1, "test"), make_record(2, "dev")])
     with pytest.raises(DataError) as caught:
         check_trainable(folder)
-    assert str(caught.value) == (
-        f"{folder}: nothing to train on: all are of split dev or test; build states with questions of split train"
-    )
+    what = "nothing to train on: all are of split dev or test; build states with questions of split train"
+    assert str(caught.value) == f"{folder}: {what}"
 
 
 def test_train_and_test_must_not_share_evidence(
-    tmp_path: Path, tokenizer: Any, make_record: MakeRecord, make_states: Callable[..., Path]
+    tmp_path: Path, tokenizer: Any, make_record: Any, make_states: Any
 ) -> None:
     train = make_record(1)
     leak = replace(make_record(2, "test"), dialogue_id=train.dialogue_id, evidence=train.evidence)
@@ -115,7 +99,7 @@ def test_train_and_test_must_not_share_evidence(
         load_data(make_states(tmp_path / "s", [train, leak]), tokenizer, DataConfig(), 4096)
 
 
-def test_the_fingerprint_sees_any_token(tokenizer: Any, make_record: MakeRecord) -> None:
+def test_the_fingerprint_sees_any_token(tokenizer: Any, make_record: Any) -> None:
     records = [make_record(1), make_record(2)]
     one = build_examples(tokenizer, records, DataConfig(), 4096)
     other = build_examples(tokenizer, records, DataConfig(), 4096)

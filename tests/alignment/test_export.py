@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment import checkpoint
-from remind.alignment.config import ExportConfig, LoraConfig, TrainConfig, TrainerConfig
+from remind.alignment.config import ExportConfig, LoraConfig, TrainConfig
 from remind.alignment.export import export
 from remind.alignment.model import load, marker_id, prepare
 from remind.alignment.run_folder import read_config
@@ -23,51 +23,34 @@ from remind.alignment.trainer import train
 from remind.core.errors import ConfigError, ModelError
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord, write_manifest, write_part
-from remind.states.pyramid import MARKER, Rendered
+from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
+from remind.states.pyramid import MARKER
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
 
 
-def record(number: int, split: str) -> StateRecord:
-    text = f"Conversation\nAna: lamp {number}\nQuestion: which?\n"
-    level = Rendered(text, (0, 12), (), (), ())
-    marked = Rendered(text.replace("Ana", f"{MARKER}\nAna"), (0, 12), (), (), ())
-    told = Rendered(marked.text.replace("Question", "Reflection\nlamps\nQuestion"), (0, 12), (), (), ())
-    return StateRecord(
-        question_id=f"q{number}", dialogue_id=f"d{number}", split=split, format="direct", question="which?", options=(),
-        answers=("a",), dimension=None, category=None, visual=False, evidence=(f"t{number}",), evidence_lines=(),
-        evidence_found=(), images=(), images_found=(), target=f"<answer>{number}</answer>", x0=level, x1=marked,
-        x2=told,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def make_run(runs: Any, states: Path) -> Callable[..., Path]:
+    """Four steps, of which the second and the last are saved."""
 
+    def make(folder: Path, lora: LoraConfig | None, states: Path = states, **more: Any) -> Path:
+        cfg = runs.config(states, folder / "run", lora=lora, lr=1e-2, max_steps=4, batch_size=2, **more)
+        return train(cfg)
 
-def run_of(folder: Path, lora: LoraConfig | None, dev: bool = True, optimizer: Any = "adamw", **more: Any) -> Path:
-    states = folder / "states"
-    for number, split in enumerate(["train"] * 4 + (["dev"] if dev else [])):
-        write_part(states, number, [record(number, split)])
-    write_manifest(states, {"inputs": {"talk.json": "ab" * 32}})
-    loop = TrainerConfig(lr=1e-2, max_steps=4, batch_size=2, save_every=2, eval_every=2, optimizer=optimizer)
-    given = {
-        "model": "nano-untrained",
-        "states": str(states),
-        "out": str(folder / "run"),
-        "lora": lora,
-        "trainer": loop,
-    }
-    return train(TrainConfig(**{**given, **more}))
+    return make
 
 
 @pytest.fixture(scope="module", params=["full", "lora"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_of(tmp_path_factory.mktemp(request.param), LORA if request.param == "lora" else None)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_run: Any) -> Path:
+    out: Path = make_run(tmp_path_factory.mktemp(request.param), LORA if request.param == "lora" else None)
+    return out
 
 
 @torch.no_grad()
 def logits(model: Any, tokenizer: Any) -> Tensor:
-    found: Tensor = model.eval()(input_ids=torch.tensor([prompt_ids(tokenizer, TEXT)])).logits
-    return found
+    output: Tensor = model.eval()(input_ids=torch.tensor([prompt_ids(tokenizer, TEXT)])).logits
+    return output
 
 
 def trained_logits(run: Path, folder: Path) -> Tensor:
@@ -79,7 +62,7 @@ def trained_logits(run: Path, folder: Path) -> Tensor:
     return logits(model, backbone.tokenizer)
 
 
-def test_it_opens_with_transformers_alone(run: Path, tmp_path: Path) -> None:
+def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Path, tmp_path: Path) -> None:
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     model = Qwen3VLForConditionalGeneration.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -92,21 +75,15 @@ def test_it_opens_with_transformers_alone(run: Path, tmp_path: Path) -> None:
     assert not any(path.suffix in {".bin", ".pt", ".pkl"} for path in out.iterdir())
     generated = model.generate(torch.tensor([prompt_ids(tokenizer, TEXT)]), max_new_tokens=3, do_sample=False)
     assert generated.shape[1] > len(prompt_ids(tokenizer, TEXT))
-
-
-def test_the_card_says_what_it_was_made_from(run: Path, tmp_path: Path) -> None:
-    out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    card = (out / "README.md").read_text()
-    about = json.loads((out / "training.json").read_text())
-    assert "ab" * 32 in card
-    assert about["data"]["manifest_sha256"] in card
-    assert f"{about['held_out']['ce0']:.4f}" in card
+    card, about = (out / "README.md").read_text(), json.loads((out / "training.json").read_text())
+    for value in ("0" * 64, about["data"]["manifest_sha256"], f"{about['held_out']['ce0']:.5g}"):
+        assert value in card
     assert about["held_out"]["split"] == "dev"
     assert about["checks"]["merging"] < 1e-4
     assert about["checks"]["opening_again"] == 0.0
 
 
-def test_best_and_precision(run: Path, tmp_path: Path) -> None:
+def test_best_and_precision(run: Path, tmp_path: Path, make_run: Any) -> None:
     best = json.loads((run / "best.json").read_text())["step"]
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), checkpoint="best", dtype="bfloat16"))
     assert json.loads((out / "training.json").read_text())["step"] == best
@@ -116,8 +93,10 @@ def test_best_and_precision(run: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(model.model, model.tokenizer).float(), expected, rtol=0.1, atol=0.1)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    run = run_of(tmp_path, None, dev=False)
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path: Path, make_run: Any, make_states: Any, make_record: Any
+) -> None:
+    run = make_run(tmp_path, None, states=make_states(tmp_path / "s", [make_record(n) for n in range(4)]))
     (checkpoint.folder_of(run, 4) / "model.safetensors").write_bytes(b"")
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     assert json.loads((out / "training.json").read_text())["step"] == 2
@@ -126,25 +105,38 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert not (tmp_path / "y").exists()
 
 
-def test_what_cannot_be_exported(run: Path, tmp_path: Path) -> None:
-    from remind.models.nano import nano_model, save_nano
+def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(error: type[Exception], message: str, **settings: Any) -> None:
+        with pytest.raises(error, match=message):
+            export(ExportConfig(**{"run": str(run), "out": str(tmp_path / "x"), **settings}))
 
     (tmp_path / "taken").mkdir()
-    with pytest.raises(ConfigError, match="exists"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "taken")))
-    with pytest.raises(ConfigError, match="not a run folder"):
-        export(ExportConfig(run=str(tmp_path), out=str(tmp_path / "x")))
+    refused(ConfigError, "exists", out=str(tmp_path / "taken"))
+    refused(ConfigError, "not a run folder", run=str(tmp_path))
     save_nano(tmp_path / "other")
     nano_model(seed=1).save_pretrained(tmp_path / "other")
-    with pytest.raises(ModelError, match="not the model"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "x"), base=str(tmp_path / "other")))
-    assert not (tmp_path / "x").exists()
+    refused(ModelError, "not the model", base=str(tmp_path / "other"))
+    if read_config(run).lora is None:
+        refused(ConfigError, "more than adapters", adapter_only=True)
+    else:
+        refused(ConfigError, "leave out", adapter_only=True, dtype="bfloat16")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "bitsandbytes", None)
+        refused(ModelError, "pip install bitsandbytes", quantise="nf4")
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        backbone = load_backbone(*args, **kwargs)
+        with torch.no_grad():
+            backbone.model.lm_head.weight[5] += 0.1
+        return backbone
+
+    monkeypatch.setattr("remind.alignment.export.load_backbone", other)
+    refused(ModelError, "does not give the logits")
+    assert {path.name for path in tmp_path.iterdir()} == {"taken", "other"}
 
 
 def nano_folder(folder: Path, tie: bool, full: bool = False) -> Path:
     """Nano's files with a small model: its head tied or not, its embedding with a row to spare or without."""
-    from remind.models.nano import nano_config, nano_tokenizer, save_nano
-
     save_nano(folder, hidden_size=64, layers=2, vision_size=16)
     shape = nano_config(hidden_size=64, layers=2, vision_size=16)
     shape.tie_word_embeddings = tie
@@ -157,9 +149,11 @@ def nano_folder(folder: Path, tie: bool, full: bool = False) -> Path:
 @pytest.mark.parametrize("full", [False, True], ids=["spare row", "grown"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-def test_the_markers_rows_are_exported(tie: bool, lora: LoraConfig | None, full: bool, tmp_path: Path) -> None:
+def test_the_markers_rows_are_exported(
+    tie: bool, lora: LoraConfig | None, full: bool, tmp_path: Path, make_run: Any
+) -> None:
     base = nano_folder(tmp_path / "base", tie, full)
-    run = run_of(tmp_path, lora, model=str(base), marker_token=True)
+    run = make_run(tmp_path, lora, model=str(base), marker_token=True)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -179,9 +173,9 @@ def test_the_markers_rows_are_exported(tie: bool, lora: LoraConfig | None, full:
     assert torch.equal(again.model.get_input_embeddings().weight, rows)
 
 
-def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path) -> None:
+def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path, make_run: Any) -> None:
     base = nano_folder(tmp_path / "base", tie=False)
-    run = run_of(tmp_path, None, optimizer="adamw8bit", dtype="bfloat16", model=str(base))
+    run = make_run(tmp_path, None, optimizer="adamw8bit", dtype="bfloat16", model=str(base))
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     again = load_backbone(out, dtype="auto")
     assert again.model.dtype == torch.bfloat16
@@ -190,11 +184,11 @@ def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marker"])
-def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path) -> None:
+def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_run: Any) -> None:
     from peft import PeftModel
 
     base = nano_folder(tmp_path / "base", tie=True)
-    run = run_of(tmp_path, LORA, model=str(base), marker_token=marked)
+    run = make_run(tmp_path, LORA, model=str(base), marker_token=marked)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
     weights = load_file(out / "adapter_model.safetensors")
     assert sum(value.numel() for value in weights.values()) < 50_000
@@ -211,32 +205,19 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path) -> No
     assert "library_name: peft" in (out / "README.md").read_text()
 
 
-def test_what_does_not_fit_in_adapters_is_refused(run: Path, tmp_path: Path) -> None:
-    if read_config(run).lora is None:
-        with pytest.raises(ConfigError, match="more than adapters"):
-            export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
-        return
-    with pytest.raises(ConfigError, match="leave out"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True, dtype="bfloat16"))
+def test_an_embedding_that_grew_does_not_fit_in_adapters(tmp_path: Path, make_run: Any) -> None:
     base = nano_folder(tmp_path / "base", tie=True, full=True)
-    grown = run_of(tmp_path, LORA, model=str(base), marker_token=True)
+    run = make_run(tmp_path, LORA, model=str(base), marker_token=True)
     with pytest.raises(ConfigError, match="grow"):
-        export(ExportConfig(run=str(grown), out=str(tmp_path / "x"), adapter_only=True))
+        export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
     assert not (tmp_path / "x").exists()
     assert not list(tmp_path.glob(".x*"))
 
 
-def needs_bitsandbytes() -> None:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed: nothing in 4 bits is tested")
-
-
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-def test_four_bits(tie: bool, tmp_path: Path) -> None:
-    needs_bitsandbytes()
-    base = nano_folder(tmp_path / "base", tie)
-    run = run_of(tmp_path, None, model=str(base))
-    whole = export(ExportConfig(run=str(run), out=str(tmp_path / "whole")))
+def test_four_bits(tie: bool, tmp_path: Path, make_run: Any) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
+    run = make_run(tmp_path, None, model=str(nano_folder(tmp_path / "base", tie)))
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), quantise="nf4"))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     layer = model.model.language_model.layers[0].mlp.up_proj
@@ -244,45 +225,20 @@ def test_four_bits(tie: bool, tmp_path: Path) -> None:
     assert layer.weight.quant_state.quant_type == "nf4"
     assert model.lm_head.weight.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in model.model.visual.parameters())
-    size = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in (whole, out)]
-    assert size[1] < 0.9 * size[0]
     assert {path.suffix for path in out.iterdir()} <= {".safetensors", ".json", ".md", ".jinja"}
-    checks = json.loads((out / "training.json").read_text())["checks"]
     expected = trained_logits(run, checkpoint.folder_of(run, 4))
-    found = logits(model, AutoTokenizer.from_pretrained(out))
-    assert 0 < float((found - expected).abs().max() / expected.abs().max()) < 0.3
-    assert 0 < checks["quantising"] < 0.3
+    exported = logits(model, AutoTokenizer.from_pretrained(out))
+    assert 0 < float((exported - expected).abs().max() / expected.abs().max()) < 0.3
+    assert 0 < json.loads((out / "training.json").read_text())["checks"]["quantising"] < 0.3
 
 
-def test_adapters_trained_on_four_bits(tmp_path: Path) -> None:
-    needs_bitsandbytes()
+def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
     base = nano_folder(tmp_path / "base", tie=True)
-    run = run_of(tmp_path, LORA, model=str(base), quantise="nf4", marker_token=True)
+    run = make_run(tmp_path, LORA, model=str(base), quantise="nf4", marker_token=True)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     expected = trained_logits(run, checkpoint.folder_of(run, 4))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     torch.testing.assert_close(logits(model, AutoTokenizer.from_pretrained(out)), expected, rtol=1e-3, atol=1e-4)
     alone = export(ExportConfig(run=str(run), out=str(tmp_path / "y"), adapter_only=True))
     assert json.loads((alone / "training.json").read_text())["checks"]["opening_again"] == 0.0
-
-
-def test_without_bitsandbytes_nothing_is_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ModelError, match="pip install bitsandbytes"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "x"), quantise="nf4"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_logits_that_do_not_agree_leave_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import remind.alignment.export as module
-
-    def other(*args: Any, **kwargs: Any) -> Any:
-        found = load_backbone(*args, **kwargs)
-        with torch.no_grad():
-            found.model.lm_head.weight[5] += 0.1
-        return found
-
-    monkeypatch.setattr(module, "load_backbone", other)
-    with pytest.raises(ModelError, match="does not give the logits"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    assert list(tmp_path.iterdir()) == []

@@ -15,55 +15,31 @@ from remind.alignment.config import GuardConfig
 from remind.alignment.guard import Guard
 from remind.alignment.metrics import read_metrics
 from remind.alignment.trainer import Trainer, train
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 
 
 def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> dict[str, float]:
     return {f"ce{k}": v for k, v in enumerate(ce)} | {f"entropy{k}": v for k, v in enumerate(entropy)}
 
 
-def test_a_measured_collapse_is_seen_and_learning_is_not() -> None:
+def test_what_is_a_collapse() -> None:
     guard = Guard(GuardConfig())
-    assert guard.collapses(row((0.6, 0.4, 0.31))) == []
-    assert guard.collapses(row((0.5, 0.4, 0.6))) == []
-    (found,) = guard.collapses(row((0.4, 0.4, 1.97)))
-    assert "under x2" in found
-    assert "0.310" in found
-    assert "1.970" in found
-
-
-def test_a_rise_counts_from_the_lowest_not_from_an_untrained_start() -> None:
-    guard = Guard(GuardConfig())
+    # the rise counts from the lowest, not from an untrained start
     for ce in (7.0, 3.0, 0.5):
         assert guard.collapses(row((ce, ce, ce), (ce, ce, ce))) == []
-    assert len(guard.collapses(row((0.5, 0.5, 1.31), (0.5, 0.5, 0.5)))) == 1
-    assert len(guard.collapses(row((0.5, 0.5, 1.29), (0.5, 0.5, 0.5)))) == 0
-
-
-def test_sharper_without_being_righter_is_a_collapse() -> None:
+    assert guard.collapses(row((0.5, 0.5, 1.29), (0.5, 0.5, 0.5))) == []
+    (what,) = guard.collapses(row((0.5, 0.5, 1.31), (0.5, 0.5, 0.5)))
+    assert what == "cross-entropy under x2 has risen from 0.500 to 1.310"
+    assert guard.collapses(row((0.5, float("nan"), 0.5)))
+    # sharper without being righter
     guard = Guard(GuardConfig())
     guard.collapses(row((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)))
     assert guard.collapses(row((1.9, 1.9, 1.9), (0.1, 0.1, 0.1))) == []
-    (found,) = guard.collapses(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
-    assert "entropy under x1" in found
-
-
-def test_not_a_number_is_a_collapse() -> None:
-    guard = Guard(GuardConfig())
-    guard.collapses(row((1.0, 1.0, 1.0)))
-    assert guard.collapses(row((1.0, float("nan"), 1.0)))
-
-
-def test_off_says_nothing() -> None:
+    (what,) = guard.collapses(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
+    assert "entropy under x1" in what
     guard = Guard(GuardConfig(mode="off"))
     guard.collapses(row((0.1, 0.1, 0.1)))
     assert guard.collapses(row((9.0, 9.0, 9.0))) == []
-
-
-def test_thresholds_out_of_range() -> None:
-    for wrong in ({"mode": "loud"}, {"ce_rise": 0.0}, {"ce_rise": float("nan")}, {"entropy_share": 1.0}):
-        with pytest.raises(ConfigError):
-            GuardConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -102,10 +78,7 @@ def test_stop_saves_and_can_be_overruled(runs: Any, states: Path, tmp_path: Path
     cfg = runs.config(states, tmp_path / "r", max_steps=4, guard=GuardConfig(mode="stop"), save_every=100)
     with pytest.raises(ModelError, match=r"collapse .* step 2: .*teacher_weights ema or base.*guard\.mode warn"):
         train(cfg)
-    newest = checkpoint.newest(tmp_path / "r")
-    assert newest is not None
-    state = checkpoint.read_state(newest)
-    assert state["step"] == 2
+    state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "r", 2))
     assert state["guard"]["lowest"]["ce1"] == pytest.approx(0.31)
     # what it compares with comes back: against its own first measurement step 4 would look harmless
     with pytest.raises(ModelError, match="step 4"):

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remind.alignment.config import Edge, Objective
-from remind.alignment.objective import position_terms, pra_loss
-from remind.core.errors import ConfigError, DataError
+from remind.alignment.objective import pra_loss
+from remind.core.errors import DataError
 
 
 def softmax(z: Tensor, tau: float = 1.0) -> Tensor:
@@ -99,56 +98,12 @@ def test_any_setting(
     assert -1e-12 <= float(found.jsd12) <= math.log(2) + 1e-12
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
-def test_closed_form_gradient_of_an_edge(alpha: float) -> None:
-    """tau [alpha (q - p) + (1 - alpha) q (log q - log p - KL(q || p))] for tau^2 D, p teacher, q student."""
-    tau = 2.0
-    (student, teacher, _), _ = logits(3, 1, 9)
-    objective = Objective(0.0, tau, (Edge(0, 1, 1.0, alpha),))
-    position_terms({0: student, 1: teacher}, torch.tensor([0]), objective)[0].sum().backward()
-    p, q = softmax(teacher[0].detach(), tau), softmax(student[0].detach(), tau)
-    expected = tau * (alpha * (q - p) + (1 - alpha) * q * (q.log() - p.log() - kl(q, p)))
-    assert student.grad is not None
-    torch.testing.assert_close(student.grad[0], expected, rtol=1e-10, atol=1e-13)
-
-
-def test_each_teacher_is_detached_in_its_own_edge_only() -> None:
-    z, y = logits(5)
-    pra_loss(*z, y).total.backward()
-    assert z[2].grad is None
-    assert z[0].grad is not None
-    assert z[1].grad is not None
-    one = z[1].grad.clone()
-    # p1's gradient comes from edge 1 -> 2 alone: it changes with p2, not with p0
-    other = [z[0].detach() * 2, z[1].detach().clone().requires_grad_(), z[2].detach()]
-    pra_loss(*other, y).total.backward()
-    torch.testing.assert_close(other[1].grad, one)
-    moved = [z[0].detach(), z[1].detach().clone().requires_grad_(), z[2].detach() * 0.5]
-    pra_loss(*moved, y).total.backward()
-    assert moved[1].grad is not None
-    assert not torch.allclose(moved[1].grad, one)
-
-
-def test_the_divergence_is_not_jensen_shannon() -> None:
-    z, y = logits(6)
-    found = pra_loss(*z, y)
-    assert found.dist01.item() > 1.2 * found.jsd01.item() > 0
-
-
 def test_equal_distributions_have_no_distance() -> None:
     z, y = logits(7)
     found = pra_loss(z[0], z[0], z[0].detach() + 5.0, y)
     for value in (found.dist01, found.dist12, found.jsd01, found.jsd12):
         assert abs(value.item()) < 1e-14
     torch.testing.assert_close(found.total, 0.2 * found.hard)
-
-
-def test_logits_l_predict_target_l() -> None:
-    z = torch.full((3, 5), -20.0)
-    y = torch.tensor([4, 0, 2])
-    z[torch.arange(3), y] = 20.0
-    assert float(pra_loss(z, z, z, y).hard) < 1e-6
-    assert float(pra_loss(z, z, z, y.roll(1)).hard) > 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -185,12 +140,6 @@ def test_low_precision_is_computed_in_float32() -> None:
     assert pra_loss(*z, y).total.dtype == torch.float64
 
 
-def test_a_mean_over_positions() -> None:
-    z, y = logits(10)
-    each = [pra_loss(*(x[k : k + 1] for x in z), y[k : k + 1]).total.item() for k in range(len(y))]
-    assert pra_loss(*z, y).total.item() == pytest.approx(sum(each) / len(each), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -205,31 +154,3 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
     given_: dict[str, Any] = {f"logits{i}": torch.zeros(2, 5) for i in range(3)} | {"targets": torch.tensor([0, 1])}
     with pytest.raises(DataError, match=message):
         pra_loss(**(given_ | change))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Objective(tau=0),
-        lambda: Objective(lambda_hard=1.1),
-        lambda: Objective(target_grad="live"),  # type: ignore[arg-type]
-        lambda: Objective(hard_levels=(3,)),
-        lambda: Objective(edges=(Edge(0, 1), Edge(0, 1, 2.0))),
-        lambda: Edge(0, 0),
-        lambda: Edge(0, 3),
-        lambda: Edge(0, 1, gamma=-1),
-        lambda: Edge(0, 1, alpha=1.5),
-    ],
-)
-def test_settings_out_of_range_are_refused(make: Any) -> None:
-    with pytest.raises(ConfigError):
-        make()
-
-
-def test_the_default_objective_is_the_papers() -> None:
-    objective = Objective()
-    assert objective.edges == (Edge(0, 1, 3.0, 0.5), Edge(1, 2, 3.0, 0.5))
-    assert (objective.lambda_hard, objective.tau, objective.hard_levels) == (0.2, 2.0, (0,))
-    assert objective.trained == {0, 1}
-    assert Objective(target_grad="flow").trained == {0, 1, 2}
-    assert Objective(edges=()).levels == {0}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from remind.alignment.config import LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind.alignment.config import LoraConfig, Objective, TrainConfig
 from remind.alignment.model import (
     add_marker,
     body_of,
@@ -27,9 +24,8 @@ from remind.alignment.model import (
     trainable,
 )
 from remind.alignment.optim import parameter_groups
-from remind.alignment.setup import set_up
 from remind.alignment.step import AlignmentModel, collate, plan, run
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids, tokenize
 from remind.models.nano import nano_config, nano_tokenizer
@@ -141,27 +137,6 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     torch.testing.assert_close(logits(merged, ids), trained, rtol=tolerance, atol=tolerance)
 
 
-def test_the_marker_learns_in_a_step_with_a_tied_head(make_examples: Callable[..., Any]) -> None:
-    own = backbone()
-    token = add_marker(own)
-    examples = make_examples([(5, 7, 9, 3), (6, 8, 9, 2)])
-    for example in examples:
-        example.prompts[1][2] = token
-    objective = Objective(chunk=2)
-    module = AlignmentModel(trainable(own.model, LORA, marker=token), objective)
-    run(module, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
-    row = next(p for name, p in module.named_parameters() if "trainable_tokens" in name)
-    found = row.grad
-    assert found is not None
-
-    # the same without PEFT, where every row of the embedding is trained
-    plain = backbone()
-    add_marker(plain)
-    whole = AlignmentModel(trainable(plain.model, None), objective)
-    run(whole, collate(examples, [0.5, 0.5]), plan(objective), lambda loss: loss.backward())
-    torch.testing.assert_close(found[0], plain.model.get_input_embeddings().weight.grad[token], rtol=1e-4, atol=1e-7)
-
-
 def test_the_vision_tower_is_trained_by_option_alone() -> None:
     def towers(model: Any) -> set[bool]:
         return {p.requires_grad for name, p in model.named_parameters() if "visual" in name}
@@ -180,46 +155,6 @@ def test_the_vision_tower_is_trained_by_option_alone() -> None:
     )  # fmt: skip
     with pytest.raises(ModelError, match="no vision tower"):
         trainable(text, None, vision=True)
-
-
-def test_pixels_give_the_vision_tower_a_gradient(
-    make_model: Callable[..., Any], make_examples: Callable[..., Any]
-) -> None:
-    examples = make_examples([(12, 14, 16, 3)])
-    for prompt in examples[0].prompts:
-        prompt[1:7] = torch.tensor([92, 90, 90, 90, 90, 93], dtype=prompt.dtype)
-    pixels = {"pixel_values": torch.randn(16, 96, dtype=torch.float64), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    object.__setattr__(examples[0], "pixels", lambda: pixels)
-    objective = Objective(chunk=2)
-    for vision in (False, True):
-        module = AlignmentModel(trainable(make_model(), None, vision=vision), objective)
-        run(module, collate(examples, [1.0]), plan(objective), lambda loss: loss.backward())
-        towers = [p.grad for name, p in module.named_parameters() if "visual" in name]
-        assert any(grad is not None and bool(grad.any()) for grad in towers) == vision
-
-
-def test_captions_leave_a_vision_tower_nothing_to_learn(states: Path, tmp_path: Path, runs: Any) -> None:
-    with pytest.raises(ConfigError, match="no training example has images as pixels"):
-        set_up(runs.config(states, tmp_path / "run", train_vision=True))
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match="adamw8bit"):
-        config(dtype="bfloat16")
-    with pytest.raises(ConfigError, match="adamw8bit"):
-        config(dtype="bfloat16", lora=LORA, train_vision=True)
-    with pytest.raises(ConfigError, match="set lora"):
-        config(quantise="nf4")
-    loop = TrainerConfig(optimizer="adamw8bit")
-    for settings in ({"trainer": loop}, {"trainer": loop, "train_vision": True}, {"lora": LORA}):
-        config(dtype="bfloat16", **settings)
-    config(quantise="nf4", lora=LORA)
-
-
-def test_without_bitsandbytes_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ModelError, match="pip install bitsandbytes"):
-        load(config(quantise="nf4", lora=LORA))
 
 
 def needs_bitsandbytes() -> Any:
@@ -257,17 +192,14 @@ def test_four_bits_are_those_of_nf4() -> None:
     # the scale of a block is itself rounded to 8 bits
     torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=0)
 
-
-def test_layers_that_four_bits_would_garble_stay() -> None:
-    needs_bitsandbytes()
-    own = backbone(width=32)
-    quantise(own.model, "cpu")
-    block = own.model.get_decoder().layers[0]
-    # 32 and 96 wide inputs
+    # with inputs 32 and 96 wide, blocks would cross rows
+    narrow = backbone(width=32)
+    quantise(narrow.model, "cpu")
+    block = narrow.model.get_decoder().layers[0]
     assert type(block.mlp.up_proj) is type(block.mlp.down_proj) is torch.nn.Linear
 
 
-def test_adapters_learn_on_four_bits(make_examples: Callable[..., Any]) -> None:
+def test_adapters_learn_on_four_bits(make_examples: Any) -> None:
     needs_bitsandbytes()
     cfg = config(quantise="nf4", lora=LORA, marker_token=True)
     own = load(cfg)

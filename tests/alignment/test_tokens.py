@@ -1,52 +1,30 @@
-"""States as tokens on disk, questions without an answer, and contexts cut to fit."""
+"""States as tokens on disk, and questions without an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import Forked
 
 from remind.alignment import tokens
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import DataConfig, Edge, Objective
-from remind.alignment.data import Examples, fit_of, load_data, select
+from remind.alignment.data import load_data
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
-from remind.alignment.objective import position_terms
 from remind.alignment.step import AlignmentModel, collate, plan, run
-from remind.alignment.tokens import Example, decode, example_of, shortened
+from remind.alignment.tokens import Example, decode
 from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
-from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
-from remind.states.parquet import StateRecord, state_parts
-from remind.states.pyramid import (
-    AttentionalState,
-    FactualState,
-    ReflectiveState,
-    Segment,
-    Strategy,
-    render,
-    render_target,
-)
-
-MakeRecord = Callable[..., StateRecord]
-MakeStates = Callable[..., Path]
-
-
-def build_examples(tokenizer: Any, records: list[StateRecord], config: DataConfig, length: int) -> Examples:
-    """Tokenised and selected, for a model that takes `length` tokens."""
-    fit = fit_of(config, length)
-    return select([example_of(tokenizer, record, fit) for record in records], config, length)
+from remind.states.parquet import state_parts
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +53,8 @@ def test_tokens_from_disk_are_those_of_the_text(
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".safetensors"}
 
 
-def test_other_text_other_tokenizer_or_another_limit_is_another_file(
-    tmp_path: Path, tokenizer: Any, make_record: MakeRecord, make_states: MakeStates
+def test_other_text_or_another_tokenizer_is_another_file(
+    tmp_path: Path, tokenizer: Any, make_record: Any, make_states: Any
 ) -> None:
     def files() -> int:
         return len(list((tmp_path / "cache").rglob("*.safetensors")))
@@ -87,15 +65,13 @@ def test_other_text_other_tokenizer_or_another_limit_is_another_file(
     assert files() == 1
     load_data(folder, tokenizer, DataConfig(max_answer=2000, on_long="skip"), 4096, cache=cache)
     assert files() == 1
-    load_data(folder, tokenizer, DataConfig(on_long="cut"), 4096, cache=cache)
-    assert files() == 2
     other = nano_tokenizer()
     other.chat_template += "\n"
     load_data(folder, other, DataConfig(), 4096, cache=cache)
-    assert files() == 3
+    assert files() == 2
     make_states(folder, [make_record(2)])
     assert [item.id for item in load_data(folder, tokenizer, DataConfig(), 4096, cache=cache).train.items] == ["q002"]
-    assert files() == 4
+    assert files() == 3
 
 
 def test_a_damaged_file_is_computed_again_and_said(
@@ -119,9 +95,9 @@ def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: A
 
     def wait() -> None:
         counts.append(files())
-        tokens.read_examples(parts, tokenizer, None, cache, second)
+        tokens.read_examples(parts, tokenizer, cache, second)
 
-    rows = tokens.read_examples(parts, tokenizer, None, cache, Ranks(0, 2, wait))
+    rows = tokens.read_examples(parts, tokenizer, cache, Ranks(0, 2, wait))
     assert counts == [(len(parts) + 1) // 2, len(parts)]
     assert [row.id for row in rows] == [row.id for row in tokens.read_examples(parts, tokenizer)]
 
@@ -129,50 +105,37 @@ def test_processes_divide_the_work_and_read_all_of_it(states: Path, tokenizer: A
 # questions without an answer
 
 
-def greedy(model: Any, ids: list[int], end: int, most: int) -> list[int]:
-    """One token after the other by whole forwards."""
-    new: list[int] = []
-    while len(new) < most:
-        with torch.no_grad():
-            token = int(model(input_ids=torch.tensor([ids + new]), use_cache=False).logits[0, -1].argmax())
-        if token == end:
-            break
-        new.append(token)
-    return new
-
-
-def test_answers_are_the_models_greedy_ones(nano: Backbone, tmp_path: Path, make_record: MakeRecord) -> None:
-    records = [make_record(n, target=None) for n in range(5)]
-    for level in ("x2", "x1"):
-        found = decode(nano, records, level, 6, Cache(tmp_path), "base")
-        for record in records:
-            ids = prompt_ids(nano.tokenizer, record.level(level).text)
-            new = greedy(nano.model, ids, end_token_id(nano.tokenizer), 6)
-            assert found[record.question_id] == nano.tokenizer.decode(new, skip_special_tokens=True)
-
-
-def test_answers_are_decoded_once(
-    nano: Backbone, tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+def test_answers_are_the_models_greedy_ones_decoded_once(
+    nano: Backbone, tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run killed between two files decodes only what is missing; other weights decode anew."""
     monkeypatch.setattr("remind.alignment.tokens._BLOCK", 2)
     records = [make_record(n, target=None) for n in range(5)]
-    whole = decode(nano, records, "x2", 3, Cache(tmp_path), "base")
-    files = sorted(tmp_path.rglob("*.safetensors"))
+    decoded = {level: decode(nano, records, level, 6, Cache(tmp_path / level), "base") for level in ("x2", "x1")}
+    # against whole forwards, one token after the other
+    end = end_token_id(nano.tokenizer)
+    for level, answers in decoded.items():
+        for record in records:
+            prompt, new = prompt_ids(nano.tokenizer, record.level(level).text), []
+            while len(new) < 6 and end not in new:
+                with torch.no_grad():
+                    new.append(int(nano.model(input_ids=torch.tensor([prompt + new])).logits[0, -1].argmax()))
+            assert answers[record.question_id] == nano.tokenizer.decode(new, skip_special_tokens=True)
+    files = sorted((tmp_path / "x2").rglob("*.safetensors"))
     assert len(files) == 3
     files[1].unlink()
-    asked: list[int] = []
+    counts: list[int] = []
     real = tokens.generate
 
     def counted(backbone: Any, prompts: list[str], *args: Any) -> Any:
-        asked.append(len(prompts))
+        counts.append(len(prompts))
         return real(backbone, prompts, *args)
 
     monkeypatch.setattr(tokens, "generate", counted)
-    assert decode(nano, records, "x2", 3, Cache(tmp_path), "base") == whole
-    assert len(asked) == 1
-    decode(nano, records, "x2", 3, Cache(tmp_path), "other")
-    assert sum(asked[1:]) == 5
+    assert decode(nano, records, "x2", 6, Cache(tmp_path / "x2"), "base") == decoded["x2"]
+    assert len(counts) == 1
+    decode(nano, records, "x2", 6, Cache(tmp_path / "x2"), "other")
+    assert sum(counts[1:]) == 5
 
 
 def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:
@@ -197,7 +160,7 @@ def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "r" / "cache" / "decoded").iterdir())) == 1
 
 
-def test_a_run_without_any_label(runs: Any, tmp_path: Path, make_record: MakeRecord, make_states: MakeStates) -> None:
+def test_a_run_without_any_label(runs: Any, tmp_path: Path, make_record: Any, make_states: Any) -> None:
     records = [make_record(n, target=None) for n in range(4)] + [make_record(10, "dev", target=None)]
     folder = make_states(tmp_path / "s", records)
     data = DataConfig(max_decoded=6, unlabelled="x1")
@@ -212,9 +175,7 @@ def test_a_run_without_any_label(runs: Any, tmp_path: Path, make_record: MakeRec
         train(runs.config(folder, tmp_path / "none", data=DataConfig(unlabelled="skip")))
 
 
-def test_an_unlabelled_sample_has_the_gradient_of_its_divergences_alone(
-    make_model: Callable[..., Any], make_examples: Callable[..., list[Example]]
-) -> None:
+def test_an_unlabelled_sample_has_the_gradient_of_its_divergences_alone(make_model: Any, make_examples: Any) -> None:
     """Two samples, the second without a label, against a reference that leaves its cross-entropy out by hand."""
     one, two = make_examples([(5, 7, 9, 4), (8, 6, 12, 3)])
     objective = Objective(chunk=2, edges=(Edge(0, 1), Edge(1, 2)))
@@ -239,170 +200,6 @@ def test_an_unlabelled_sample_has_the_gradient_of_its_divergences_alone(
             torch.testing.assert_close(parameter.grad, labelled[name] + alone[name], rtol=1e-9, atol=1e-12)
     assert values["hard0"][1] == 0
     assert values["ce0"][1] > 0
-
-
-def test_labels_by_position() -> None:
-    logits = {0: torch.randn(3, 5, generator=torch.Generator().manual_seed(0))}
-    targets, gold = torch.tensor([1, 2, 3]), torch.tensor([True, False, True])
-    objective = Objective(edges=(), lambda_hard=1.0)
-    masked = position_terms(logits, targets, objective, labelled=gold)[0]
-    assert torch.equal(masked, position_terms(logits, targets, objective)[0] * gold)
-
-
-@pytest.mark.parametrize("target", ["", "  \n", "<answer></answer><explanation>Ana: tea</explanation>"])
-def test_an_empty_answer_is_counted(tokenizer: Any, make_record: MakeRecord, target: str) -> None:
-    record = replace(make_record(1), target=target)
-    found = build_examples(tokenizer, [record, make_record(2)], DataConfig(), 4096)
-    assert [item.id for item in found.items] == ["q002"]
-    assert found.left_out() == {"empty_answer": ["q001"]}
-
-
-# contexts cut to fit
-
-
-def dialogue_states(blocks: tuple[tuple[int, int], ...] = ((1, 3),), visual: bool = False) -> StateRecord:
-    """Eight turns in two sessions, every other with an image."""
-    turns = [
-        Turn(f"t{n}", "Ana" if n % 2 else "Ben", f"I said number {n} about tea", None,
-             (Image(n // 2, f"{n}.png", f"a cup {n}"),) if n % 2 else ())
-        for n in range(8)
-    ]  # fmt: skip
-    sessions = (Session("s1", "May", tuple(turns[:4])), Session("s2", "June", tuple(turns[4:])))
-    question = Question(
-        "q1",
-        "d",
-        "Which tea?",
-        "direct",
-        (),
-        ("green",),
-        ("t0", "t2", "t6"),
-        (0, 2) if visual else (),
-        VISUAL_DIMENSIONS[0] if visual else None,
-    )
-    factual = FactualState(Dialogue("d", sessions), question, (Segment(0, 7),), Strategy(("Look.",), ("Ana",)))
-    one = AttentionalState(factual, blocks)
-    target = render_target(factual)
-    lines = tuple(f"Ben: I said number {n} about tea" for n in (0, 2, 6))
-    return StateRecord(
-        question_id="q1", dialogue_id="d", split="train", format="direct", question="Which tea?", options=(),
-        answers=("green",), dimension=None, category=None, visual=visual, evidence=("t0", "t2", "t6"),
-        evidence_lines=lines, evidence_found=(), images=question.images, images_found=(), target=target.text,
-        x0=render(factual), x1=render(one), x2=render(ReflectiveState(one, "Tea it is.")),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("blocks", [((1, 3),), ((0, 1), (5, 6)), ()])
-@pytest.mark.parametrize("count", range(1, 8))
-def test_the_oldest_turns_go_from_every_state(tokenizer: Any, blocks: Any, count: int) -> None:
-    record = dialogue_states(blocks)
-    assert record.target is not None
-    sizes = [_size(tokenizer, record, dropped) for dropped in range(8)]
-    found, cut = shortened(tokenizer, record, sizes[count], 10)
-    # the fewest that make it fit, by the same states rendered line by line
-    assert cut == next(n for n, size in enumerate(sizes) if size <= sizes[count])
-    for level in ("x0", "x1", "x2"):
-        assert found.level(level).text == _rendered_without(record, level, cut)
-    markers = found.x1.text.split("Guide to the question")[0].count("[ATTENTION]")
-    assert markers % 2 == 0
-    for number in (0, 2, 6):
-        assert (f"number {number} about" in (found.target or "")) == (number >= cut)
-
-
-def _size(tokenizer: Any, record: StateRecord, count: int) -> int:
-    assert record.target is not None
-    kept = "\n".join(f"Ben: I said number {n} about tea" for n in (0, 2, 6) if n >= count)
-    answer = tokens.answer_ids(tokenizer, f"<answer>green</answer><explanation>{kept}</explanation>")
-    texts = [_rendered_without(record, level, count) for level in ("x0", "x1", "x2")]
-    return max(len(prompt_ids(tokenizer, text)) for text in texts) + len(answer)
-
-
-def _rendered_without(record: StateRecord, level: str, count: int) -> str:
-    """By lines: the first `count` turns with their captions, and all markers of blocks that ended with them."""
-    if count == 0:
-        return record.level(level).text
-    head, rest = record.level(level).text.split("Conversation\n", 1)
-    body, tail = rest.split("\nGuide to the question", 1)
-    kept: list[str] = []
-    header, turn, inside = "", -1, False
-    for line in body.splitlines():
-        if line.startswith("[Session"):
-            header = line
-            if turn + 1 > count:
-                kept.append(line)
-        elif line == "[ATTENTION]":
-            inside = not inside
-            if turn >= count:
-                kept.append(line)
-        else:
-            turn += not line.startswith("[Image")
-            if turn == count and not line.startswith("[Image"):
-                kept += [header, *(["[ATTENTION]"] if inside else [])]
-            if turn >= count:
-                kept.append(line)
-    return "\n".join([head + "Conversation", *kept]) + "\n\nGuide to the question" + tail
-
-
-def test_what_fits_stays_and_one_turn_always_does(tokenizer: Any) -> None:
-    record = dialogue_states()
-    assert shortened(tokenizer, record, 10_000, 10) == (record, 0)
-    _, cut = shortened(tokenizer, record, 5, 10)
-    assert cut == 7
-    left = build_examples(tokenizer, [record], DataConfig(on_long="cut", max_length=10), 4096)
-    assert left.left_out() == {"long_context": ["q1"]}
-
-
-def test_images_that_are_gone_leave_the_answer(tokenizer: Any) -> None:
-    record = dialogue_states(visual=True)
-    assert record.target == "<answer>green</answer><explanation>[0, 2]</explanation>"
-    limit = len(prompt_ids(tokenizer, _rendered_without(record, "x2", 3)))
-    found, cut = shortened(tokenizer, record, limit + len(tokens.answer_ids(tokenizer, record.target)), 10)
-    assert cut >= 2
-    assert found.target == "<answer>green</answer><explanation>[2]</explanation>"
-
-
-def test_cut_questions_are_counted_and_used(
-    tokenizer: Any, tmp_path: Path, make_record: MakeRecord, make_states: MakeStates
-) -> None:
-    record = dialogue_states()
-    long = len(prompt_ids(tokenizer, record.x2.text)) + len(tokens.answer_ids(tokenizer, record.target or ""))
-    folder = make_states(tmp_path / "s", [record, make_record(1)])
-    config = DataConfig(on_long="cut", max_length=long - 1)
-    data = load_data(folder, tokenizer, config, 4096, cache=Cache(tmp_path / "c"))
-    assert data.about["cut"] == ["q1"]
-    assert len(data.train) == 2
-    assert data.train.items[0].longest < long
-    with pytest.raises(DataError, match=r"\[q1\].*on_long skip or cut"):
-        load_data(folder, tokenizer, DataConfig(max_length=long - 1), 4096)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import safetensors.torch
-from remind.alignment import tokens
-from remind.alignment.cache import Cache
-from remind.states.parquet import state_parts
-from remind.models.nano import nano_tokenizer
-real, seen = safetensors.torch.save_file, []
-def save(values, path, about):
-    real(values, path, about)
-    seen.append(path)
-    if len(seen) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-safetensors.torch.save_file = save
-tokens.read_examples(state_parts(sys.argv[1]), nano_tokenizer(), None, Cache(sys.argv[2]))
-"""
-
-
-def test_a_kill_while_writing_leaves_whole_files(states: Path, tokenizer: Any, tmp_path: Path) -> None:
-    script = tmp_path.with_suffix(".py")
-    script.write_text(KILLED)
-    process = Forked(script, states, tmp_path)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == -9, errors
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    expected = load_data(states, tokenizer, DataConfig(), 4096).about
-    assert load_data(states, tokenizer, DataConfig(), 4096, cache=Cache(tmp_path)).about == expected
 
 
 def test_a_full_disk_under_the_cache(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remind.alignment.pictures import Pictures
-from remind.alignment.tokens import answer_ids, example_of, shortened
+from remind.alignment.tokens import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
@@ -175,13 +175,6 @@ def small(turns: list[Turn], **fields: Any) -> StateRecord:
     return record_of(ReflectiveState(AttentionalState(factual, ((0, 0),)), "because"), "train")
 
 
-def cut(record: StateRecord, tokens: int, turns: int) -> StateRecord:
-    """The record made shorter by this many tokens, which takes this many turns."""
-    shorter, count = shortened(NANO, record, len(prompt_ids(NANO, record.x2.text)) - tokens, 0)
-    assert count == turns
-    return shorter
-
-
 def test_gold_answers_and_evidence_with_a_tag_are_read_back() -> None:
     turns = [Turn("t0", "Ana", "I wrote </explanation> there"), Turn("t1", "Ben", "ok")]
     record = small(turns, answers=("the </answer> tag",), evidence=("t0", "t1"))
@@ -195,14 +188,3 @@ def test_an_image_is_marked_only_where_it_is() -> None:
     tally = Tally()
     tally.add(small(turns, **PICTURED))
     assert tally.recall()["all"]["marked"] == 0
-
-
-def test_a_cut_keeps_what_stays_and_takes_all_evidence_that_goes() -> None:
-    pictured = Turn("t1", "Ben", "", images=(Image(0, caption="a cat"),))
-    record = small([Turn("t0", "[Image #0 Caption]", "word " * 80), pictured], **PICTURED)
-    assert cut(record, 50, 1).target == record.target
-    record = small([Turn("t0", "[Session 9", "word " * 80 + "]"), Turn("t1", "Ben", "ok")], answers=("so",))
-    assert "[Session 9" not in cut(record, 50, 1).x0.text
-    long = [Turn("t0", "Ana", "a </explanation> b " + "word " * 80), Turn("t1", "Ana", "gone too " + "word " * 80)]
-    record = small([*long, Turn("t2", "Ben", "stays")], answers=("so",), evidence=("t0", "t1", "t2"))
-    assert cut(record, 100, 2).target == "<answer>so</answer><explanation>Ben: stays</explanation>"

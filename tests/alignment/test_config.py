@@ -1,0 +1,85 @@
+"""Settings of a training run: the defaults are the paper's, and what cannot work is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from remind.alignment.config import (
+    DataConfig,
+    Edge,
+    GuardConfig,
+    LoraConfig,
+    Objective,
+    TeacherConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from remind.alignment.trainer import Trainer
+from remind.core.errors import ConfigError
+
+LORA = LoraConfig(r=4, alpha=8)
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig(states="s", out="o", **settings)
+
+
+def test_the_default_objective_is_the_papers() -> None:
+    objective = Objective()
+    assert objective.edges == (Edge(0, 1, 3.0, 0.5), Edge(1, 2, 3.0, 0.5))
+    assert (objective.lambda_hard, objective.tau, objective.hard_levels) == (0.2, 2.0, (0,))
+    assert objective.trained == {0, 1}
+    assert Objective(target_grad="flow").trained == {0, 1, 2}
+    assert Objective(edges=()).levels == {0}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Edge(0, 0), "two of the levels"),
+        (lambda: Edge(0, 3), "two of the levels"),
+        (lambda: Edge(0, 1, gamma=-1), "gamma"),
+        (lambda: Edge(0, 1, alpha=1.5), "alpha"),
+        (lambda: Objective(tau=0), "tau"),
+        (lambda: Objective(lambda_hard=1.1), "lambda_hard"),
+        (lambda: Objective(chunk=0), "chunk"),
+        (lambda: Objective(hard_levels=(3,)), "hard_levels"),
+        (lambda: Objective(edges=(Edge(0, 1), Edge(0, 1, 2.0))), "twice"),
+        (lambda: Objective(teacher_weights="base"), "level 0 only, not 12"),
+        (lambda: Objective(teacher_weights="ema", target_grad="flow"), "needs teacher_weights live"),
+        (lambda: GuardConfig(ce_rise=-1.0), "ce_rise"),
+        (lambda: GuardConfig(ce_rise=nan), "ce_rise"),
+        (lambda: GuardConfig(entropy_share=1.5), "entropy_share"),
+        (lambda: TeacherConfig(ema_decay=1.0), "ema_decay"),
+        (lambda: TeacherConfig(k=0), "k is 0"),
+        (lambda: LoraConfig(r=0), "LoraConfig: r is 0"),
+        (lambda: LoraConfig(target_modules=()), "target module"),
+        (lambda: DataConfig(max_answer=0), "max_answer"),
+        (lambda: DataConfig(images="pixels", image_tokens=0), "image_tokens is 0"),
+        (lambda: TrainerConfig(batch_size=0), "batch_size"),
+        (lambda: TrainerConfig(max_steps=0), "max_steps"),
+        (lambda: TrainerConfig(lr=-1.0), "lr"),
+        (lambda: TrainerConfig(clip=nan), "clip"),
+        (lambda: TrainerConfig(weight_decay=inf), "weight_decay"),
+        (lambda: TrainerConfig(warmup=2.0), "warmup"),
+        (lambda: config(objective=Objective(target_grad="flow")), "joint"),
+        (lambda: config(dtype="bfloat16"), "adamw8bit"),
+        (lambda: config(dtype="bfloat16", lora=LORA, train_vision=True), "adamw8bit"),
+        (lambda: config(quantise="nf4"), "set lora"),
+        (lambda: Trainer(TrainConfig(states="", out="", model="")), "must be given"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_bfloat16_goes_with_an_optimiser_that_rounds_or_with_adapters() -> None:
+    loop = TrainerConfig(optimizer="adamw8bit")
+    for settings in ({"trainer": loop}, {"trainer": loop, "train_vision": True}, {"lora": LORA}):
+        config(dtype="bfloat16", **settings)
+    config(quantise="nf4", lora=LORA)
