@@ -42,8 +42,8 @@ def write(path: Path, items: list[Item], held: Corpus, annotator: str, **options
 class Opened:
     """The page opened from disk without a network, with all that its console said and all it asked for."""
 
-    def __init__(self, browser: Any, path: Path) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, offline=True)
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1280, "height": 860}, offline=True, **options)
         self.said: list[str] = []
         self.fetched: list[str] = []
         self.open(path)
@@ -181,6 +181,63 @@ def test_the_whole_dialogue_finding_and_flags(opened: Opened, tmp_path: Path) ->
     (flag,) = read_annotations(opened.save(tmp_path / "a.jsonl"), ITEMS)
     assert (flag.remove, flag.answers, flag.confidence) == (True, (), None)
     assert opened.said == []
+
+
+def test_every_control_has_a_name_and_the_focus_is_seen(opened: Opened) -> None:
+    page = opened.page
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input:not([hidden]), textarea, progress')].filter((node) =>
+            !(node.labels && [...node.labels].some((label) => label.textContent.trim())) &&
+            !node.getAttribute('aria-label') && !node.textContent.trim()).map((node) => node.outerHTML)"""
+    )
+    assert nameless == []
+    seen = set()
+    for _ in range(40):
+        opened.press("Tab")
+        kind, style = page.evaluate(
+            """() => { const node = document.activeElement, row = node.closest('.turn, .choice');
+                const outlines = [node, row].filter(Boolean).map((one) => getComputedStyle(one).outlineStyle);
+                const outlined = outlines.some((style) => style !== 'none');
+                return [node.id || node.name || node.tagName, outlined]; }"""
+        )
+        assert style or kind in ("BODY", "HTML", "main", "turns"), f"no focus to be seen on {kind}"
+        seen.add(kind)
+    assert {"next", "save", "find", "answer", "confidence", "remove", "note"} <= seen
+    # one turn takes the Tab key, not all of them
+    assert page.locator("#turns input[tabindex='0']").count() == 1
+
+
+#: WCAG contrast of the text that is hardest to read, and its element.
+WORST_CONTRAST = """() => {
+    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+    const part = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+    const light = (c) => 0.2126 * part(c[0]) + 0.7152 * part(c[1]) + 0.0722 * part(c[2]);
+    const ground = (node) => {
+        for (; node; node = node.parentElement) {
+            const c = parse(getComputedStyle(node).backgroundColor);
+            if (c.length < 4 || c[3] > 0) return c;
+        }
+        return [255, 255, 255];
+    };
+    let worst = [99, ''];
+    const kinds = 'kbd, bdi, label, legend, .gap, .session, .tag, .name, #hint, #missing, #kind, #question';
+    for (const node of document.querySelectorAll(kinds)) {
+        if (!node.offsetParent) continue;
+        const a = light(parse(getComputedStyle(node).color)), b = light(ground(node));
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < worst[0]) worst = [ratio, node.outerHTML.slice(0, 80)];
+    }
+    return worst;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(browser: Any, made: Path, scheme: str) -> None:
+    opened = Opened(browser, made, color_scheme=scheme)
+    opened.press("a", "y")
+    worst = opened.page.evaluate(WORST_CONTRAST)
+    assert worst[0] >= 4.5, worst
+    opened.context.close()
 
 
 def given_data(path: Path) -> tuple[str, Any]:
