@@ -79,11 +79,26 @@ def quick_sae(
 
     Returns a folder for `sae.load_layers`.
     """
-    size: dict[str, Any] = {"d_sae": 2048, "steps": steps, "batch_size": 1024, "dead_tokens": 50_000}
-    trainer = SAETrainConfig(lr=1e-3, warmup_steps=20, decay_share=0.5, **size)
-    options: dict[str, Any] = {"layers": ["late"], "limit": 8000, "checkpoint_every": 0, "loss_windows": 0}
+    trainer = SAETrainConfig(
+        d_sae=2048,
+        steps=steps,
+        batch_size=1024,
+        lr=1e-3,
+        warmup_steps=20,
+        decay_share=0.5,
+        dead_tokens=50_000,
+    )
     cfg = TrainSAEConfig(
-        "", list(map(str, data)), backbone=backbone, trainer=trainer, device=device, dtype=dtype, **options
+        "",
+        [str(path) for path in data],
+        backbone=backbone,
+        layers=["late"],
+        trainer=trainer,
+        limit=8000,
+        loss_windows=0,
+        checkpoint_every=0,
+        device=device,
+        dtype=dtype,
     )
     folder = Path(backbone)
     # a model folder may be written anew under the same name

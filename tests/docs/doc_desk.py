@@ -154,8 +154,8 @@ class Desk:
         own = {"HOME": str(self.folder / "home"), "OPENAI_API_KEY": "sk-made-up"}
         shorter = (*(quick.quick_sae.__defaults__ or ())[:-1], 1)
 
-        def fewer(**fields: Any) -> TrainSAEConfig:
-            return TrainSAEConfig(**{**fields, "limit": 250, "buffer_tokens": 4096})
+        def fewer(*args: Any, **fields: Any) -> TrainSAEConfig:
+            return TrainSAEConfig(*args, **{**fields, "limit": 250, "buffer_tokens": 4096})
 
         worlds = {name: replace(world, test=1) for name, world in pretraining.MEASURED.items()}
         with (

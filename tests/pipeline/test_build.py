@@ -290,7 +290,7 @@ def _check_retrieved(text: str, out: Path) -> None:
     for title, row in figures.items():
         assert [title, *(f"{row['all'][level]:.2f}" for level in LEVELS)] in rows
     recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
-    assert f"x0 holds {recall['x0']:.2f} of the evidence, the marks {recall['marked']:.2f} of it" in text
+    assert f"x0 holds {recall['x0']:.2f} of the evidence, the marks {recall['marked']:.2f}" in text
 
 
 def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_changed_setting_redoes_what_hangs_on_it(
     final = tmp_path / "final.jsonl"
     write_items(final, kept[::2])
     result = build_refmem(replace(few, adjudicated=str(final)))
-    assert [question.id for question in read(result).questions] == [item.id for item in kept[::2]]
+    assert {question.id for question in read(result).questions} == {item.id for item in kept[::2]}
     assert f"benchmark: {result}" in capsys.readouterr().out
     before = files(tmp_path / "out" / "benchmark")
     for strange in (replace(kept[0], cluster_id="talk/text-999"), replace(kept[0], evidence=("D77:1",), images=())):
