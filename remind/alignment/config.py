@@ -292,7 +292,7 @@ class TrainConfig:
     out: str
     """Run folder: config.yaml, data.json, metrics.jsonl, checkpoints/."""
     model: str = "nano"
-    """Model to train: nano, or a Hugging Face folder or id of a causal or vision-language model."""
+    """Model to train: nano, smollm2, or a Hugging Face folder or id of a causal or vision-language model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which the weights are loaded. With bfloat16, LoRA adapters are still float32; to train all weights
     in bfloat16 takes trainer.optimizer adamw8bit."""

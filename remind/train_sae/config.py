@@ -19,7 +19,7 @@ class TrainSAEConfig:
     format: str | None = None
     """Format of the data; None: recognised from the content of each file."""
     backbone: str = "minilm"
-    """Model whose hidden states are learned: minilm, nano, or a Hugging Face folder or id."""
+    """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[int | str] | None = None
     """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
     limit: int | None = None

