@@ -93,8 +93,8 @@ class EvaluateConfig:
     states: str
     """Folder of states (from `remind build-states`)."""
     model: str
-    """Model that answers: nano, smollm2, or a Hugging Face folder or id, such as an exported checkpoint. With answers server:
-    a name for the report."""
+    """Model that answers: nano, smollm2, or a Hugging Face folder or id, such as an exported checkpoint. With answers
+    server: a name for the report."""
     out: str
     """Folder for predictions.jsonl, verdicts.jsonl, report.json and report.html; several conditions have a folder each
     in it. A run that was stopped is resumed."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from remind.core.errors import ModelError
 from remind.core.progress import without_loading_bars
+from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, ImageProcessor, Kind
 from remind.models.chat import tokenize
 from remind.models.kernels import check_kernels
@@ -174,7 +175,7 @@ def _check_name(name: str) -> None:
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
         raise ModelError(
             f"{name}: no such folder, and not a hub id (owner/name); "
-            "built in are minilm, nano, nano-untrained and smollm2"
+            f"built in are {', '.join(BUILT_IN)}"
         )
 
 

@@ -16,6 +16,7 @@ from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.grounding.config import grounding_config
+from remind.models import BUILT_IN
 from remind.viewing.config import InspectConfig
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _manifest_backbone(built: Mapping[str, Any]) -> str:
         is_folder = isinstance(name, str) and bool(name) and Path(name).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, the home of an unknown user
         is_folder = False
-    if name not in ("minilm", "nano", "nano-untrained") and not is_folder:
+    if name not in BUILT_IN and not is_folder:
         raise ConfigError(
             f"the states name the backbone {str(name)[:80]!r}, which is neither built in nor a folder here, and "
             "nothing is downloaded because states name it; give --backbone"
