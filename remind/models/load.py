@@ -173,10 +173,7 @@ def _loading(name: str, failure: str) -> Iterator[None]:
 def _check_name(name: str) -> None:
     folder = Path(name)
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
-        raise ModelError(
-            f"{name}: no such folder, and not a hub id (owner/name); "
-            f"built in are {', '.join(BUILT_IN)}"
-        )
+        raise ModelError(f"{name}: no such folder, and not a hub id (owner/name); built in are {', '.join(BUILT_IN)}")
 
 
 def _config(name: str) -> Any:

@@ -68,6 +68,10 @@ BY_CONFIG: dict[str, str] = {
     "build_server": "--llm.default.base_url {url}",
     "refmem": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
+    # the real model has a test of its own
+    "sae_smollm2": "--backbone nano --layers '[1, 2]' --window 128",
+    "build_smollm2": "--backbone nano",
+    "pra_smollm2": "--model nano",
     "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.

