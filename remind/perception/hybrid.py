@@ -35,10 +35,11 @@ def retrieve_turns(
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
     """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
-    neighbours = Neighbours([len(session.turns) for session in index.dialogue.sessions], config.sigma)
     lexical = _standardise(index.bm25.scores(stems(question)))
     dense = _standardise(relevance(vector, index.vectors, index.norms).double().numpy())
-    return neighbours.mix(lexical, config.lexical_context) + neighbours.mix(dense, config.dense_context)
+    # one average for both, which is linear
+    around = config.lexical_context * lexical + config.dense_context * dense
+    return lexical + dense - around + session_average(around, index.sessions, config.sigma)
 
 
 def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
@@ -81,39 +82,20 @@ def _standardise(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / deviation if deviation > _NO_SPREAD else np.zeros_like(values)
 
 
-class Neighbours:
-    """A Gaussian over the turns of each session, which ends with the session.
+def session_average(values: np.ndarray, sessions: np.ndarray, sigma: float) -> np.ndarray:
+    """Gaussian average of each value over its session; zeros beyond its ends.
 
     Args:
-        lengths: how many turns each session has; n together.
-        sigma: its width in turns; 0: every turn stands alone.
+        values: one for every turn, float64 [n].
+        sessions: number of the session of every turn, ascending [n].
+        sigma: width of the Gaussian in turns; 0: the values themselves.
     """
-
-    def __init__(self, lengths: Sequence[int], sigma: float) -> None:
-        self.reach = math.ceil(3 * sigma)
-        self._kernel = np.ones(1)
-        if sigma > 0:
-            self._kernel = np.exp(-0.5 * (np.arange(-self.reach, self.reach + 1) / sigma) ** 2)
-            self._kernel /= self._kernel.sum()
-        # sessions stand so far apart that no kernel reaches the next one
-        number = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-        self._places = np.arange(len(number)) + self.reach * number
-        self._length = int(self._places[-1]) + self.reach + 1
-
-    def mix(self, values: np.ndarray, share: float) -> np.ndarray:
-        """(1 − share) × values + share × their Gaussian average over the session, float64 [n]; zeros beyond."""
-        if self.reach == 0 or share == 0:
-            return values
-        return (1 - share) * values + share * self.smooth(values)
-
-    def smooth(self, values: np.ndarray) -> np.ndarray:
-        """Their Gaussian average over the session [n], in the precision of the values."""
-        spread = np.zeros(self._length, dtype=values.dtype)
-        spread[self._places] = values
-        kernel = self._kernel[self.reach :].astype(values.dtype)
-        smooth = spread * kernel[0]
-        for offset in range(1, self.reach + 1):
-            weighted = spread * kernel[offset]
-            smooth[offset:] += weighted[:-offset]
-            smooth[:-offset] += weighted[offset:]
-        return np.asarray(smooth[self._places])
+    reach = math.ceil(3 * sigma)
+    if reach == 0:
+        return values
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    # sessions stand so far apart that no kernel reaches the next one
+    places = np.arange(len(values)) + reach * sessions
+    spread = np.zeros(places[-1] + 1)
+    spread[places] = values
+    return np.convolve(spread, kernel / kernel.sum())[reach + places]

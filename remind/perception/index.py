@@ -69,7 +69,7 @@ class DialogueIndex:
         vectors: φ of every turn, unit rows [n, d].
         segments: u_1 … u_N in time order.
         costs: tokens of the parts of the dialogue.
-        session_of: number of the session of every turn [n].
+        session_of, sessions: number of the session of every turn [n], as a tuple and as an array.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class DialogueIndex:
         self.session_of = tuple(
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))
         )
+        self.sessions = np.array(self.session_of)
         self._cues: dict[str | None, Cues] = {}
         #: Vectors by the texts encoded together: cues are often the same for several dimensions.
         self._encoded: dict[tuple[str, ...], Tensor] = {}
