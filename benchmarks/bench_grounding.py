@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 from bisect import bisect_right
@@ -229,6 +230,8 @@ def _windowed_seconds(
             assert grounder.windowed.store is not None
             # hashing the weights happens once in a process, not once a question
             grounder.windowed.store.key([])
+            # a collection takes as long as three questions from memory, and comes with one of five
+            gc.collect()
             times[name] = seconds(lambda g=grounder: g.ground(state), backbone.device)  # type: ignore[misc]
     return times
 
