@@ -62,10 +62,12 @@ def _convert(file: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"gguf_file": file.name, "trust_remote_code": False}
+    folder, name = file.parent, file.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
         # a model read from GGUF calls itself quantised and is not saved as it is
         config = type(model.config).from_dict(
             {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}

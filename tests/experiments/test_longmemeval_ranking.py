@@ -150,6 +150,7 @@ def index() -> Any:
         bm25=BM25([stems(text) for text in TEXTS]),
         vectors=vectors,
         norms=vectors.norm(dim=1),
+        sessions=np.zeros(len(vectors), dtype=int),
         segments=(Segment(0, 1), Segment(2, 3)),
         cues=lambda dimension: cues,
     )
