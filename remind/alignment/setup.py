@@ -152,7 +152,7 @@ def _resolved(cfg: TrainConfig) -> TrainConfig:
     """With absolute paths, so that the run folder can be read from anywhere."""
     if not cfg.states or not cfg.out or not cfg.model:
         raise ConfigError("states, model and out must be given")
-    local = cfg.model not in BUILT_IN and Path(cfg.model).is_dir()
+    local = cfg.model not in BUILT_IN and Path(cfg.model).exists()
     model = str(Path(cfg.model).resolve()) if local else cfg.model
     if cfg.data.image_root is not None:
         cfg = replace(cfg, data=replace(cfg.data, image_root=str(Path(cfg.data.image_root).expanduser().resolve())))

@@ -6,7 +6,6 @@ Scores are z-scores over the dialogue's turns, mixed with a Gaussian average ove
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ from remind.perception.config import RetrieveConfig
 from remind.perception.costs import Section
 from remind.perception.ranking import falling, first_count
 from remind.perception.retrieve import relevance
-from remind.states.pyramid import Segment
+from remind.states.pyramid import Segment, segments_of
 from remind.text.words import stems
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def retrieve_turns(
     index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig, budget: int
 ) -> tuple[Segment, ...]:
     """The best turns that fit a budget of prompt tokens, joined into segments."""
-    return runs(index, take_turns(index, turn_scores(index, question, vector, config), budget))
+    return segments_of(index.dialogue, take_turns(index, turn_scores(index, question, vector, config), budget))
 
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
@@ -64,17 +63,6 @@ def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[in
             return section.positions()
         position = int(fitting[scores[fitting].argmax()])
         section.add(position, position)
-
-
-def runs(index: DialogueIndex, positions: Sequence[int]) -> tuple[Segment, ...]:
-    """Ascending positions joined into segments; none crosses a session."""
-    joined: list[list[int]] = []
-    for position in positions:
-        if joined and joined[-1][1] == position - 1 and index.session_of[position] == index.session_of[position - 1]:
-            joined[-1][1] = position
-        else:
-            joined.append([position, position])
-    return tuple(Segment(start, end) for start, end in joined)
 
 
 def _standardise(values: np.ndarray) -> np.ndarray:

@@ -101,8 +101,8 @@ def quick_sae(
         dtype=dtype,
     )
     folder = Path(backbone)
-    # a model folder may be written anew under the same name
-    files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    # a model folder or GGUF file may be written anew under the same name
+    files = [(path, path.stat()) for path in sorted([folder, *folder.rglob("*")]) if path.is_file()]
     parts = {
         "config": {**asdict(cfg), "data": sorted(input_hashes(data_paths(cfg.data)).values())},
         "model": [(str(path.relative_to(folder.parent)), stat.st_size, stat.st_mtime_ns) for path, stat in files]
