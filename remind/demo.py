@@ -1,57 +1,45 @@
-"""The whole of REMIND in a few minutes on two cores, in a world whose answers are known.
+"""The whole of REMIND in a few minutes on two cores, from dialogue files to a better answer, where answers are known.
 
-The shipped nano backbone reads dialogues in which remarks that begin with a flag word do not count. It has never seen
-that rule, so that the plain dialogue (x0) misleads it; markers (x1) and a summary (x2) help. Alignment then teaches it
-to answer from x0 alone, without a single label, or with labels of which many are wrong.
-
-What is trained on and measured are states that the world's known answers make. Retrieval, SAEs, grounding and summaries
-run as they do on dialogues of one's own; what they make is measured apart.
+A small world of dialogues is written as files. From there on the demo does what one does with dialogues of one's own:
+SAEs are trained on the backbone, segments are retrieved, turns are marked, an LLM writes summaries, and alignment
+teaches the backbone to answer from x0 alone, without a single label. The LLM is a simulated one, the reader of
+`remind.testbed.reader`: it gets the same prompts as any other, and knows that remarks which begin with the flag word do
+not count. The shipped nano backbone has never seen that rule.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
 from remind.core.errors import ConfigError
-from remind.core.files import write_json
-from remind.data.dialogue import FORMATS, Corpus
-from remind.data.readers.refmem import write_refmem
-from remind.grounding import GroundingConfig
-from remind.perception import PerceptionConfig, RetrieveConfig
+from remind.core.files import read_json, write_json
+from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
-from remind.testbed.labels import LabelConfig
-from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.built import BuiltConfig, build_world, train_saes
+from remind.testbed.labels import LabelConfig, with_labels
+from remind.testbed.ladder import target, write_records
 from remind.testbed.world import World, WorldConfig, make_world
-from sae.config import SAETrainConfig
 
-#: For each run whether it has labels, the wrong ones among them, and whether it distils.
-ARMS: dict[str, tuple[bool, bool]] = {
-    "PRA without a label": (False, True),
-    "PRA, {noise:.0%} of the labels wrong": (True, True),
-    "SFT, {noise:.0%} of the labels wrong": (True, False),
-}
+PRA = "PRA without a label"
+SFT = "SFT, {noise:.0%} of the labels wrong"
 COMPARED = "Answers from x0 before and after alignment without a label: percent of {n} test questions"
 COMPARED_NOTE = """\
 Acc: letters exact, direct answers as the offline judge rules. MemR: this backbone answers and quotes no evidence."""
 LADDER = "Accuracy from x0, x1 and x2 by training: share of the same {n} questions, direct answers word for word"
 LADDER_NOTE = """\
-The dialogues and wordings are ones that no training has seen. SFT: the labels alone, on x0, as many steps. This is one
-seed; python -m experiments.proof is the experiment with intervals."""
+The dialogues and wordings are ones that no training has seen. x0 holds {x0:.0%} of the evidence, the marks {marked:.0%}
+of it in {turns:.0%} of the turns. SFT: labels alone, on x0, as many steps. This is one seed; experiments.proof with
+configs/proof_built.yaml is the experiment, with intervals and with other marks."""
 HELD_OUT = "Held-out loss on {n} {split} questions with their true answers, from metrics.jsonl of each run"
 HELD_OUT_NOTE = """\
 Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the true answer under x0, nats a token."""
-RETRIEVED = "States from retrieval, SAEs, grounding and summaries: accuracy on {n} test questions"
-RETRIEVED_NOTE = """\
-Built without knowledge of the world: over {n} questions x0 holds {x0:.2f} of the evidence, the marks {marked:.2f}.
-All tables above, and training, are of states made from the evidence that the world knows. SAEs of so small a model and
-summaries by rule show the machinery, not the method; the backbone was never trained on states like these."""
 
 
 @dataclass
@@ -59,15 +47,15 @@ class DemoConfig:
     """See what x0, x1 and x2 are worth to a small model, and what alignment makes of it."""
 
     out: str = "runs/demo"
-    """Folder for what the demo writes: world, states, SAEs, runs, exported checkpoints, reports, plot."""
+    """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports, plot."""
     seed: int = 0
     """The world, and the order of the training examples."""
     world: WorldConfig = field(default_factory=lambda: WorldConfig(train=30, dev=1, test=12))
     """Dialogues, 20 questions each, and how hard they are."""
-    ladder: LadderConfig = field(default_factory=LadderConfig)
-    """What x0, x1 and x2 show."""
+    built: BuiltConfig = field(default_factory=BuiltConfig)
+    """SAEs, retrieval, grounding, and the simulated LLM."""
     noise: float = 0.4
-    """Share of wrong labels in the runs that have any."""
+    """Share of wrong labels in the run that has any."""
     objective: Objective = field(
         default_factory=lambda: Objective(
             lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base"
@@ -78,18 +66,8 @@ class DemoConfig:
         default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8, eval_every=50)
     )
     """The training loop, of SFT too."""
-    sae_layers: tuple[int, ...] = (2, 3)
-    """Layers of the backbone that get an SAE."""
-    sae: SAETrainConfig = field(
-        default_factory=lambda: SAETrainConfig(d_sae=1024, k=16, steps=200, batch_size=512, lr=1e-3)
-    )
-    """Training of the SAEs, on dialogues that share nothing with the questions."""
-    perception: PerceptionConfig = field(
-        default_factory=lambda: PerceptionConfig(retrieve=RetrieveConfig(top_share=0.3))
-    )
-    """Segments, cues, retrieval (Section 4.2)."""
-    grounding: GroundingConfig = field(default_factory=GroundingConfig)
-    """Guidance, resonance, selection (Section 4.3)."""
+    workers: int = 2
+    """Processes that build states."""
     overwrite: bool = True
     """Replace what an earlier demo left in out."""
 
@@ -104,102 +82,78 @@ def demo(cfg: DemoConfig) -> Path:
         ConfigError: out exists and overwrite is off.
     """
     from remind.evaluation.tables import compare_rows
-    from remind.states.parquet import read_manifest, read_states
+    from remind.states.parquet import read_states
 
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
+    # an earlier demo's, which this one replaces; nothing else that lies there
+    for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):
+        shutil.rmtree(out / name, ignore_errors=True)
     started = perf_counter()
     cfg.world.seed = cfg.seed
-
-    _heading("A world of dialogues in which remarks that begin with a flag word do not count")
     world = make_world(cfg.world)
-    questions = [record for record in records(world, cfg.ladder) if record.split == "test"]
-    print(_example(questions))
 
-    _heading("From dialogue to states: sparse autoencoders on the backbone, retrieval, grounding, summaries")
-    print("Measured in the last table alone: training and the other tables take states made from the known evidence.")
-    _build_states(cfg, world, out)
+    _heading("Sparse autoencoders on the backbone, from small talk")
+    saes = train_saes(cfg.built, "nano", out / "sae")
+    _heading("From dialogue files to states: segments, cues, retrieval, grounding, summaries")
+    states = build_world(cfg.built, world, "nano", saes, out / "states", out / "cache", cfg.workers)
+    records = list(read_states(states))
+    questions = [record for record in records if record.split == "test"]
+    print(_example(questions))
 
     _heading("What each state is worth to the backbone as it is")
     rows = {"before": _accuracy("nano", questions)}
     print(table(rows))
-
-    states: dict[bool, Path] = {}
-    for labelled in dict.fromkeys(labelled for labelled, _ in ARMS.values()):
-        labels = LabelConfig(cfg.noise, None if labelled else 0, seed=cfg.seed)
-        folder = out / f"states-{'labelled' if labelled else 'unlabelled'}"
-        states[labelled] = write_states(world, folder, cfg.ladder, labels, overwrite=True)
     runs: dict[str, Path] = {}
     exported: dict[str, Path] = {}
-    for name, (labelled, distils) in ARMS.items():
-        title = name.format(noise=cfg.noise)
-        _heading(title)
-        runs[title], exported[title] = _align(cfg, states[labelled], distils, out / f"run{len(runs)}")
-        rows[title] = _accuracy(exported[title], questions)
+    _heading(PRA)
+    runs[PRA], exported[PRA] = _align(cfg, states, True, out / "run-pra")
+    rows[PRA] = _accuracy(exported[PRA], questions)
+    sft = SFT.format(noise=cfg.noise)
+    _heading(sft)
+    labelled = _labelled(cfg, world, records, out / "states-labelled")
+    runs[sft], exported[sft] = _align(cfg, labelled, False, out / "run-sft")
+    rows[sft] = _accuracy(exported[sft], questions)
 
-    title, best = next(iter(exported.items()))
-    _heading("Answers from x0, and from retrieved states, before and after alignment without a label")
-    folder = next(iter(states.values()))
-    before = _evaluate("nano", folder, out / "evaluation-before")
-    after = _evaluate(str(best), folder, out / "evaluation")
-    retrieved_questions = read_states(out / "retrieved")
-    retrieved = {
-        "before": _accuracy("nano", retrieved_questions),
-        title: _accuracy(best, retrieved_questions),
-    }
-
-    recall = read_manifest(out / "retrieved")["evidence_recall"]["all"]
-    note = RETRIEVED_NOTE.format(x0=recall["x0"], marked=recall["marked"], n=recall["n"])
+    _heading("Answers from x0 before and after alignment without a label")
+    before = _evaluate("nano", states, out / "evaluation-before")
+    after = _evaluate(str(exported[PRA]), states, out / "evaluation")
+    recall = read_json(states / "manifest.json")["evidence_recall"]["all"]
+    note = LADDER_NOTE.format(x0=recall["x0"], marked=recall["marked"], turns=_marked_turns(questions))
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
-    _show(LADDER.format(n=len(questions)), table(rows), LADDER_NOTE)
+    _show(LADDER.format(n=len(questions)), table(rows), note)
     _show(*_held_out(runs))
-    _show(RETRIEVED.format(n=len(retrieved_questions)), table(retrieved, ("all",)), note)
     write_json(out / "ladder.json", rows)
-    write_json(out / "retrieved.json", retrieved)
     print(f"\nplot: {plot(rows, out / 'ladder.png')}")
-    print(f"states: {', '.join(map(str, states.values()))}; retrieved: {out / 'retrieved'}")
+    print(f"dialogues: {out / 'states.jsonl'}; states: {states}; SAEs: {saes}")
     print(f"report: {out / 'evaluation' / 'report.html'}; before: {out / 'evaluation-before' / 'report.html'}")
-    print(f"exported checkpoint: {best}")
+    print(f"exported checkpoint: {exported[PRA]}")
     print(f"took {perf_counter() - started:.0f} s")
-    return best
+    return exported[PRA]
 
 
-def _build_states(cfg: DemoConfig, world: World, out: Path) -> None:
-    """The stages that dialogues of one's own go through; nothing is known of the world."""
-    from remind.pipeline import BuildStatesConfig, build_states
-    from remind.train_sae import TrainSAEConfig, train_sae
-
-    talk = make_world(WorldConfig(train=12, dev=0, test=0, rule="none", by_template=False, seed=cfg.seed + 90_000))
-    write_refmem(talk.corpus, out / "talk.jsonl")
-    # of what is retrieved only the test questions are measured
-    questions = tuple(question for question in world.corpus.questions if question.split == "test")
-    ids = {question.dialogue_id for question in questions}
-    dialogues = tuple(dialogue for dialogue in world.dialogues if dialogue.id in ids)
-    write_refmem(Corpus(dialogues, questions), out / "world.jsonl")
-    sae = train_sae(
-        TrainSAEConfig(
-            out=str(out / "sae"),
-            backbone="nano",
-            layers=list(cfg.sae_layers),
-            data=str(out / "talk.jsonl"),
-            trainer=cfg.sae,
-            overwrite=True,
-        )
+def _labelled(cfg: DemoConfig, world: World, records: Sequence[StateRecord], out: Path) -> Path:
+    """The states with labels, of which some are wrong."""
+    labels = with_labels(world.questions, LabelConfig(cfg.noise, seed=cfg.seed))
+    questions = {item.question.id: item.question for item in labels}
+    return write_records(
+        [
+            replace(record, answers=question.answers, target=target(question))
+            for record in records
+            for question in [questions[record.question_id]]
+        ],
+        out,
+        {"noise": cfg.noise},
     )
-    build_states(
-        BuildStatesConfig(
-            input=str(out / "world.jsonl"),
-            out=str(out / "retrieved"),
-            backbone="nano",
-            sae=str(sae),
-            perception=cfg.perception,
-            grounding=cfg.grounding,
-            cache=str(out / "cache"),
-            limit=4,
-            overwrite=True,
-        )
-    )
+
+
+def _marked_turns(records: Sequence[StateRecord]) -> float:
+    """Share of the turns of x0 that stand inside marks."""
+    from remind.states.rebuild import blocks_of
+
+    marked = sum(end - start + 1 for record in records for start, end in blocks_of(record.x1))
+    return marked / sum(len(record.x0.turns) for record in records)
 
 
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
@@ -208,8 +162,6 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
     from remind.alignment.export import export
     from remind.alignment.trainer import train
 
-    # an earlier demo's, which this one replaces; a run is never written over
-    shutil.rmtree(out, ignore_errors=True)
     cache = str(out.parent / "training-cache")
     run = train(
         TrainConfig(

@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from remind.core.progress import track
-from remind.data.dialogue import FORMATS, Format
+from remind.data.dialogue import FORMATS, Dialogue, Format
+from remind.llm.asking import read_summary
+from remind.llm.request import Reply
 from remind.models.chat import end_token_id, prompt_ids, tokenize
-from remind.states.pyramid import ReflectiveState, render
-from remind.testbed.ladder import LadderConfig, make_state, target
+from remind.states.auxiliary import blind
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Strategy, render, segments_of
+from remind.testbed.ladder import LadderConfig, make_state, mark_blocks, target
 from remind.testbed.lexicon import lexicon
+from remind.testbed.reader import compose, remarks, strategy, turns_of, understand
 from remind.testbed.world import World, WorldConfig, WorldQuestion, make_world
 
 #: drill: the summary gives the answer in the words of an option. short: one remark of evidence. apart: among remarks
-#: of other traits. marked: among contrary ones, mostly with markers. full: as questions are asked later.
-Kind = Literal["drill", "short", "apart", "marked", "full"]
+#: of other traits. marked: among contrary ones, mostly with markers. full: as questions are asked later. built: as the
+#: pipeline renders them: three times as many turns, gaps, anchors, marks by relevance alone, summaries in three parts.
+Kind = Literal["drill", "short", "apart", "marked", "full", "built"]
 Range = tuple[int, int]
 
 
@@ -42,7 +47,10 @@ KINDS: dict[Kind, Difficulty] = {
     "full": Difficulty(
         0.3, (1.2, 1, 0.4), ((0, 0), (0, 1), (1, 3), (1, 3)), ((1, 2), (2, 2), (2, 2), (2, 3)), (2, 4, 5)
     ),
+    "built": Difficulty(1.0, (0.7, 1, 0.5), ((0, 0), (0, 1), (1, 3)), ((1, 2), (2, 2), (2, 3)), (0,)),
 }
+#: Turns of a built state.
+_TURNS = (8, 34)
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,16 @@ def mixture(
     return result
 
 
-def make_lessons(tokenizer: Any, count: int, seed: int) -> Lessons:
+def later_mixture() -> dict[Format, tuple[float, tuple[Kind, ...]]]:
+    """`mixture` of a training that goes on from a checkpoint which has been through the first one."""
+    kinds: tuple[Kind, ...] = ("full", "marked", *["built"] * 4)
+    return {name: (weight, kinds) for name, weight in zip(FORMATS, (1.0, 1.2, 1.0), strict=True)}
+
+
+def make_lessons(tokenizer: Any, count: int, seed: int, kinds: Sequence[Kind]) -> Lessons:
     """About `count` lessons for each format, by kind. Direct answers have no drills: they have no letters."""
     keys: list[tuple[Kind, Format]] = [
-        (kind, name) for name in FORMATS for kind in KINDS if (kind, name) != ("drill", "direct")
+        (kind, name) for name in FORMATS for kind in kinds if (kind, name) != ("drill", "direct")
     ]
     return {
         key: list(lessons_of(tokenizer, *key, int(count * KINDS[key[0]].share), seed))
@@ -117,7 +131,8 @@ def lessons_of(tokenizer: Any, kind: Kind, name: Format, count: int, seed: int) 
         world, ladder = _small_world(kind, name, rng)
         dialogues = {dialogue.id: dialogue for dialogue in world.dialogues}
         for item in world.questions:
-            state = make_state(dialogues[item.question.dialogue_id], item, ladder)
+            dialogue = dialogues[item.question.dialogue_id]
+            state = built_state(dialogue, item, rng) if kind == "built" else make_state(dialogue, item, ladder)
             if kind == "drill" and rng.random() < 0.7:
                 state = ReflectiveState(state.attentional, _literal_summary(state.summary, item, rng))
             question = item.question
@@ -143,6 +158,48 @@ def _small_world(kind: Kind, name: Format, rng: random.Random) -> tuple[World, L
     second_voice = 0.4 if kind == "full" and contrary[1] > 1 else 0.0
     config = replace(config, evidence=evidence, contrary=contrary, second_voice=second_voice, formats=(name,))
     return make_world(config), LadderConfig(decoys=decoys, seed=seed)
+
+
+def built_state(dialogue: Dialogue, item: WorldQuestion, rng: random.Random) -> ReflectiveState:
+    """States like those of the pipeline: most remarks of the trait among many turns that are not about it.
+
+    Marks tell which turns are about the trait, and not which of them count; some are missing, many are wrong.
+    """
+    own = [turns for turns in item.remarks if rng.random() < 0.8]
+    needed = [turns for turns, counts in zip(item.remarks, item.is_evidence, strict=True) if counts]
+    if not any(turns in needed for turns in own):
+        own.append(rng.choice(needed))
+    positions = {dialogue.positions[turn] for turns in own for turn in turns}
+    own_turns = set(positions)
+    size = rng.randint(*_TURNS)
+    while len(positions) < min(size, len(dialogue.turns)):
+        start = rng.randrange(len(dialogue.turns))
+        positions.update(range(start, min(start + rng.randint(1, 4), len(dialogue.turns))))
+    question, asked = item.question, understand(item.question.text)
+    anchors = strategy(asked)
+    if rng.random() < 0.5:
+        anchors["behavioural_focus"] = []
+    plan = Strategy(
+        tuple(anchors["reasoning"]),
+        tuple(anchors["target_speaker"]),
+        tuple(anchors["related_entities"]),
+        tuple(anchors["behavioural_focus"]),
+    )
+    factual = FactualState(dialogue, question, segments_of(dialogue, sorted(positions)), plan)
+    missed, wrong = rng.choice(((0.05, 0.1), (0.1, 0.25), (0.25, 0.4)))
+    marked = {
+        turn.id
+        for place, turn in zip(factual.positions, factual.turns, strict=True)
+        if (rng.random() >= missed if place in own_turns else rng.random() < wrong)
+    }
+    rendered = render(factual)
+    turns = zip(turns_of(rendered.text[slice(*rendered.dialogue)]), factual.turns, strict=True)
+    seen = [replace(turn, marked=shown.id in question.evidence) for turn, shown in turns]
+    cues = [remark.cue for remark in remarks(asked, seen) if remark.marked]
+    value = None if rng.random() < 0.05 else item.trait.value
+    reply = Reply("", compose(asked, question.options, value, cues, rng))
+    attentional = AttentionalState(factual, mark_blocks(factual, marked))
+    return ReflectiveState(attentional, read_summary(blind(question), reply))
 
 
 def _literal_summary(summary: str, item: WorldQuestion, rng: random.Random) -> str:
@@ -175,8 +232,9 @@ def make_lesson(tokenizer: Any, state: ReflectiveState, item: WorldQuestion, lev
         options = [(start + 2 + 3 * n, "ABCD"[n] in question.answers) for n in range(len(question.options))]
     words = lexicon()["dimensions"][item.trait.dimension]
     if level == 2:
-        start = rendered.text.rindex(state.summary)
-        spans = [(start, start + len(state.summary))]
+        # what is concluded, without what is said to each of the options
+        start = rendered.text.rindex(state.summary) + max(0, state.summary.find("Conclusion: "))
+        spans = [(start, rendered.text.rindex("\nQuestion: "))]
         roles: tuple[str, ...] = ("gist", "label", "fits")
     else:
         roles = ("cues",)

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError
-from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
+from remind.core.files import atomic_folder, read_json, sha256_file, write_json, write_rows
 from remind.core.progress import ProgressBar, without_loading_bars
 from remind.data.dialogue import FORMATS
 from remind.models.nano import nano_folder, nano_image_processor, nano_model, nano_tokenizer
@@ -44,6 +44,9 @@ class PretrainConfig:
 
     out: str = "runs/nano"
     """Hugging Face folder to write, with provenance.json and metrics.jsonl."""
+    start: str | None = None
+    """Checkpoint to go on from, with questions as the pipeline renders them; None: from random weights, with short
+    ones."""
     steps: int = 6500
     """Optimiser steps."""
     batch: int = 32
@@ -105,13 +108,16 @@ def pretrain(cfg: PretrainConfig) -> Path:
     """
     import torch
 
-    from experiments.pretrain.lessons import make_lessons
+    from experiments.pretrain.lessons import KINDS, later_mixture, make_lessons
 
     if Path(cfg.out).exists() and not cfg.overwrite:
         raise ConfigError(f"{cfg.out} exists; choose another out or set overwrite")
     torch.set_num_threads(cfg.threads)
     tokenizer = nano_tokenizer()
-    lessons = make_lessons(tokenizer, cfg.lessons, cfg.seed)
+    kinds = [kind for kind in KINDS if kind != "built"]
+    if cfg.start is not None:
+        kinds = list(dict.fromkeys(kind for _, used in later_mixture().values() for kind in used))
+    lessons = make_lessons(tokenizer, cfg.lessons, cfg.seed, kinds)
     began = perf_counter()
     with atomic_folder(cfg.out) as folder, without_loading_bars():
         model, tokens = _train(cfg, tokenizer, lessons, folder / "metrics.jsonl")
@@ -125,7 +131,8 @@ def pretrain(cfg: PretrainConfig) -> Path:
             "license": "Apache-2.0",
             "what": "Qwen3-VL in miniature, pre-trained on synthetic dialogues; its vision tower has random weights",
             "made_by": "python -m experiments.pretrain",
-            "config": asdict(cfg) | {"out": None, "overwrite": None},
+            "config": asdict(cfg) | {"out": None, "overwrite": None, "start": None},
+            "start": None if cfg.start is None else read_json(Path(cfg.start) / "provenance.json"),
             "lessons_sha256": _hash(lessons),
             "tokens": tokens,
             "seconds": round(seconds),
@@ -146,10 +153,15 @@ def _train(cfg: PretrainConfig, tokenizer: Any, lessons: Lessons, log: Path) -> 
     from torch.nn import functional as F
 
     from experiments.pretrain.heads import AuxiliaryHeads
+    from remind.models.load import load_backbone
 
-    model = nano_model(cfg.seed, hidden_size=cfg.hidden_size, layers=cfg.layers)
-    decoder = model.model.language_model
-    init_weights(cfg, tokenizer, decoder)
+    if cfg.start is None:
+        model = nano_model(cfg.seed, hidden_size=cfg.hidden_size, layers=cfg.layers)
+        decoder = model.model.language_model
+        init_weights(cfg, tokenizer, decoder)
+    else:
+        model = load_backbone(cfg.start).model
+        decoder = model.model.language_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)
         heads = AuxiliaryHeads(tokenizer, decoder, cfg.hidden_size, options=cfg.layers - 1)
@@ -246,12 +258,12 @@ def init_weights(cfg: PretrainConfig, tokenizer: Any, decoder: Any) -> None:
 
 
 def _batches(cfg: PretrainConfig, lessons: Lessons) -> Iterator[list[Lesson]]:
-    from experiments.pretrain.lessons import mixture
+    from experiments.pretrain.lessons import later_mixture, mixture
 
     rng = random.Random(f"remind-pretrain:{cfg.seed}")
     done = 0
     while done < cfg.steps:
-        parts = mixture(done / cfg.steps, cfg.single, cfg.multi, cfg.easy)
+        parts = later_mixture() if cfg.start else mixture(done / cfg.steps, cfg.single, cfg.multi, cfg.easy)
         drawn = []
         for _ in range(cfg.batch * min(_DRAWN, cfg.steps - done)):
             name = rng.choices(list(parts), [weight for weight, _ in parts.values()])[0]

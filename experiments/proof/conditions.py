@@ -1,20 +1,14 @@
-"""The conditions under which arms are compared: labels, summaries and null controls, as states of a training world."""
+"""The conditions under which arms are compared: labels, summaries, marks and null controls."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from experiments.proof.arms import ARMS
 from remind.core.errors import ConfigError
-from remind.states.pyramid import AttentionalState, ReflectiveState, Span
+from remind.testbed.built import Marks
 from remind.testbed.labels import LabelConfig
-from remind.testbed.ladder import LadderConfig, make_states, mark_blocks, records, to_record
-from remind.testbed.world import World, WorldConfig, make_world
-
-if TYPE_CHECKING:
-    from remind.states.parquet import StateRecord
 
 Null = Literal["shuffled", "same", "marker"]
 Rest = Literal["empty", "keep"]
@@ -32,6 +26,7 @@ class Condition:
             is x0; marker: as many marks, on remarks drawn at random.
         rest: what becomes of the other level in a null control. empty: it adds nothing either, so that no gain is to
             be expected; keep: it stays, and what is left of the gain is its own.
+        marks: where the marks of built states come from; None: states made from the known evidence.
     """
 
     name: str
@@ -42,12 +37,13 @@ class Condition:
     wrong: float = 0.0
     null: Null | None = None
     rest: Rest = "empty"
+    marks: Marks | None = None
 
     @property
     def title(self) -> str:
-        """Name, with wrong summaries and null control: none, none/wrong-0.2, none/shuffled."""
+        """Name, with wrong summaries, null control and marks: none, none/wrong-0.2, none/shuffled, none/marks-gold."""
         parts = [self.name, *([f"wrong-{self.wrong:g}"] if self.wrong else []), *([self.null] if self.null else [])]
-        return "/".join(parts)
+        return "/".join([*parts, *([f"marks-{self.marks}"] if self.marks else [])])
 
     @property
     def some_unlabelled(self) -> bool:
@@ -62,7 +58,9 @@ class Condition:
         seen = self
         if ARMS[arm].labels_only:
             seen = replace(seen, name=self.name.removesuffix("-pool"), pool=self.labelled is None)
-        return replace(seen, wrong=0.0, null=None, rest="empty") if ARMS[arm].blind else seen
+        if not ARMS[arm].blind:
+            return seen
+        return replace(seen, wrong=0.0, null=None, rest="empty")
 
     def labels(self, seed: int) -> LabelConfig:
         return LabelConfig(self.noise, self.labelled, self.pool, self.paraphrased, seed)
@@ -91,74 +89,3 @@ def named(name: str) -> Condition:
         pass
     known = "clean, scarce-60, scarce-60-pool, none, noisy-0.4, paraphrased"
     raise ConfigError(f"no condition {name!r}; there are {known} and other numbers in their place")
-
-
-def training_records(
-    world: WorldConfig, ladder: LadderConfig, condition: Condition, seed: int, dev: int, dev_seed: int
-) -> list[StateRecord]:
-    """States of the training world of a seed under a condition, and of dialogues (split dev) to measure the loss on.
-
-    Args:
-        world, ladder: difficulty; their seeds and the numbers of dev and test dialogues are not read.
-        dev: number of dev dialogues; their labels and summaries are always right.
-        dev_seed: their world.
-    """
-    train_world = make_world(replace(world, dev=0, test=0, seed=seed))
-    train_ladder = replace(ladder, seed=seed, wrong_summaries=condition.wrong)
-    if condition.null is None:
-        train = records(train_world, train_ladder, condition.labels(seed))
-    else:
-        train = _controls(train_world, train_ladder, condition, seed)
-    return train + (split_records(world, ladder, "dev", dev, dev_seed) if dev else [])
-
-
-def split_records(world: WorldConfig, ladder: LadderConfig, split: str, dialogues: int, seed: int) -> list[StateRecord]:
-    """States of a world of dev or test dialogues alone, with right labels and right summaries."""
-    numbers: dict[str, Any] = {"train": 0, "dev": 0, "test": 0, split: dialogues}
-    return records(make_world(replace(world, **numbers, seed=seed)), replace(ladder, seed=seed, wrong_summaries=0.0))
-
-
-def _controls(world: World, ladder: LadderConfig, condition: Condition, seed: int) -> list[StateRecord]:
-    states = make_states(world, ladder, condition.labels(seed))
-    order = _derangement(len(states), random.Random(f"remind-shuffled:{seed}"))
-    result = []
-    for state, other in zip(states, order, strict=True):
-        rng = random.Random(f"remind-null:{seed}:{state.attentional.factual.question.id}")
-        result.append(_control(state, states[other].summary, condition, rng))
-    return result
-
-
-def _control(state: ReflectiveState, other_summary: str, condition: Condition, rng: random.Random) -> StateRecord:
-    alone = condition.rest == "empty"
-    attentional = state.attentional
-    if condition.null == "shuffled":
-        shown = replace(attentional, blocks=()) if alone else attentional
-        record = to_record(ReflectiveState(shown, other_summary))
-        return replace(record, x1=record.x0) if alone else record
-    if condition.null == "same":
-        record = to_record(state)
-        return replace(record, x1=record.x0, x2=record.x0) if alone else replace(record, x1=record.x0)
-    record = to_record(ReflectiveState(random_marks(attentional, rng), state.summary))
-    return replace(record, x2=record.x1) if alone else record
-
-
-def _derangement(n: int, rng: random.Random) -> list[int]:
-    """A permutation of 0 … n − 1, n > 1, in which nothing keeps its place (Sattolo's: one single cycle)."""
-    order = list(range(n))
-    for last in range(n - 1, 0, -1):
-        place = rng.randrange(last)
-        order[last], order[place] = order[place], order[last]
-    return order
-
-
-def random_marks(state: AttentionalState, rng: random.Random) -> AttentionalState:
-    """As many remarks (segments of x0) marked as before, drawn without regard to what they say."""
-    spans: list[Span] = []
-    for segment in state.factual.segments:
-        start = spans[-1][1] + 1 if spans else 0
-        spans.append((start, start + segment.end - segment.start))
-    marked = {index for start, end in state.blocks for index in range(start, end + 1)}
-    count = sum(start in marked for start, _ in spans)
-    chosen = rng.sample(spans, count)
-    turn_ids = {state.factual.turns[index].id for start, end in chosen for index in range(start, end + 1)}
-    return replace(state, blocks=mark_blocks(state.factual, turn_ids))

@@ -9,6 +9,7 @@ from experiments.proof.arms import ARMS, RECOMMENDED, Knobs, knobs_of
 from experiments.proof.conditions import Null, Rest, named
 from experiments.proof.store import BenchConfig
 from remind.core.errors import ConfigError
+from remind.testbed.built import Marks
 
 Stage = Literal["choose", "run", "report", "all"]
 _RATES = [2e-4, 5e-4, 1e-3, 2e-3]
@@ -99,6 +100,12 @@ class ProofConfig:
     null_rest: Rest = "empty"
     """What a control does to the level it is not about. empty: that one adds nothing either, and no gain is to be
     expected. keep: it stays, and what is left of the gain is its own."""
+    marks: tuple[Marks, ...] = ()
+    """With bench.built: where the marks of x1 come from, and so what the summaries are written under. The first one is
+    what the others are compared with. built: the pipeline's grounding; random: as many turns, drawn; none: no marks;
+    untrained: grounding with SAEs of random weights; gold: the evidence."""
+    marks_conditions: list[str] | None = None
+    """Conditions under which all of them are tried, the others under the first alone; None: all."""
     recommended: Knobs = RECOMMENDED
     """Settings of pra_recommended."""
     bench: BenchConfig = field(default_factory=BenchConfig)
@@ -122,12 +129,17 @@ class ProofConfig:
             raise ConfigError(f"seed {same[0]} is a final one; choose settings on others")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")
+        if bool(self.marks) != (self.bench.built is not None):
+            raise ConfigError("marks go with built states: set both marks and bench.built, or neither")
+        if self.marks and (self.nulls or any(self.wrong_summaries)):
+            raise ConfigError("built states have marks in place of nulls and wrong_summaries: set nulls [] and [0.0]")
         if any(not 0 <= wrong <= 1 for wrong in self.wrong_summaries):
             raise ConfigError("wrong_summaries are shares, from 0 to 1")
         for name in (*self.conditions, *self.null_conditions, *self.choose.conditions, *self.trace.conditions):
             named(name)
-        limited = {name for names in self.arm_conditions.values() for name in names} | {*(self.wrong_conditions or ())}
+        limited = {name for names in self.arm_conditions.values() for name in names}
+        limited |= {*(self.wrong_conditions or ()), *(self.marks_conditions or ())}
         if unknown := sorted(limited - {*self.conditions}):
-            raise ConfigError(f"{unknown[0]} is in arm_conditions or wrong_conditions, but not among the conditions")
+            raise ConfigError(f"{unknown[0]} is named for an arm, summaries or marks, but not among the conditions")
         for arm, grid in self.choose.grids.items():
             knobs_of(arm, self.recommended, {name: values[0] for name, values in grid.items() if values})

@@ -11,6 +11,7 @@ from experiments.proof.arms import ARMS, knobs_of
 from experiments.proof.conditions import Condition, named
 from experiments.proof.config import ProofConfig
 from experiments.proof.store import Spec
+from remind.testbed.built import Marks
 
 #: Chosen values by arm.
 Chosen = Mapping[str, Mapping[str, Any]]
@@ -54,7 +55,17 @@ def cells(cfg: ProofConfig) -> list[tuple[str, Condition]]:
     if "pra_recommended" in cfg.arms:
         for name, null in product(cfg.null_conditions, cfg.nulls):
             result.append(("pra_recommended", replace(named(name), null=null, rest=cfg.null_rest)))
-    return result
+    if not cfg.marks:
+        return result
+    return [
+        (arm, replace(condition, marks=marks)) for arm, condition in result for marks in _marks(cfg, arm, condition)
+    ]
+
+
+def _marks(cfg: ProofConfig, arm: str, condition: Condition) -> tuple[Marks, ...]:
+    """The marks an arm is tried with under a condition; one that sees x0 alone has no use for more than one."""
+    all_of_them = cfg.marks_conditions is None or condition.name in cfg.marks_conditions
+    return cfg.marks if all_of_them and not ARMS[arm].blind else cfg.marks[:1]
 
 
 def _may_be_wrong(cfg: ProofConfig, arm: str, condition: Condition) -> bool:

@@ -93,7 +93,7 @@ def read_chosen(cfg: ProofConfig, store: RunStore) -> dict[str, dict[str, Any]]:
 
 def run(cfg: ProofConfig, store: RunStore, chosen: Chosen) -> None:
     """All final runs; those of sft_flops last, when it is known what pra_recommended costs."""
-    bases = [base_spec("test"), base_spec("dev")]
+    bases = [base_spec("test", marks) for marks in cfg.marks] or [base_spec("test"), base_spec("dev")]
     run_all(store, [*bases, *(spec for *_, spec in final_runs(cfg, chosen))], cfg.workers, "run")
     if late := [spec for *_, spec in _equal_flops(cfg, store, chosen)]:
         run_all(store, late, cfg.workers, "run at equal FLOPs")

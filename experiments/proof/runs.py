@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from experiments.proof.conditions import split_records, training_records
 from experiments.proof.flops import fixed_cost, size_of, step_cost
+from experiments.proof.states import split_records, training_records
 from experiments.proof.store import RunStore, Spec, accuracy
 from remind.alignment.cache import Cache
 from remind.alignment.checkpoint import folder_of
@@ -29,6 +29,7 @@ from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
 from remind.testbed.accuracy import MonitoredTrainer, correct_answers
+from remind.testbed.built import Marks
 from remind.testbed.ladder import write_records
 
 #: Right (1) or wrong (0) for each question, by level.
@@ -51,7 +52,7 @@ class Runner:
         self.store, self.config = store, store.config
         self.base = load_backbone(store.model, device="cpu")
         self.work = store.out / "work" / f"{os.getpid()}"
-        self._questions: dict[str, list[StateRecord]] = {}
+        self._questions: dict[tuple[str, Marks | None], list[StateRecord]] = {}
 
     def __enter__(self) -> Runner:
         return self
@@ -75,10 +76,10 @@ class Runner:
 
     def _answer(self, backbone: Backbone, spec: Spec) -> Answers:
         """Under x1 and x2 the first `upper` questions alone, but for the untrained model."""
-        if spec.on not in self._questions:
-            number, seed = self.config.dialogues(spec.on)
-            self._questions[spec.on] = split_records(self.config.world, self.config.ladder, spec.on, number, seed)
-        records, answers = self._questions[spec.on], {}
+        key = (spec.on, spec.condition.marks)
+        if key not in self._questions:
+            self._questions[key] = split_records(self.store, spec.on, *self.config.dialogues(spec.on), key[1])
+        records, answers = self._questions[key], {}
         for level in LEVELS:
             some = records[: self.config.upper] if spec.steps and level != "x0" else records
             hits = correct_answers(backbone, some, level, self.config.max_new_tokens, self.config.answer_batch)
@@ -120,12 +121,10 @@ class Runner:
 
     def _states(self, spec: Spec) -> tuple[Path, list[StateRecord]]:
         """The folder of the states, written unless the last run had the same; and the records with pseudo-labels."""
-        folder, config = self.work / self.store.states_key(spec), self.config
+        folder = self.work / self.store.states_key(spec)
         if not folder.exists():
             shutil.rmtree(self.work, ignore_errors=True)
-            records = training_records(
-                config.world, config.ladder, spec.condition, spec.seed, config.watched, config.dev_seed
-            )
+            records = training_records(self.store, spec.condition, spec.seed)
             self._pseudo_labelled: list[StateRecord] = []
             if spec.arm == "sft_pseudo":
                 records, self._pseudo_labelled = self._with_pseudo_labels(records)

@@ -13,6 +13,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json
 from remind.models.nano import nano_folder
 from remind.states.pyramid import LEVELS
+from remind.testbed.built import BuiltConfig, Marks
 from remind.testbed.ladder import LadderConfig
 from remind.testbed.world import WorldConfig
 
@@ -47,6 +48,9 @@ class BenchConfig:
     """Dialogues of dev on which the held-out loss and the collapse guard are measured; 0: none."""
     watch_every: int = 25
     """Steps between these measurements; 0: only at the end."""
+    built: BuiltConfig | None = None
+    """Build the states from the dialogues with the pipeline, with these settings; None: make them from the known
+    evidence, with the errors of `ladder`."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "max_new_tokens", "answer_batch", "upper"):
@@ -85,9 +89,9 @@ class Spec:
     trace: int = 0
 
 
-def base_spec(on: Split) -> Spec:
-    """The untrained model; it takes no condition."""
-    return Spec("base", Condition("clean"), 0, SFT, 0, on)
+def base_spec(on: Split, marks: Marks | None = None) -> Spec:
+    """The untrained model; it takes no condition but the marks of built states."""
+    return Spec("base", Condition("clean", marks=marks), 0, SFT, 0, on)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class RunStore:
         unread = ("dev",) if spec.on == "test" else ("test", "test_seed")
         common = {"version": _VERSION, "weights": self.weights, **asdict(self.config)}
         common = {name: value for name, value in common.items() if name not in unread}
+        if self.config.built is not None:
+            common = {name: value for name, value in common.items() if name != "ladder"}
         world = {name: value for name, value in common["world"].items() if name not in (*unread, "seed")}
         return sha256_json([{**common, "world": world}, asdict(spec)])[:20]
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.proof.arms import ARMS
-from experiments.proof.conditions import split_records
+from experiments.proof.conditions import Condition, named
 from experiments.proof.config import ProofConfig
 from experiments.proof.plan import Chosen, cells
+from experiments.proof.states import evidence_in_marks, split_records
 from experiments.proof.statistics import Array, estimate, share_of, to_array
 from experiments.proof.store import FALL, RunStore, base_spec, collapsed
 from remind.core.files import write_json, write_text
 from remind.evaluation.intervals import Estimate
 from remind.evaluation.tables import percent
 from remind.states.pyramid import LEVELS
+from remind.testbed.built import Marks
 
 #: Arm and title of the condition.
 Cell = tuple[str, str]
@@ -35,13 +38,14 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
     """
     from experiments.proof.plots import plot_accuracy, plot_trajectory
 
-    base = store.result(base_spec("test"))
-    number, seed = store.config.dialogues("test")
-    questions = split_records(store.config.world, store.config.ladder, "test", number, seed)
-    comparison = Comparison(base, [record.dialogue_id for record in questions], cfg.resamples)
+    marks = cfg.marks[0] if cfg.marks else None
+    base = store.result(base_spec("test", marks))
+    questions = split_records(store, "test", *store.config.dialogues("test"), marks)
+    comparison = Comparison(base, [record.dialogue_id for record in questions], cfg.resamples, marks)
     rows = [
-        comparison.row(results, arm, condition.title, condition.name, condition.some_labelled)
+        comparison.row(results, arm, condition)
         | {"condition": condition.name, "wrong_summaries": condition.wrong, "null": condition.null}
+        | {"marks": condition.marks}
         for arm, condition in cells(cfg)
         if (arm, condition.title) in results
     ]
@@ -52,6 +56,8 @@ def report(cfg: ProofConfig, store: RunStore, chosen: Chosen, results: Results) 
         "steps": cfg.steps,
         "chosen": chosen,
         "base": {level: comparison.accuracy([base], level) for level in LEVELS},
+        "untrained": {name: comparison.ladder(store.result(base_spec("test", name))) for name in cfg.marks},
+        "evidence": {name: evidence_in_marks(store, name) for name in cfg.marks},
         "rows": rows,
     }
     paths = [store.out / "results.json", store.out / "table.md"]
@@ -70,10 +76,13 @@ class Comparison:
     Args:
         base: the result of the untrained model.
         dialogues: of the questions, in order.
+        marks: of built states, that others are compared with; None: states are made from the known evidence.
     """
 
-    def __init__(self, base: Mapping[str, Any], dialogues: Sequence[str], resamples: int) -> None:
-        self.base, self.dialogues, self.resamples = base, list(dialogues), resamples
+    def __init__(
+        self, base: Mapping[str, Any], dialogues: Sequence[str], resamples: int, marks: Marks | None = None
+    ) -> None:
+        self.base, self.dialogues, self.resamples, self.marks = base, list(dialogues), resamples, marks
 
     def _estimate(self, values: Array) -> Estimate:
         return estimate(values, self.dialogues[: values.shape[1]], self.resamples)
@@ -82,18 +91,30 @@ class Comparison:
         """Accuracy under a level."""
         return self._estimate(to_array([run["right"][level] for run in runs]))
 
-    def row(self, results: Results, arm: str, title: str, name: str, labelled: bool) -> dict[str, Any]:
+    def ladder(self, run: Mapping[str, Any]) -> dict[str, Estimate]:
+        """Accuracy of the untrained model under x0, x1 and x2, and the paired differences x1 − x0 and x2 − x1."""
+        x0, x1, x2 = (to_array([run["right"][level]]) for level in LEVELS)
+        values = {"x0": x0, "x1": x1, "x2": x2, "x1 - x0": x1 - x0, "x2 - x1": x2 - x1}
+        return {name: self._estimate(value) for name, value in values.items()}
+
+    def row(self, results: Results, arm: str, condition: Condition) -> dict[str, Any]:
         """The figures of an arm under a condition."""
+        title = condition.title
         runs = results[arm, title]
         values = _answers(runs)
         lower, upper = (to_array([self.base["right"][level]]) for level in ("x0", "x2"))
         against: dict[str, Any] = {"base": self._estimate(values - lower)}
-        for rival, where in self._rivals(results, name, labelled).items():
+        for rival, where in self._rivals(results, condition).items():
             both = sorted(runs.keys() & results[rival, where].keys())
             if (rival, where) != (arm, title) and both:
                 difference = _answers(runs, both) - _answers(results[rival, where], both)
-                note = {"rival": rival, "learned_under": where, "best_of_scarce": not labelled, "seeds": both}
+                best = not condition.some_labelled
+                note = {"rival": rival, "learned_under": where, "best_of_scarce": best, "seeds": both}
                 against[rival] = {**self._estimate(difference), **note}
+        reference = replace(condition, marks=self.marks).title
+        if reference != title and (arm, reference) in results:
+            both = sorted(runs.keys() & results[arm, reference].keys())
+            against["marks"] = self._estimate(_answers(runs, both) - _answers(results[arm, reference], both))
         return {
             "arm": arm,
             "title": title,
@@ -107,15 +128,16 @@ class Comparison:
             "collapsed": sorted(seed for seed, run in runs.items() if collapsed(run, self.base)),
         }
 
-    def _rivals(self, results: Results, name: str, labelled: bool) -> dict[str, str]:
+    def _rivals(self, results: Results, condition: Condition) -> dict[str, str]:
         """The arms to compare with, and under which condition; without labels the best that labels alone reach."""
         arms = ("sft", "sft_flops")
-        if labelled:
-            return {arm: name for arm in arms if (arm, name) in results}
+        if condition.some_labelled:
+            title = replace(named(condition.name), marks=self.marks).title
+            return {arm: title for arm in arms if (arm, title) in results}
         scarce = [
             (arm, title)
             for arm, title in results
-            if arm in arms and title.startswith("scarce") and not title.endswith("-pool")
+            if arm in arms and title.startswith("scarce") and "-pool" not in title
         ]
         # the best of several on test itself: that favours the rival, never us
         best = max(scarce, key=lambda cell: float(_answers(results[cell]).mean()), default=None)
@@ -133,10 +155,17 @@ def render(results: Mapping[str, Any]) -> str:
     seeds = f"{len(results['seeds'])} seeds, {results['questions']} test questions, {results['steps']} steps"
     rows = [row for row in results["rows"] if row["null"] is None]
     nulls = [row for row in results["rows"] if row["null"] is not None]
+    built = [
+        "## Untrained, by marks",
+        "Accuracy in %, paired differences in points; shares of the evidence that stand in x0 and in the marks, and of "
+        "x0's turns that are marked.",
+        _marks_table(results),
+    ]
     parts = [
         "# Arms on the synthetic world",
         f"Accuracy under x0 in %, {seeds}. Brackets: 95 % intervals over seeds and test dialogues together.",
         f"Untrained model: {base}.",
+        *(built if results["untrained"] else []),
         "## Accuracy",
         _accuracy_table(rows),
         "## Paired differences",
@@ -179,6 +208,8 @@ def _accuracy_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _difference_table(rows: Sequence[Mapping[str, Any]]) -> str:
     rivals = {"sft": "− SFT, equal steps", "sft_flops": "− SFT, equal FLOPs", "base": "− untrained"}
+    if any("marks" in row["against"] for row in rows):
+        rivals["marks"] = "− first marks"
     lines = []
     for row in rows:
         differences = [_points(row["against"].get(rival)) for rival in rivals]
@@ -188,6 +219,17 @@ def _difference_table(rows: Sequence[Mapping[str, Any]]) -> str:
         flops = f"{row['flops'] / 1e12:.3g}"
         lines.append([row["title"], ARMS[row["arm"]].title, reached, *differences, closed, steps, flops])
     head = ["condition", "arm", "accuracy", *rivals.values(), "gap closed", "steps", "TFLOP"]
+    return _markdown(head, lines)
+
+
+def _marks_table(results: Mapping[str, Any]) -> str:
+    lines = []
+    for name, ladder in results["untrained"].items():
+        evidence = results["evidence"][name]
+        shares = [f"{100 * evidence[key]:.1f}" for key in ("x0", "marked", "turns")]
+        accuracies = [percent(ladder[level], interval=True) for level in LEVELS]
+        lines.append([name, *accuracies, _points(ladder["x1 - x0"]), _points(ladder["x2 - x1"]), *shares])
+    head = ["marks", *LEVELS, "x1 − x0", "x2 − x1", "evidence in x0", "evidence in marks", "turns marked"]
     return _markdown(head, lines)
 
 

@@ -39,7 +39,8 @@ RECIPES: dict[str, str] = {
     # what several processes do is tested with the pipeline
     "build-states": "--limit 2 --workers 1",
     "compare": "",
-    "demo": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --sae.steps 2 --sae.d_sae 64",
+    "demo": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --workers 1"
+    " --built.sae.steps 2 --built.sae.d_sae 64 --built.talk 2",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
     "export": "",
     "inspect": "--per_feature 1 --features 2",
@@ -151,7 +152,6 @@ class Desk:
     def _surroundings(self) -> Iterator[None]:
         """The folder, a home of its own, a key, and small sizes where no option sets them."""
         from experiments.pretrain import run as pretraining
-        from remind import demo
         from remind.train_sae import TrainSAEConfig
         from remind.train_sae import train as quick
 
@@ -166,8 +166,6 @@ class Desk:
             contextlib.chdir(self.folder),
             mock.patch("concurrent.futures.ProcessPoolExecutor", _here),
             mock.patch.object(pretraining, "MEASURED", worlds),
-            # the first of the three runs, which the others repeat with other labels
-            mock.patch.object(demo, "ARMS", dict(list(demo.ARMS.items())[:1])),
             mock.patch.dict(os.environ, own),
             mock.patch.object(quick.quick_sae, "__defaults__", shorter),
             mock.patch.object(quick, "TrainSAEConfig", fewer),
