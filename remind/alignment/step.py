@@ -57,7 +57,7 @@ class MicroBatch:
     pixels: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(
             self,
             input_ids=tuple(ids.to(device) for ids in self.input_ids),
