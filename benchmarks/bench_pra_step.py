@@ -21,7 +21,7 @@ import gc
 import os
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -33,27 +33,34 @@ from torch import Tensor
 
 from benchmarks.measure import about, headline, seconds
 from experiments.flops import Arch, config_of, executed
-from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
 from remind.alignment.data import Example
 from remind.alignment.model import checkpoint_activations, head_weight, trainable
 from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
-from remind.alignment.step import AlignmentModel, MicroBatch, collate, plan, run
+from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
 from remind.alignment.teachers import teach, topk_targets
 from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import resident, spawned_pool
 from remind.core.progress import ProgressBar
+from remind.models.generate import continue_rows
 
 Tune = Literal["full", "lora"]
-Variant = Literal["sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive"]
+Variant = Literal[
+    "sft", "sequential", "shared", "joint", "base_hidden", "base_topk", "naive", "two_answers", "answering"
+]
 Step = Callable[[], None]
 TOP_K = 64
-LEGEND = """sft: cross-entropy on x0 alone, logits of the answer only.
+_DATA = DataConfig(targets="on_policy")
+LEGEND = f"""sft: cross-entropy on x0 alone, logits of the answer only.
 sequential: x2 without gradient, then x1 forward and back, then x0 forward and back.
 shared: the same, with the common prefix of x1 and x2 computed once. joint: all levels forward, then back.
 base_hidden, base_topk: edges 0 <- 1 and 0 <- 2 with cached targets: hidden states and a frozen head, or top-64.
-naive: three forwards with whole logits [T, V], one backward through all three."""
+naive: three forwards with whole logits [T, V], one backward through all three.
+two_answers: as shared, and the hard loss on a gold answer that is another: one more pass over x0.
+answering: from x0, the questions of {_DATA.refresh_steps} steps, L tokens each, {_DATA.decode_batch} together.
+on_policy: not run but added up: two_answers and 1/{_DATA.refresh_steps} of answering."""
 _RESET = Path("/proc/self/clear_refs")
 _SFT = Objective(lambda_hard=1.0, edges=())
 _PRA = Objective()
@@ -87,7 +94,16 @@ class BenchStepConfig:
     """Keep only so many decoder layers; None: all."""
     tune: tuple[Tune, ...] = ("full", "lora")
     """full: all weights of the language model. lora: adapters of rank 64 on it, of rank 8 on small and nano."""
-    variants: tuple[Variant, ...] = ("sequential", "shared", "joint", "base_hidden", "base_topk", "naive")
+    variants: tuple[Variant, ...] = (
+        "sequential",
+        "shared",
+        "joint",
+        "base_hidden",
+        "base_topk",
+        "naive",
+        "two_answers",
+        "answering",
+    )
     """Which variants, besides sft."""
     checkpointing: bool = True
     """Compute the activations inside each layer again in the backward pass."""
@@ -150,15 +166,20 @@ def make_step(name: Variant, model: Any, batch: MicroBatch) -> Step:
     """One forward and backward of a variant. Cached targets are computed here, outside the step."""
     if name == "naive":
         return lambda: _naive(model, batch)
+    if name == "answering":
+        return lambda: _answer(model, batch)
     fixed: dict[int, FixedTeacher] = {}
     objective = _SFT if name == "sft" else _PRA
     if name in ("base_hidden", "base_topk"):
         objective = _BASE
         fixed = _cached(AlignmentModel(model, objective), batch, name == "base_topk")
-    passes = plan(objective, "joint" if name == "joint" else "sequential", name == "shared")
+    passes = plan(objective, "joint" if name == "joint" else "sequential", name in ("shared", "two_answers"))
     wrapped = AlignmentModel(model, objective)
+    gold = replace(batch, hard_only=True)
 
     def step() -> None:
+        if name == "two_answers":
+            run(wrapped, gold, [Pass((0,), True)], lambda loss: loss.backward())
         run(wrapped, batch, passes, lambda loss: loss.backward(), fixed=fixed)
 
     return step
@@ -175,6 +196,16 @@ def _cached(wrapped: AlignmentModel, batch: MicroBatch, top_k: bool) -> dict[int
     # a head that is trained has to be kept as it was
     weight = head.detach().clone() if head.requires_grad else None
     return {level: HiddenTeacher(h, weight) for level, h in hidden.items()}
+
+
+def _answer(model: Any, batch: MicroBatch) -> None:
+    from transformers import GenerationConfig
+
+    length = int(batch.lengths[0])
+    tokens = {"min_new_tokens": length, "max_new_tokens": length, "eos_token_id": [0], "pad_token_id": 0}
+    prompts = batch.input_ids[0][:, : int(batch.starts[0, 0]) + 1].tolist() * _DATA.refresh_steps
+    for start in range(0, len(prompts), _DATA.decode_batch):
+        continue_rows(model, prompts[start : start + _DATA.decode_batch], GenerationConfig(**tokens))
 
 
 def _naive(model: Any, batch: MicroBatch) -> None:
@@ -313,7 +344,21 @@ def _measure(cfg: BenchStepConfig, tune: Tune) -> list[Row]:
     base = rows["sft"]
     for name, row in rows.items():
         _compare(row, base, times[name], times["sft"])
-    return list(rows.values())
+    found = list(rows.values())
+    if {"two_answers", "answering"} <= rows.keys():
+        found.append(_on_policy(rows["two_answers"], rows["answering"], base, times))
+    return found
+
+
+def _on_policy(step: Row, answering: Row, base: Row, times: dict[Variant, list[float]]) -> Row:
+    row = Row("on_policy", failed=step.failed or answering.failed)
+    share = 1 / _DATA.refresh_steps
+    row.operations = round((step.operations or 0) + share * (answering.operations or 0)) or None
+    if step.memory and answering.memory:
+        row.memory = Memory(*map(max, zip(step.memory, answering.memory, strict=True)))
+    both = zip(times["two_answers"], times["answering"], strict=False)
+    _compare(row, base, [one + share * other for one, other in both], times["sft"])
+    return row
 
 
 def _compare(row: Row, base: Row, times: list[float], reference: list[float]) -> None:

@@ -39,19 +39,20 @@ class Cache(cache.Cache):
         keys: Sequence[Any],
         compute: Callable[[int], Entry],
         ranks: Ranks = Ranks(),
-        description: str = "compute",
+        description: str | None = "compute",
     ) -> list[Entry]:
         """The entries of all keys, in order; what is missing is computed once, each process computing its share.
 
         Args:
             kind: subfolder. keys: JSON values.
             compute: gives the entry of a key by its place in `keys`.
+            description: of the progress bar; None: no bar.
 
         Raises:
             ModelError: an entry cannot be written; then it is absent.
         """
         own = [number for number in range(ranks.rank, len(keys), ranks.processes) if not self.has(kind, keys[number])]
-        for number in track(own, description, len(own)):
+        for number in own if description is None else track(own, description, len(own)):
             self._put(kind, keys[number], compute(number))
         ranks.wait()
         entries = []

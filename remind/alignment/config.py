@@ -151,8 +151,19 @@ class DataConfig:
     unlabelled: Literal["x2", "x1", "skip"] = "x2"
     """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
     greedily. Such an answer carries no hard loss. skip: leave them out."""
+    targets: Literal["gold", "decoded", "on_policy"] = "gold"
+    """Answers at whose positions x1 and x2 teach. gold: gold answers, and where there is none what `unlabelled` says.
+    decoded: for every question the answer that `unlabelled` gives. on_policy: the student's own answer from x0. A gold
+    answer has its hard loss in each case; where the target is another, that costs one more pass over x0."""
+    refresh_steps: int = 8
+    """on_policy: the student answers the questions of so many steps at once, so that an answer is at most so many steps
+    less one old; fewer are fresher, and dearer because batches are smaller."""
+    temperature: float = 0.0
+    """on_policy: 0 for greedy answers; above, they are sampled, which seed and step fix."""
     max_decoded: int = 256
-    """Most tokens of such an answer."""
+    """Most tokens of an answer that the model gives, for `unlabelled` as for `targets`."""
+    decode_batch: int = 8
+    """Questions that the model answers together, of similar length."""
     limit: int | None = None
     """At most this many training questions, the first ones; for a quick look."""
     images: Literal["captions", "pixels"] = "captions"
@@ -168,8 +179,10 @@ class DataConfig:
     folder."""
 
     def __post_init__(self) -> None:
-        ones = dict.fromkeys(("max_answer", "max_decoded", "limit", "image_tokens"), (1, inf))
-        _check(self, max_length=(2, inf), **ones)
+        counts = ("max_answer", "max_decoded", "limit", "image_tokens", "refresh_steps", "decode_batch")
+        _check(self, max_length=(2, inf), temperature=(0, inf), **dict.fromkeys(counts, (1, inf)))
+        if self.targets == "decoded" and self.unlabelled == "skip":
+            raise ConfigError("data.targets decoded: data.unlabelled must name the state to answer from, x2 or x1")
 
 
 @dataclass(frozen=True)
@@ -329,6 +342,8 @@ class TrainConfig:
         if self.quantise is not None and self.lora is None:
             raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
         self.objective.check_step(self.trainer.step)
+        if self.data.targets != "gold" and not self.objective.active:
+            raise ConfigError(f"data.targets {self.data.targets}: nothing teaches there: no edge has gamma above 0")
 
 
 @dataclass

@@ -29,6 +29,10 @@ _REASONS = {
     "long_context": "too long with their answer",
     "long_answer": "with too long an answer",
 }
+_TEXT_ALONE = (
+    "data.images pixels: {} questions with images have no gold answer, or another target (data.targets), and the model "
+    "answers from text alone; set data.targets gold and data.unlabelled skip"
+)
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Examples:
     def counts(self) -> dict[str, int]:
         return {
             "examples": len(self.items),
-            "labelled": sum(item.labelled for item in self.items),
+            "labelled": sum(item.labelled or item.gold is not None for item in self.items),
             **{name: len(ids) for name, ids in vars(self).items() if name != "items"},
             "longest_prompt": max((len(p) for item in self.items for p in item.prompts), default=0),
             "longest_answer": max((len(item.answer) for item in self.items), default=0),
@@ -63,6 +67,8 @@ class Examples:
         for item in self.items:
             digest.update(repr(item.id if item.labelled else (item.id, "decoded")).encode())
             digest.update(item.content(range(len(item.prompts))))
+            if item.gold is not None:
+                digest.update(b"gold" + item.gold.numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -76,6 +82,7 @@ def select(examples: Iterable[Example], config: DataConfig, model_length: int) -
         DataError: a question is too long and `on_long` is "error".
     """
     limit = min(model_length, config.max_length or model_length)
+    on_policy = config.targets == "on_policy"
     selected = Examples()
 
     def leave_out(ids: list[str], question: str, what: str, length: int, most: int) -> None:
@@ -87,15 +94,18 @@ def select(examples: Iterable[Example], config: DataConfig, model_length: int) -
         ids.append(question)
 
     for example in examples:
-        answer = len(example.answer)
-        if not answer:
+        answer = max(len(answer) for answer in example.answers)
+        # what the student will answer may be as long as it is allowed to be, end token included
+        own = max(0, config.max_decoded + 1 - answer) if on_policy else 0
+        if not answer and (example.empty or not on_policy or config.unlabelled == "skip"):
             (selected.empty_answer if example.empty else selected.without_target).append(example.id)
         elif answer > config.max_answer:
             leave_out(selected.long_answer, example.id, "answer", answer, config.max_answer)
-        elif example.longest > limit:
-            leave_out(selected.long_context, example.id, "prompt and answer", example.longest, limit)
+        elif example.longest + own > limit:
+            what = "prompt and data.max_decoded" if own else "prompt and answer"
+            leave_out(selected.long_context, example.id, what, example.longest + own, limit)
         else:
-            selected.items.append(example)
+            selected.items.append(example if answer else replace(example, labelled=False))
     return selected
 
 
@@ -151,11 +161,17 @@ def load_data(
     labelled = [example for example in held_out if len(example.answer)]
     held_out = (labelled or held_out)[:eval_limit]
     if config.unlabelled != "skip" and answers is not None:
-        train, held_out = _answered(parts, tokenizer, [train, held_out], answers)
+        wanted = {e.id for e in held_out if not len(e.answer)}
+        if config.targets != "on_policy":
+            wanted |= {e.id for e in train if config.targets == "decoded" or not len(e.answer)}
+        train, held_out = _answered(parts, tokenizer, [train, held_out], wanted, answers)
     examples = select(train, config, model_length)
     if not examples.items:
         raise _nothing(states, splits, examples)
-    evaluated = select(held_out, replace(config, on_long="skip"), model_length)
+    pictured = sum(bool(item.images) for item in examples.items)
+    if config.targets == "on_policy" and pictured:
+        raise ConfigError(_TEXT_ALONE.format(pictured))
+    evaluated = select(held_out, replace(config, on_long="skip", targets="gold"), model_length)
     about = {
         "states": str(states),
         "manifest_sha256": sha256_file(Path(states) / MANIFEST),
@@ -194,22 +210,19 @@ def _nothing(states: str | Path, splits: set[str], examples: Examples) -> DataEr
 
 
 def _answered(
-    parts: Sequence[Path], tokenizer: Any, groups: Sequence[list[Example]], answers: Answers
+    parts: Sequence[Path], tokenizer: Any, groups: Sequence[list[Example]], wanted: set[str], answers: Answers
 ) -> list[list[Example]]:
-    """The examples, those without a gold answer with one that is decoded."""
-    wanted = {e.id for examples in groups for e in examples if not len(e.answer) and not e.empty}
+    """The examples, those `wanted` (ids) with an answer that is decoded; a gold answer that is empty stays."""
+    wanted = wanted - {e.id for examples in groups for e in examples if e.empty}
     if not wanted:
         return list(groups)
     if pictured := sum(e.id in wanted and bool(e.images) for examples in groups for e in examples):
-        raise ConfigError(
-            f"data.images pixels: {pictured} questions with images have no gold answer, and answers are decoded from "
-            "text alone; set data.unlabelled skip"
-        )
+        raise ConfigError(_TEXT_ALONE.format(pictured))
     decoded = answers([record for path in parts for record in read_part(path) if record.question_id in wanted])
 
     def fill(example: Example) -> Example:
         text = decoded.get(example.id)
-        return example if text is None else replace(example, answer=answer_ids(tokenizer, text), labelled=False)
+        return example if text is None else example.answering(answer_ids(tokenizer, text))
 
     return [[fill(e) if e.id in wanted else e for e in examples] for examples in groups]
 

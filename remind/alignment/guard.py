@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -106,6 +107,17 @@ class OutOfMemory(Exception):
         super().__init__("out of memory")
         self.ids = [example.id for example in examples]
         self.lengths = [[len(prompt) + len(example.answer) for prompt in example.prompts] for example in examples]
+
+
+def in_memory(examples: Sequence[Example], work: Callable[[], Any]) -> Any:
+    """Do the work on some examples. Raises OutOfMemory, which names them."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # raised outside of the handler: the error there holds the frames, and they hold what fills the memory
+    raise OutOfMemory(examples)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -35,9 +35,20 @@ def summary(objective: Objective, values: dict[str, Tensor]) -> dict[str, float]
     return {"total": total, "hard": hard, **means, **shares}
 
 
-def load(examples: Sequence[Example], levels: Sequence[int], seconds: float) -> dict[str, float]:
-    """How much a step had to do: samples, tokens under the levels that ran, answer tokens, and how fast."""
+def load(
+    examples: Sequence[Example],
+    levels: Sequence[int],
+    seconds: float,
+    graded: Sequence[Example] = (),
+    hard_levels: Sequence[int] = (),
+) -> dict[str, float]:
+    """How much a step had to do: samples, tokens under the levels that ran, answer tokens, and how fast.
+
+    Args:
+        graded: gold answers that ran apart, under `hard_levels`.
+    """
     tokens = sum(example.tokens_under(levels) for example in examples)
+    tokens += sum(example.tokens_under(hard_levels) for example in graded)
     return {
         "samples": len(examples),
         "tokens": tokens,

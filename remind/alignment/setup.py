@@ -16,6 +16,7 @@ from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Data, Order, check_trainable, load_data
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
+from remind.alignment.on_policy import StudentAnswers
 from remind.alignment.optim import make_optimizer
 from remind.alignment.pictures import Pictures, check_mixture
 from remind.alignment.run_folder import CACHE, DATA, RunFolder
@@ -37,6 +38,7 @@ class Setup:
         about: provenance and counts, for data.json.
         module: the `AlignmentModel` as accelerate wraps it.
         optimizer: as accelerate wraps it.
+        student_answers: where the student answers for itself (`data.targets` on_policy).
         start: the checkpoint to resume from, not yet read.
     """
 
@@ -51,6 +53,7 @@ class Setup:
     passes: tuple[Pass, ...]
     optimizer: Any
     teachers: Teachers
+    student_answers: StudentAnswers | None
     start: Path | None
 
     @property
@@ -70,7 +73,7 @@ def set_up(cfg: TrainConfig) -> Setup:
     from accelerate.utils import set_seed
 
     cfg = _resolved(cfg)
-    objective, trainer = cfg.objective, cfg.trainer
+    objective, trainer, on_policy = cfg.objective, cfg.trainer, cfg.data.targets == "on_policy"
     passes = plan(objective, trainer.step, trainer.prefix_sharing)
     accelerator = make_accelerator(Path(cfg.out), trainer.trackers)
     folder = RunFolder(cfg, accelerator)
@@ -80,6 +83,10 @@ def set_up(cfg: TrainConfig) -> Setup:
     accelerator.wait_for_everyone()
     if cfg.quantise is not None and sharded(accelerator):
         raise ConfigError("quantise: a model in 4 bits cannot be sharded; use configs/accelerate/ddp_2gpu.yaml")
+    if on_policy and sharded(accelerator):
+        raise ConfigError(
+            "data.targets on_policy: a sharded model cannot answer; use DDP (configs/accelerate/ddp_2gpu.yaml)"
+        )
     # FSDP shards what is on the CPU; otherwise weights go straight to their device
     backbone = load(cfg, "cpu" if sharded(accelerator) else str(accelerator.device))
     check_head(backbone.model)
@@ -90,7 +97,9 @@ def set_up(cfg: TrainConfig) -> Setup:
     def answers(records: Sequence[StateRecord]) -> Mapping[str, str | None]:
         config = cfg.data
         with _on(accelerator.device, backbone.model):
-            return decode(backbone, records, config.unlabelled, config.max_decoded, cache, base, ranks=ranks)
+            return decode(
+                backbone, records, config.unlabelled, config.max_decoded, cache, base, config.decode_batch, ranks
+            )
 
     # a full disk does not remove the folder: what is cached by then is used by the next attempt
     with folder.refusing(DataError, ConfigError):
@@ -118,7 +127,8 @@ def set_up(cfg: TrainConfig) -> Setup:
     about = {**data.about, "base_model": cfg.model, "base_fingerprint": base, "steps": total}
 
     teachers: Teachers = Live()
-    if objective.teacher_weights == "base" and objective.taught:
+    frozen = objective.teacher_weights == "base" and bool(objective.taught)
+    if frozen and not on_policy:
         # now, while the model is still the base model
         with _on(accelerator.device, backbone.model):
             module = AlignmentModel(backbone.model.eval(), objective)
@@ -131,10 +141,15 @@ def set_up(cfg: TrainConfig) -> Setup:
         checkpoint_activations(backbone.model)
     optimizer = make_optimizer(module, trainer.optimizer, trainer.lr, trainer.weight_decay, cfg.seed)
     wrapped, optimizer = accelerator.prepare(module, optimizer)
-    if objective.teacher_weights == "ema":
+    if objective.teacher_weights == "ema" or (frozen and on_policy):
         model = accelerator.unwrap_model(wrapped).model
-        teachers = Ema(model, cfg.teacher.ema_decay, sorted(objective.taught), trainer.prefix_sharing)
-    return Setup(cfg, accelerator, folder, data, order, total, about, wrapped, passes, optimizer, teachers, start)
+        # targets at answers that are not known yet cannot be cached: an average that never moves gives them
+        decay = 1.0 if frozen else cfg.teacher.ema_decay
+        teachers = Ema(model, decay, sorted(objective.taught), trainer.prefix_sharing)
+    answers_of = StudentAnswers(backbone, cfg, order, total, data.train.items, accelerator) if on_policy else None
+    return Setup(
+        cfg, accelerator, folder, data, order, total, about, wrapped, passes, optimizer, teachers, answers_of, start
+    )
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class MicroBatch:
         weights: [B], weight of each sample in the loss.
         labelled: [B] bool, whether the answer is gold: without one there is no hard loss.
         common: [B], tokens that the prompts under x1 and x2 begin with alike; at least one of each is left out.
+        hard_only: whether edges do not count: gold answers of questions whose edges teach at another answer.
         pixels: pixel_values [patches, values] and image_grid_thw [images, 3] of the images of all samples in order;
             empty without images. The levels of a question show the same ones.
     """
@@ -52,10 +53,11 @@ class MicroBatch:
     weights: Tensor
     labelled: Tensor
     common: Tensor
+    hard_only: bool = False
     pixels: Mapping[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(
             self,
             input_ids=tuple(ids.to(device) for ids in self.input_ids),
@@ -64,7 +66,7 @@ class MicroBatch:
         )
 
 
-def collate(examples: Sequence[Example], weights: Sequence[float]) -> MicroBatch:
+def collate(examples: Sequence[Example], weights: Sequence[float], hard_only: bool = False) -> MicroBatch:
     """Samples of unequal lengths as one microbatch. The padding token is 0; nothing ever reads it."""
     input_ids = []
     for level in range(N_LEVELS):
@@ -83,6 +85,7 @@ def collate(examples: Sequence[Example], weights: Sequence[float]) -> MicroBatch
         weights=torch.tensor(weights, dtype=torch.float64),
         labelled=torch.tensor([example.labelled for example in examples]),
         common=torch.tensor([common_prefix(example.prompts[1], example.prompts[2]) for example in examples]),
+        hard_only=hard_only,
         pixels={name: torch.cat([pixels[name] for pixels in shown]) for name in (shown[0] if shown else ())},
     )
 
@@ -189,23 +192,24 @@ class AlignmentModel(nn.Module):
             The sum; and the trace. Plain values travel in a `Trace`, which wrappers that cast outputs leave alone.
         """
         hidden = dict(teachers or {})
-        if terms and torch.is_grad_enabled():
+        objective = replace(self.objective, edges=()) if batch.hard_only else self.objective
+        if terms and torch.is_grad_enabled() and not batch.hard_only:
             self._check_teachers(levels, fixed or {})
         both = shared and {1, 2} <= set(levels) and self._shares(batch)
         if both:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and 1 in self.objective.trained):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and 1 in objective.trained):
                 hidden[1], hidden[2] = self.encode_shared(batch)
         for level in levels:
             if both and level > 0:
                 continue
-            with torch.set_grad_enabled(torch.is_grad_enabled() and level in self.objective.trained):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and level in objective.trained):
                 hidden[level] = self.encode(batch, level)
         if not terms:
             return torch.zeros((), device=batch.targets.device), Trace({k: hidden[k].detach() for k in levels}, {})
         share = (batch.weights / batch.lengths)[batch.rows]
         weight = head_weight(self.model)
         labelled = batch.labelled[batch.rows]
-        loss, positions = chunked_terms(hidden, weight, batch.targets, share, self.objective, levels, fixed, labelled)
+        loss, positions = chunked_terms(hidden, weight, batch.targets, share, objective, levels, fixed, labelled)
         values = {
             name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
             for name, value in positions.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from remind.alignment.cache import Cache, Entry, Ranks
 from remind.alignment.pictures import Pictures
 from remind.core.files import sha256_file, sha256_json
-from remind.core.progress import track
+from remind.core.progress import ProgressBar, track
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.generate import generate
@@ -37,6 +37,7 @@ class Example:
         prompts: under x0, x1 and x2, int32.
         answer: y* with its end token, int32; without any token where none is known.
         labelled: whether the answer is gold; one that was decoded carries no hard loss.
+        gold: the gold answer, where `answer` is another (`data.targets`).
         images: path and hash of each image shown as pixels, in the order of its tokens, the same under each level.
         evidence: what train and test must not share: gold turns and images.
         empty: whether there is a gold answer and it is empty.
@@ -47,6 +48,7 @@ class Example:
     prompts: tuple[Tensor, ...]
     answer: Tensor
     labelled: bool = True
+    gold: Tensor | None = None
     images: tuple[tuple[str, str], ...] = ()
     dialogue_id: str = ""
     split: str = ""
@@ -60,13 +62,29 @@ class Example:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with the answer."""
-        return max(len(prompt) for prompt in self.prompts) + len(self.answer)
+        """Tokens of the longest prompt with the longest answer."""
+        return max(len(prompt) for prompt in self.prompts) + max(len(answer) for answer in self.answers)
+
+    @property
+    def answers(self) -> tuple[Tensor, ...]:
+        """The answer and, where it is another, the gold one."""
+        return (self.answer,) if self.gold is None else (self.answer, self.gold)
+
+    def answering(self, answer: Tensor) -> Example:
+        """The same question with an answer of the model, gold kept apart."""
+        return replace(
+            self, answer=answer, labelled=False, gold=self.answer if self.labelled and len(self.answer) else None
+        )
+
+    @property
+    def with_gold(self) -> Example | None:
+        """The same question with the gold answer that is kept apart, if there is one."""
+        return None if self.gold is None else replace(self, answer=self.gold, labelled=True, gold=None)
 
     @property
     def largest_id(self) -> int:
-        """The highest token id of prompts and answer."""
-        return max(int(ids.max()) for ids in (*self.prompts, self.answer))
+        """The highest token id of prompts and answers."""
+        return max(int(ids.max()) for ids in (*self.prompts, *self.answers) if len(ids))
 
     def pixels(self) -> dict[str, Tensor]:
         """pixel_values [patches, values] and image_grid_thw [images, 3], read from the files each time.
@@ -163,7 +181,7 @@ def read_examples(
 def _pack(examples: list[Example]) -> Entry:
     ids = [tensor for example in examples for tensor in (*example.prompts, example.answer)]
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
-    about = [{k: v for k, v in vars(e).items() if k not in ("prompts", "answer", "shown")} for e in examples]
+    about = [{k: v for k, v in vars(e).items() if k not in ("prompts", "answer", "gold", "shown")} for e in examples]
     return {"values": torch.cat([_int32([]), *ids]), "lengths": lengths}, about
 
 
@@ -217,10 +235,16 @@ def decode(
     blocks = [records[start : start + _BLOCK] for start in range(0, len(records), _BLOCK)]
     keys = [[about, [(r.question_id, r.level(level).text) for r in block]] for block in blocks]
 
-    def answers(number: int) -> Entry:
-        outputs = generate(backbone, [r.level(level).text for r in blocks[number]], max_tokens, batch_size)
-        pairs = zip(blocks[number], outputs, strict=True)
-        return {}, {r.question_id: None if o is None or o.failure else o.text for r, o in pairs}
+    own = range(ranks.rank, len(keys), ranks.processes)
+    missing = sum(len(blocks[number]) for number in own if not cache.has(_DECODED, keys[number]))
+    # by question: a block of a large model takes minutes
+    with ProgressBar(f"answer from {level}", missing) as bar:
 
-    entries = cache.entries(_DECODED, keys, answers, ranks, "decode")
+        def answers(number: int) -> Entry:
+            texts = [r.level(level).text for r in blocks[number]]
+            outputs = generate(backbone, texts, max_tokens, batch_size, on_output=lambda *_: bar.step())
+            pairs = zip(blocks[number], outputs, strict=True)
+            return {}, {r.question_id: None if o is None or o.failure else o.text for r, o in pairs}
+
+        entries = cache.entries(_DECODED, keys, answers, ranks, None)
     return {question: text for _, texts in entries for question, text in texts.items()}

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Example, Examples, share
-from remind.alignment.guard import REMEDY, TERMINATED, Guard, OutOfMemory, Termination, is_out_of_memory, memory_error
+from remind.alignment.data import share
+from remind.alignment.guard import REMEDY, TERMINATED, Guard, OutOfMemory, Termination, in_memory, memory_error
 from remind.alignment.metrics import load, peak_memory, summary
 from remind.alignment.optim import learning_rate
 from remind.alignment.run_folder import BEST, FAILURE
 from remind.alignment.setup import set_up
 from remind.alignment.step import AlignmentModel, Pass, collate, run
 from remind.alignment.teachers import Ema, Live, Teachers
+from remind.alignment.tokens import Example
 from remind.core.distributed import sharded
 from remind.core.errors import ConfigError, ModelError
 from remind.core.progress import ProgressBar
@@ -67,6 +68,7 @@ class Trainer:
         self.parts = parts = set_up(cfg)
         self.cfg, self.accelerator, self.folder = parts.cfg, parts.accelerator, parts.folder
         self.data, self.order, self.teachers = parts.data, parts.order, parts.teachers
+        self.student_answers = parts.student_answers
         self.step, self.evaluated, self.stopped = 0, -1, False
         self.best: dict[str, float] | None = None
         self.guard = Guard(self.cfg.trainer.guard)
@@ -95,6 +97,8 @@ class Trainer:
         checkpoint.restore_random(folder, self.accelerator.process_index, self.accelerator.device)
         self.step, self.best, self.evaluated = state["step"], state["best"], state["evaluated"]
         self.guard.restore(state["guard"])
+        if self.student_answers is not None:
+            self.student_answers.restore(state["answers"])
         self._saved = self.step
         if self.folder.main:
             print(f"going on from {folder}", file=sys.stderr)
@@ -140,8 +144,14 @@ class Trainer:
         for group in self.parts.inner_optimizer.param_groups:
             group["lr"] = rate
         self.parts.module.train()
+        samples = [self.data.train.items[index] for index in indices]
+        graded: list[Example] = []
         try:
-            values = self.run_passes(self.data.train, indices, self.parts.passes, self.teachers, self._backward)
+            if self.student_answers is not None:
+                samples = self.student_answers.at(self.step, self.model, self._note)
+            if self.cfg.objective.lambda_hard > 0:
+                graded = [other for sample in samples if (other := sample.with_gold) is not None]
+            values = self._losses(samples, graded)
         except OutOfMemory as error:
             self._out_of_memory(error, f"step {self.step + 1}")
         if not all(value.isfinite().all() for value in values.values()):
@@ -151,7 +161,6 @@ class Trainer:
         self.parts.optimizer.zero_grad()
         if isinstance(self.teachers, Ema):
             self.teachers.update()
-        chosen = [self.data.train.items[index] for index in indices]
         levels = [level for step in self.parts.passes for level in step.levels]
         levels += self.teachers.levels if isinstance(self.teachers, Ema) else ()
         return {
@@ -160,47 +169,65 @@ class Trainer:
             **summary(self.cfg.objective, values),
             "lr": rate,
             "grad_norm": norm,
-            **load(chosen, levels, perf_counter() - began),
+            **load(samples, levels, perf_counter() - began, graded, self.cfg.objective.hard_levels),
             "memory_gib": peak_memory(self.accelerator.device),
         }
 
+    def _losses(self, samples: Sequence[Example], graded: Sequence[Example]) -> dict[str, Tensor]:
+        """Gradients of the mean over samples, and values by name, [len(samples)].
+
+        Args:
+            graded: those whose gold answer is another than the one at which their edges teach, with the gold answer.
+        """
+        hard: dict[str, Tensor] = {}
+        if graded:
+            levels = [Pass((level,), True) for level in self.cfg.objective.hard_levels]
+            hard = self.run_passes(graded, levels, Live(), self._backward, len(samples))
+        values = self.run_passes(samples, self.parts.passes, self.teachers, self._backward)
+        places = [place for place, sample in enumerate(samples) if sample.gold is not None]
+        for level in self.cfg.objective.hard_levels if graded else ():
+            values[f"hard{level}"][places] = hard[f"hard{level}"]
+        return values
+
     def run_passes(
         self,
-        examples: Examples,
-        indices: Sequence[int],
+        samples: Sequence[Example],
         passes: Sequence[Pass],
         teachers: Teachers,
         backward: Callable[[Tensor], None] | None = None,
+        hard_of: int | None = None,
     ) -> dict[str, Tensor]:
-        """Passes over a batch of examples, each process its share in microbatches; gradients add up in the parameters.
+        """Passes over a batch of samples, each process its share in microbatches; gradients add up in the parameters.
 
         Args:
-            indices: the batch. backward: None: no gradients.
+            backward: None: no gradients.
+            hard_of: only hard losses count, of some among so many samples, and gradients are not exchanged yet.
 
         Returns:
-            Values of all samples of the batch by name, [len(indices)] float64.
+            Values of all samples of the batch by name, [len(samples)] float64.
 
         Raises:
             OutOfMemory: on the process where it happened.
         """
-        accelerator, module, n = self.accelerator, self.parts.module, len(indices)
+        accelerator, module, n = self.accelerator, self.parts.module, len(samples)
         trainer, processes = self.cfg.trainer, accelerator.num_processes
         size = ceil(trainer.batch_size / processes / trainer.gradient_accumulation)
         places = share(n, accelerator.process_index, processes, size)
         # a process without samples left takes part with a weight of 0: the others wait for it
-        chosen = [[examples.items[indices[place]] for place in own or [0]] for own in places]
+        chosen = [[samples[place] for place in own or [0]] for own in places]
+        weight, hard_only = 1 / (hard_of or n), hard_of is not None
         batches = [
-            collate(some, [1 / n if own else 0.0] * len(some)).to(accelerator.device)
+            collate(some, [weight if own else 0.0] * len(some), hard_only).to(accelerator.device)
             for own, some in zip(places, chosen, strict=True)
         ]
         # holding back FSDP's reduction would keep whole gradients in memory
         unsynced = nullcontext if sharded(accelerator) else partial(accelerator.no_sync, module)
-        fixed = _in_memory(chosen[0], partial(teachers.of, module, chosen, batches))
+        fixed = in_memory(chosen[0], partial(teachers.of, module, chosen, batches))
         values: dict[str, Tensor] = {}
         for number, (own, batch) in enumerate(zip(places, batches, strict=True)):
-            last = number == len(places) - 1
+            last = number == len(places) - 1 and not hard_only
             step = partial(run, module, batch, passes, backward, unsynced, last, fixed[number] or None)
-            for name, value in _in_memory(chosen[number], step).items():
+            for name, value in in_memory(chosen[number], step).items():
                 out = values.setdefault(name, torch.zeros(n, dtype=value.dtype, device=value.device))
                 if own:
                     out[own] = value
@@ -300,15 +327,18 @@ class Trainer:
         parts: dict[str, list[Tensor]] = {}
         self.parts.module.eval()
         for start in range(0, len(examples), size):
-            indices = range(start, min(start + size, len(examples)))
-            for name, value in self.run_passes(examples, indices, (Pass((0, 1, 2), False),), Live()).items():
+            samples = examples.items[start : start + size]
+            for name, value in self.run_passes(samples, (Pass((0, 1, 2), False),), Live()).items():
                 parts.setdefault(name, []).append(value)
-            if self._bar is not None:
-                self._bar.step(0, note=f"held-out loss of {indices.stop} of {len(examples)}")
+            self._note(f"held-out loss of {start + len(samples)} of {len(examples)}")
             if self._gather(float(self.termination.requested)).any():
                 return None
         self.parts.module.train()
         return {name: torch.cat(values) for name, values in parts.items()}
+
+    def _note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.step(0, note=text)
 
     def _collapsed(self, collapses: list[str]) -> None:
         what = f"collapse on held-out questions at step {self.step}: {'; '.join(collapses)}"
@@ -339,6 +369,8 @@ class Trainer:
             "tokens_sha256": self.parts.about["tokens_sha256"],
             "processes": accelerator.num_processes,
         }
+        if self.student_answers is not None:
+            extra["answers"] = self.student_answers.state(self.step)
         states = accelerator.gather(state)
         ema = self.teachers.shadow if isinstance(self.teachers, Ema) else None
         optimizer = self.parts.inner_optimizer
@@ -362,14 +394,3 @@ class Trainer:
         elif self.folder.main:
             trained = sum(p.numel() for p in self.parts.module.parameters() if p.requires_grad)
             print(f"{self.step} steps, {trained:,} trained parameters; the run is in {self.folder.path}")
-
-
-def _in_memory(examples: list[Example], work: Callable[[], Any]) -> Any:
-    """Do the work on some examples. Raises OutOfMemory, which names them."""
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # raised outside of the handler: the error there holds the frames, and they hold what fills the memory
-    raise OutOfMemory(examples)

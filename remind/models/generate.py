@@ -1,4 +1,4 @@
-"""Greedy answers for a list of prompts: left padding, explicit attention mask, batches of similar length."""
+"""Answers for a list of prompts: left padding, explicit attention mask, batches of similar length."""
 
 from __future__ import annotations
 
@@ -98,24 +98,22 @@ def generate(
         elif not skip[index]:
             message = f"{len(tokens)} + {max_new_tokens} tokens exceed the model's {backbone.max_length}"
             put(index, Generation("", len(tokens), failure="too_long", message=message))
-    settings = _settings(backbone, max_new_tokens)
-    training = backbone.model.training
-    backbone.model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
-    try:
-        for group in batches([len(ids[index]) for index in fitting], batch_size):
-            members = [fitting[place] for place in group]
-            if all(skip[index] for index in members):
-                continue
-            for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
-                if not skip[index]:
-                    put(index, output)
-    finally:
-        backbone.model.train(training)
+    settings = decoding(backbone, max_new_tokens)
+    for group in batches([len(ids[index]) for index in fitting], batch_size):
+        members = [fitting[place] for place in group]
+        if all(skip[index] for index in members):
+            continue
+        for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
+            if not skip[index]:
+                put(index, output)
     return outputs
 
 
-def _settings(backbone: Backbone, max_new_tokens: int) -> Any:
-    """Plain greedy search; options of the model's generation_config are reset explicitly."""
+def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) -> Any:
+    """Settings of `continue_rows`: plain greedy search, or samples of the whole distribution at a temperature above 0.
+
+    Options of the model's generation_config are reset explicitly.
+    """
     from transformers import GenerationConfig
 
     own = getattr(backbone.model, "generation_config", None)
@@ -123,6 +121,8 @@ def _settings(backbone: Backbone, max_new_tokens: int) -> Any:
     stops = sorted({t for end in ends for t in (end if isinstance(end, list | tuple) else [end]) if t is not None})
     padding = backbone.tokenizer.pad_token_id
     sampling = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
+    if temperature > 0:
+        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0}
     limits = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "max_new_tokens": max_new_tokens}
     tokens = {"eos_token_id": stops, "pad_token_id": stops[0] if padding is None else padding}
     return GenerationConfig(**sampling, **limits, **tokens, use_cache=True)
@@ -141,23 +141,42 @@ def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Gene
     return [output for row in rows for output in _run(backbone, [row], settings)]
 
 
-@torch.no_grad()
 def _forward(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+    outputs = []
+    for row, (new, finished) in zip(rows, continue_rows(backbone.model, rows, settings), strict=True):
+        text = backbone.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        outputs.append(Generation(text, len(row), len(new), finished))
+    return outputs
+
+
+@torch.no_grad()
+def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> list[tuple[list[int], bool]]:
+    """What the model writes after each row of token ids, all in one batch with a key-value cache.
+
+    Args:
+        settings: of `decoding`. Samples are drawn from torch's global generator.
+
+    Returns:
+        For each row its new tokens without the end token, and whether an end token came.
+    """
     width = max(map(len, rows))
     input_ids = torch.full((len(rows), width), settings.pad_token_id, dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
     for number, row in enumerate(rows):
         input_ids[number, width - len(row) :] = torch.tensor(row)
         attention_mask[number, width - len(row) :] = 1
-    produced = backbone.model.generate(
-        input_ids=input_ids.to(backbone.device),
-        attention_mask=attention_mask.to(backbone.device),
-        generation_config=settings,
-    )
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
+    try:
+        produced = model.generate(
+            input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), generation_config=settings
+        )
+    finally:
+        model.train(training)
     stops = set(settings.eos_token_id)
     outputs = []
-    for row, new in zip(rows, produced[:, width:].tolist(), strict=True):
+    for new in produced[:, width:].tolist():
         length = next((place for place, token in enumerate(new) if token in stops), len(new))
-        text = backbone.tokenizer.decode(new[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        outputs.append(Generation(text, len(row), length, finished=length < len(new)))
+        outputs.append((new[:length], length < len(new)))
     return outputs

@@ -22,6 +22,7 @@ OBJECTIVES = {
     "live": Objective(),
     "ema": Objective(teacher_weights="ema"),
     "base": Objective(teacher_weights="base", edges=(Edge(0, 1), Edge(0, 2, 1.0))),
+    "on_policy": Objective(),
 }
 
 
@@ -29,10 +30,12 @@ OBJECTIVES = {
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_runs_killed_at_random_end_with_the_same_bits(runs: Any, states: Path, tmp_path: Path, kind: str) -> None:
     """SIGKILL anywhere: while it tokenises, decodes, caches targets, trains, evaluates or writes a checkpoint."""
+    data = DataConfig(max_decoded=4)
+    if kind == "on_policy":
+        data = replace(data, targets="on_policy", refresh_steps=3, temperature=1.0)
     cfg = runs.config(
-        states, tmp_path / "whole", objective=OBJECTIVES[kind], data=DataConfig(max_decoded=4), epochs=2, batch_size=2,
-        save_every=1,
-    )  # fmt: skip
+        states, tmp_path / "whole", objective=OBJECTIVES[kind], data=data, epochs=2, batch_size=2, save_every=1
+    )
     whole = train(cfg)
     killed = replace(cfg, out=str(tmp_path / "killed"), resume=True)
     begun, log = tmp_path / "begun", tmp_path / "killed" / METRICS

@@ -280,6 +280,10 @@ def test_what_pixels_cannot_do_is_refused(pictured: Path, tmp_path: Path, nano: 
     write_manifest(without, {})
     with pytest.raises(ConfigError, match="1 questions with images have no gold answer"):
         set_up(runs.config(without, tmp_path / "r2", data=replace(_DATA, unlabelled="x2")))
+    for targets in ("decoded", "on_policy"):
+        data = replace(_DATA, unlabelled="x2", targets=targets, max_decoded=8)
+        with pytest.raises(ConfigError, match=r"another target \(data\.targets\), and the model answers from text"):
+            set_up(runs.config(pictured, tmp_path / "r3", data=data))
 
 
 def test_no_process_waits_for_one_without_images() -> None:

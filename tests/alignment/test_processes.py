@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from remind.alignment.config import Edge, LoraConfig, Objective, TeacherConfig
+from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective, TeacherConfig
 from remind.alignment.run_folder import CONFIG, as_dict
 from remind.alignment.trainer import train
 from remind.core.cli import parse
@@ -194,6 +194,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora": {"lora": LoraConfig(r=2, alpha=4)},
     "ema": {"objective": Objective(teacher_weights="ema"), "teacher": TeacherConfig(ema_decay=0.5)},
     "base": {"objective": BASE},
+    "decoded": {"data": DataConfig(targets="decoded", max_decoded=6)},
+    "on_policy": {"data": DataConfig(targets="on_policy", max_decoded=6, refresh_steps=3, temperature=1.0)},
 }
 TRAIN_ALL = """
 import sys

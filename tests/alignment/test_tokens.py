@@ -127,15 +127,29 @@ def test_answers_are_the_models_greedy_ones_decoded_once(
     counts: list[int] = []
     real = tokens.generate
 
-    def counted(backbone: Any, prompts: list[str], *args: Any) -> Any:
+    def counted(backbone: Any, prompts: list[str], *args: Any, **settings: Any) -> Any:
         counts.append(len(prompts))
-        return real(backbone, prompts, *args)
+        return real(backbone, prompts, *args, **settings)
 
     monkeypatch.setattr(tokens, "generate", counted)
     assert decode(nano, records, "x2", 6, Cache(tmp_path / "x2"), "base") == decoded["x2"]
     assert len(counts) == 1
     decode(nano, records, "x2", 6, Cache(tmp_path / "x2"), "other")
     assert sum(counts[1:]) == 5
+
+
+def test_decoding_says_how_many_questions_are_answered(
+    nano: Backbone,
+    tmp_path: Path,
+    make_record: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("REMIND_QUIET", raising=False)
+    monkeypatch.setattr("remind.core.progress.LINE_SECONDS", 0.0)
+    decode(nano, [make_record(n, target=None) for n in range(3)], "x2", 2, Cache(tmp_path), "base", batch_size=1)
+    counts = [line.split()[4] for line in capsys.readouterr().err.split("\r") if "answer from x2" in line]
+    assert list(dict.fromkeys(counts)) == ["0/3", "1/3", "2/3", "3/3"]
 
 
 def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_stops_with_names_and_state(
 
     def poisoned(self: Trainer, *args: Any) -> dict[str, Tensor]:
         values = through(self, *args)
-        if trainer.step == 4 and len(args) > 4:
+        if trainer.step == 4 and len(args) > 3:
             values["dist01"][2] = float("nan")
         return values
 

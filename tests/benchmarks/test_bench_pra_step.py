@@ -46,7 +46,7 @@ def test_operations_are_near_the_bounds(tune: str, bound: float) -> None:
     cfg = BenchStepConfig(arch="nano", tokens=256, answer=8, tune=(tune,), markers=0, summary=0.03, question=0.01)  # type: ignore[arg-type]
     model, batch = build(cfg, cfg.tune[0]), microbatch(cfg)
     found = {}
-    for name in ("sft", "sequential", "shared", "base_hidden", "base_topk", "naive"):
+    for name in ("sft", "sequential", "shared", "base_hidden", "base_topk", "naive", "two_answers", "answering"):
         found[name] = executed(make_step(name, model, batch))  # type: ignore[arg-type]
         model.zero_grad()
     ratio = {name: value / found["sft"] for name, value in found.items()}
@@ -54,6 +54,9 @@ def test_operations_are_near_the_bounds(tune: str, bound: float) -> None:
     assert 2.0 < ratio["shared"] < 2.1
     assert 1.0 <= ratio["base_topk"] <= ratio["base_hidden"] < 1.06
     assert ratio["naive"] > 3
+    assert ratio["two_answers"] == pytest.approx(ratio["shared"] + 1, rel=1e-3)
+    # eight questions of which each is read once, without layers computed again: 8 of 4 or of 3 passes, and few tokens
+    assert 8 / 4 - 0.1 < ratio["answering"] < 8 / 3 + 0.3
 
 
 def test_what_cannot_be_run_is_refused() -> None:
@@ -97,7 +100,7 @@ def test_a_run_gives_figures_for_every_variant(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(out.read_text())["rows"].keys() == {"full", "lora"}
     for tune in ("full", "lora"):
         rows = {row["variant"]: row for row in found["rows"][tune]}
-        assert rows.keys() == {"sft", *cfg.variants}
+        assert rows.keys() == {"sft", *cfg.variants, "on_policy"}
         assert rows["sft"]["ratio"] == rows["sft"]["operations_ratio"] == 1
         assert all(row["seconds"] > 0 for row in rows.values())
     assert "shared" in capsys.readouterr().out
