@@ -47,7 +47,7 @@ KINDS: dict[Kind, Difficulty] = {
     "full": Difficulty(
         0.3, (1.2, 1, 0.4), ((0, 0), (0, 1), (1, 3), (1, 3)), ((1, 2), (2, 2), (2, 2), (2, 3)), (2, 4, 5)
     ),
-    "built": Difficulty(1.0, (0.7, 1, 0.5), ((0, 0), (0, 1), (1, 3)), ((1, 2), (2, 2), (2, 3)), (0,)),
+    "built": Difficulty(1.0, (0, 1, 0.5), ((0, 0), (0, 1), (1, 3)), ((1, 2), (2, 2), (2, 3)), (0,)),
 }
 #: Turns of a built state.
 _TURNS = (8, 34)
@@ -186,7 +186,7 @@ def built_state(dialogue: Dialogue, item: WorldQuestion, rng: random.Random) -> 
         tuple(anchors["behavioural_focus"]),
     )
     factual = FactualState(dialogue, question, segments_of(dialogue, sorted(positions)), plan)
-    missed, wrong = rng.choice(((0.05, 0.1), (0.1, 0.25), (0.25, 0.4)))
+    missed, wrong = rng.choice(((0.1, 0.1), (0.25, 0.15), (0.3, 0.2)))
     marked = {
         turn.id
         for place, turn in zip(factual.positions, factual.turns, strict=True)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from experiments.proof.arms import ARMS, RECOMMENDED, knobs_of
-from experiments.proof.conditions import Condition, named, split_records, training_records
+from experiments.proof.conditions import Condition, named
 from experiments.proof.runs import train_config
+from experiments.proof.states import split_records, training_records
 from experiments.proof.store import BenchConfig, RunStore, Spec
 from remind.alignment.config import TrainConfig
 from remind.alignment.objective import Edge, Objective
@@ -87,7 +88,7 @@ def test_blind_arms_see_one_condition_for_all_shares_of_wrong_summaries() -> Non
 
 def test_training_states_are_those_of_the_world_and_dev_questions_are_clean() -> None:
     condition = replace(named("noisy-0.4"), wrong=1.0)
-    made = training_records(WORLD, LADDER, condition, 3, dev=1, dev_seed=8)
+    made = training_records(store_of(1), condition, 3)
     world = make_world(replace(WORLD, dev=0, test=0, seed=3))
     expected = records(world, replace(LADDER, seed=3, wrong_summaries=1.0), LabelConfig(noise=0.4, seed=3))
     assert [one for one in made if one.split == "train"] == expected
@@ -97,7 +98,11 @@ def test_training_states_are_those_of_the_world_and_dev_questions_are_clean() ->
 
 
 def _train(null: Any, rest: Any = "empty", name: str = "none") -> list[StateRecord]:
-    return training_records(WORLD, LADDER, replace(named(name), null=null, rest=rest), 3, 0, 8)
+    return training_records(store_of(0), replace(named(name), null=null, rest=rest), 3)
+
+
+def store_of(watched: int) -> RunStore:
+    return RunStore(BenchConfig(world=WORLD, ladder=LADDER, watched=watched, dev_seed=8), "nano", "0", Path("out"))
 
 
 def _summary(record: StateRecord) -> str:
@@ -163,7 +168,7 @@ def test_random_marks_are_as_many_and_have_lost_the_evidence() -> None:
 
 
 def test_scores_are_those_of_the_evaluation() -> None:
-    asked = split_records(WORLD, LADDER, "dev", 1, 8)
+    asked = split_records(store_of(1), "dev", 1, 8)
     assert {record.format for record in asked} == {"direct", "single", "multi"}
     texts = [target(_question(record)) or "" for record in asked]
     # one place further, so that some are wrong and of another form

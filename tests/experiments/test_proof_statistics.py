@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from experiments.proof.arms import RECOMMENDED
+from experiments.proof.conditions import named
 from experiments.proof.flops import Size, fixed_cost, step_cost
 from experiments.proof.plan import equal_steps
 from experiments.proof.statistics import draws, estimate, resampled_means, share_of, stretch
@@ -145,7 +146,7 @@ def test_without_labels_the_rival_is_the_best_of_scarce_labels() -> None:
         ("pra_recommended", "none"): {1: _run("1110"), 2: _run("1110")},
     }
     comparison = Comparison(_run("0000"), ["a", "a", "b", "b"], 200)
-    against = comparison.row(found, "pra_recommended", "none", "none", labelled=False)["against"]
+    against = comparison.row(found, "pra_recommended", named("none"))["against"]
     assert set(against) == {"base", "sft_flops"}
     assert against["sft_flops"]["learned_under"] == "scarce-60"
     assert against["sft_flops"]["value"] == pytest.approx(0.75 - 3 / 8)

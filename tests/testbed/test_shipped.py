@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from experiments.pretrain.run import MEASURED, PretrainConfig, measure
+from experiments.pretrain.run import MEASURED, SECOND_RUN, PretrainConfig, measure
 from remind.models.load import load_backbone
 from remind.models.nano import nano_folder, nano_tokenizer
 
@@ -28,10 +28,12 @@ def test_files_are_the_recorded_ones(provenance: dict[str, Any]) -> None:
     assert provenance["license"] == "Apache-2.0"
 
 
-def test_the_recorded_settings_are_the_defaults(provenance: dict[str, Any]) -> None:
-    recorded = {name: value for name, value in provenance["config"].items() if name not in ("out", "overwrite")}
-    cfg = PretrainConfig(**recorded)
-    assert cfg == PretrainConfig()
+def test_the_recorded_settings_are_those_of_the_two_runs(provenance: dict[str, Any]) -> None:
+    """The defaults, and then what experiments/pretrain/run.py says it was gone on with."""
+    first = provenance["start"]
+    for about, expected in ((first, PretrainConfig()), (provenance, PretrainConfig(**SECOND_RUN))):
+        recorded = {name: value for name, value in about["config"].items() if name not in ("out", "overwrite", "start")}
+        assert PretrainConfig(**recorded) == expected
 
 
 def test_it_opens_as_plain_hugging_face() -> None:

@@ -1,0 +1,116 @@
+"""The simulated LLM reads prompts as text: what it concludes is checked against the world it was not told of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from remind.llm.auxiliary import ChatLLM
+from remind.reflect import summarise_all
+from remind.states.parquet import read_manifest, read_states
+from remind.states.pyramid import AttentionalState, ReflectiveState
+from remind.states.rebuild import blocks_of
+from remind.testbed.built import BuiltConfig, Marks, build_world, marked, train_saes
+from remind.testbed.ladder import LadderConfig, make_states
+from remind.testbed.lexicon import lexicon
+from remind.testbed.reader import Reader, ReaderConfig, served
+from remind.testbed.world import World, WorldConfig, make_world
+from sae.config import SAETrainConfig
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(WorldConfig(train=1, dev=0, test=2, seed=3))
+
+
+@pytest.fixture(scope="module")
+def states(world: World) -> list[ReflectiveState]:
+    return make_states(world, LadderConfig(missed_marks=0.0, false_marks=0.3))
+
+
+def concluded(world: World, states: list[AttentionalState], config: ReaderConfig) -> list[str | None]:
+    """The value that each summary's conclusion names; None: it names none."""
+    llm = ChatLLM({"summary": Reader(config)})
+    summaries = [state.summary for state in summarise_all(llm, states)]
+    assert not llm.failures
+    values = []
+    for item, summary in zip(world.questions, summaries, strict=True):
+        conclusion = summary.split("Conclusion: ")[1]
+        entries = lexicon()["dimensions"][item.trait.dimension]["values"]
+        named = [value for value, entry in entries.items() if any(gist in conclusion for gist in entry["gist"])]
+        assert len(named) <= 1
+        assert bool(named) != (conclusion == "no one can tell")
+        values.append(named[0] if named else None)
+    return values
+
+
+def test_it_concludes_the_true_value_and_needs_no_gold(world: World, states: list[ReflectiveState]) -> None:
+    attentional = [state.attentional for state in states]
+    truth = [item.trait.value for item in world.questions]
+    assert concluded(world, attentional, ReaderConfig()) == truth
+    robbed = [
+        replace(one, factual=replace(one.factual, question=replace(one.factual.question, answers=(), evidence=())))
+        for one in attentional
+    ]
+    assert concluded(world, robbed, ReaderConfig()) == truth
+
+
+def test_errors_name_another_value_and_are_always_the_same(world: World, states: list[ReflectiveState]) -> None:
+    attentional = [state.attentional for state in states]
+    truth = [item.trait.value for item in world.questions]
+    always = concluded(world, attentional, ReaderConfig(errors=1.0))
+    assert not any(a == b for a, b in zip(always, truth, strict=True))
+    half = concluded(world, attentional, ReaderConfig(errors=0.5))
+    assert half == concluded(world, attentional, ReaderConfig(errors=0.5))
+    assert 0.25 < sum(a == b for a, b in zip(half, truth, strict=True)) / len(truth) < 0.75
+
+
+def test_what_it_overlooks_lies_outside_of_the_marks(world: World, states: list[ReflectiveState]) -> None:
+    attentional = [state.attentional for state in states]
+    bare = [replace(state, blocks=()) for state in attentional]
+    blind = ReaderConfig(overlooked=1.0)
+    assert set(concluded(world, bare, blind)) == {None}
+    # a mark before what was asked and none before the reply cannot be: both lines of a remark are marked together
+    assert concluded(world, attentional, blind) == [item.trait.value for item in world.questions]
+
+
+def test_a_question_of_another_world_is_refused() -> None:
+    message = "<<<question 0a\nWho won?\nquestion 0a>>>"
+    with served() as address:
+        body = {"model": "reader", "messages": [{"role": "user", "content": message}]}
+        request = Request(f"{address}/chat/completions", json.dumps(body).encode())
+        with pytest.raises(HTTPError, match="400") as caught:
+            urlopen(request)
+        assert "0 wordings fit" in caught.value.read().decode()
+
+
+@pytest.mark.slow
+def test_built_states_come_from_the_files_and_marks_are_what_they_are_called(
+    world: World, tmp_path: Path
+) -> None:
+    cfg = BuiltConfig(layers=(2,), sae=SAETrainConfig(d_sae=64, k=4, steps=5, batch_size=128), talk=2)
+    saes = train_saes(cfg, "nano", tmp_path / "sae")
+    folder = build_world(cfg, world, "nano", saes, tmp_path / "states", tmp_path / "cache")
+    rows = [json.loads(line) for line in (tmp_path / "states.jsonl").read_text().splitlines()]
+    train = [row for row in rows if row.get("split") == "train"]
+    assert train
+    assert not any(row.get("answers") or row.get("evidence") or row.get("images") for row in train)
+    report = read_manifest(folder)["llm_report"]
+    assert {name: stage["failed"] for name, stage in report["stages"].items()} == {"strategy": 0, "summary": 0}
+    records = list(read_states(folder))
+    variants: dict[Marks, list[int]] = {}
+    for marks in ("built", "random", "none", "gold"):
+        other = marked(records, world, marks, cfg.reader)
+        assert [record.x0 for record in other] == [record.x0 for record in records]
+        assert all(record.target and record.answers for record in other)
+        variants[marks] = [sum(end - start + 1 for start, end in blocks_of(record.x1)) for record in other]
+        if marks == "built":
+            assert [record.x2.text for record in other] == [record.x2.text for record in records]
+        if marks == "gold":
+            assert variants[marks] == [len(record.evidence_found) for record in other]
+    assert variants["random"] == variants["built"] != variants["none"] == [0] * len(records)
