@@ -16,6 +16,8 @@ PROBES = {
     "other": ("x2",),
     "null": ("x2",),
 }
+#: Arms that answer from these; those after them are told by x0 alone.
+PROBED = ("untrained", "sft")
 Labels = Literal["gold", "none", "decoded"]
 
 

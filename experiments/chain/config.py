@@ -11,19 +11,7 @@ from remind.core.errors import ConfigError
 from remind.pipeline.config import BuildStatesConfig
 
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.
-FREE = (
-    "out",
-    "stage",
-    "arms",
-    "seeds",
-    "only_folds",
-    "probes",
-    "probe_arms",
-    "contexts",
-    "context_arms",
-    "keep_models",
-)
-FREE += ("resamples", "batch_size")
+FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "contexts", "resamples")
 
 
 @dataclass
@@ -39,7 +27,7 @@ class ChainConfig:
     stage: Literal["all", "run", "report"] = "all"
     """run: states, training, answers. report: tables and plots of the answers there are. all: both."""
     arms: tuple[str, ...] = ("untrained", "sft", "sft_longer", "pra", "pra_other")
-    """Which of the arms (see experiments/chain/arms.py); an arm that others start from is run with them."""
+    """Which of the arms in experiments/chain/arms.py; an arm that others start from is run with them."""
     seeds: tuple[int, ...] = (1,)
     """Of the training runs: order of the questions, and first values of adapters."""
     folds: int = 3
@@ -47,7 +35,7 @@ class ChainConfig:
     only_folds: tuple[int, ...] | None = None
     """Folds to run, from 0; None: all."""
     fold_seed: int = 0
-    """Order in which the dialogues are dealt."""
+    """Order in which dialogues are dealt, and random marks."""
     dev_dialogues: int = 1
     """Of each input and fold, for the held-out loss and the trace; never trained on, nor tested."""
     labelled: float = 0.5
@@ -73,58 +61,50 @@ class ChainConfig:
     sft_levels: tuple[int, ...] = (0,)
     """Levels with the hard loss in SFT. With 2 among them the model learns to use a summary before it teaches by it."""
     objective: Objective = field(
-        default_factory=lambda: Objective(0.0, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_weights="base")
+        default_factory=lambda: Objective(0.2, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_weights="base")
     )
-    """Objective of PRA. Arms without labels have no hard loss, whatever lambda_hard is."""
-    label_share: float = 0.2
-    """lambda_hard of PRA with labels."""
+    """Objective of PRA; without labels its lambda_hard is 0."""
     trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(eval_every=0, eval_limit=20, save_every=20))
     """The loop; its lr and max_steps are not read."""
     lora: LoraConfig | None = None
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
-    """Variants of x1 and x2 that the probed arms answer from; gold evidence alone comes with them."""
-    probe_arms: tuple[str, ...] = ("untrained", "sft")
-    """Arms that answer from more than x0."""
+    """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
     contexts: tuple[int, ...] = ()
-    """Other caps of retrieval (tokens) to answer x0 under, with states of their own."""
-    context_arms: tuple[str, ...] = ("sft", "sft_longer", "pra")
-    """Arms that answer under these."""
+    """Other caps of retrieval (tokens) under which x0 is answered, with states of their own."""
     trace_every: int = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
     max_new_tokens: int = 96
     """Most tokens of an answer, decoded ones included."""
     batch_size: int = 8
     """Questions answered at once."""
-    keep_models: bool = False
-    """Keep every arm's model; otherwise only those that others start from stay once their answers are there."""
+    answer_dtype: str = "float32"
+    """Precision of the models that answer test questions; bfloat16 takes half the time on processors that have it."""
     resamples: int = 4000
     """Of the bootstrap."""
     small: bool = False
     """Sizes of a few minutes, to see that everything runs."""
 
     def __post_init__(self) -> None:
-        for name in ("arms", "seeds", "sft_levels", "probes", "probe_arms", "contexts", "context_arms"):
+        for name in ("arms", "seeds", "sft_levels", "probes", "contexts"):
             setattr(self, name, tuple(getattr(self, name)))
         self.categories = None if self.categories is None else tuple(map(str, self.categories))
-        for name in (*self.arms, *self.probe_arms, *self.context_arms):
-            if name not in ARMS:
-                raise ConfigError(f"no arm {name!r}; there are {', '.join(ARMS)}")
-        if wrong := sorted({*self.probes} - {*VARIANTS}):
-            raise ConfigError(f"no variant {wrong[0]!r} of states; there are {', '.join(VARIANTS)}")
+        for kind, names, known in (("arm", self.arms, ARMS), ("variant", self.probes, VARIANTS)):
+            if unknown := [name for name in names if name not in known]:
+                raise ConfigError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
         if not self.build.inputs:
             raise ConfigError("build.input names no dialogue files")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")
-        ones = ("questions", "sft_steps", "pra_steps", "max_new_tokens", "batch_size")
-        if self.folds < 2 or min(getattr(self, name) for name in ones) < 1 or self.resamples < 100:
-            raise ConfigError(f"folds must be 2 or more, resamples 100 or more, and {', '.join(ones)} 1 or more")
-        if min(self.dev_dialogues, self.dev_questions, self.trace_every) < 0 or not 0 < self.labelled <= 1:
-            raise ConfigError("dev_dialogues, dev_questions and trace_every must be 0 or more, labelled in (0, 1]")
+        limits = dict.fromkeys(("questions", "sft_steps", "pra_steps", "max_new_tokens", "batch_size"), 1)
+        limits |= {"dev_dialogues": 0, "dev_questions": 0, "trace_every": 0, "folds": 2, "resamples": 100}
+        for name, least in limits.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        if not 0 < self.labelled <= 1:
+            raise ConfigError(f"labelled is a share above 0 and at most 1, not {self.labelled}")
         if any(not 0 <= fold < self.folds for fold in self.only_folds or ()):
             raise ConfigError(f"only_folds names a fold that is none of 0 to {self.folds - 1}")
-        if self.trace_every and not (self.dev_dialogues and self.dev_questions):
-            raise ConfigError("trace_every needs dev_dialogues and dev_questions of 1 or more")
 
     @property
     def plan(self) -> tuple[str, ...]:

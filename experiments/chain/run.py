@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from experiments.chain.arms import ARMS, PROBES, Arm
+from experiments.chain.arms import ARMS, PROBED, PROBES, Arm
 from experiments.chain.config import FREE, ChainConfig
 from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import outcome, report, value_of
-from experiments.chain.variants import Source, with_variant
+from experiments.chain.variants import with_variant
 from remind.alignment.cache import Cache
 from remind.alignment.checkpoint import FOLDER as CHECKPOINTS
 from remind.alignment.config import DataConfig, ExportConfig, Objective, TrainConfig
@@ -26,12 +26,11 @@ from remind.alignment.tokens import decode
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
 from remind.core.processes import locked
-from remind.data.dialogue import Corpus
 from remind.data.readers import read
-from remind.evaluation import evaluate
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.predictions import PREDICTIONS, read_rows
+from remind.evaluation.run import evaluate
 from remind.evaluation.scores import parse_all, score
 from remind.llm.auxiliary import open_llm
 from remind.models.encoder import SentenceEncoder
@@ -44,7 +43,20 @@ from remind.states.records import StateRecord
 from remind.testbed.accuracy import MonitoredTrainer
 from remind.testbed.ladder import write_records
 
-SETTINGS = "settings.json"
+#: Settings of the build that change how it is made, not what.
+_BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard", "keep_codes")
+
+
+class Asked(NamedTuple):
+    """What a model answers test questions from: a level of a variant, under the configured cap or another one."""
+
+    variant: str = "built"
+    level: str = "x0"
+    cap: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-{self.level}{'' if self.cap is None else f'-{self.cap}'}"
 
 
 def chain(cfg: ChainConfig) -> Path:
@@ -59,238 +71,193 @@ def chain(cfg: ChainConfig) -> Path:
     """
     cfg = cfg.sized()
     out = Path(cfg.out)
-    with locked(out / ".lock", wait=False):
-        _claim(cfg, out)
-        if cfg.stage != "report":
-            Runs(cfg).run()
-        if cfg.stage != "run":
-            print(f"results are in {', '.join(str(path) for path in report(cfg))}")
+    if cfg.stage != "report":
+        with locked(out / ".lock", wait=False):
+            _claim(cfg, out / "settings.json")
+            Chain(cfg).run()
+    if cfg.stage != "run":
+        print(f"results are in {', '.join(str(path) for path in report(cfg))}")
     return out
 
 
-def _claim(cfg: ChainConfig, out: Path) -> None:
+def _claim(cfg: ChainConfig, path: Path) -> None:
     values = flatten(json.loads(json.dumps(asdict(cfg))))
-    kept = {name: value for name, value in values.items() if name.split(".")[0] not in FREE}
-    # processes and places of the build change nothing
-    for name in ("workers", "cache", "device", "out", "overwrite", "shard"):
-        kept.pop(f"build.{name}", None)
-    path = out / SETTINGS
-    if path.exists():
-        before = read_json(path)
-        if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
-            raise ConfigError(f"{out} was begun with other settings ({', '.join(wrong)}); choose another out")
+    free = {f"build.{name}" for name in _BUILD_FREE}
+    kept = {name: value for name, value in values.items() if name.split(".")[0] not in FREE and name not in free}
+    before = read_json(path) if path.exists() else kept
+    if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
+        raise ConfigError(f"{path.parent} was begun with other settings ({', '.join(wrong)}); choose another out")
     write_json(path, kept)
 
 
-class Runs:
+class Chain:
     """The runs of a configuration: a folder for every fold, seed and arm, with its training, model and answers."""
 
     def __init__(self, cfg: ChainConfig) -> None:
         self.cfg, self.out = cfg, Path(cfg.out)
         self._records: dict[int | None, list[StateRecord]] = {}
+        self._corpora = {path: read(path, cfg.build.format) for path in cfg.build.inputs}
+        self._sources = {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
 
     def run(self) -> None:
         """All that is not there yet, fold by fold and arm by arm."""
         for cap in (None, *self.cfg.contexts):
             self.records(cap)
-        folds = make_folds(self._inputs, self.cfg)
-        for number in self.cfg.only_folds if self.cfg.only_folds is not None else range(self.cfg.folds):
-            for seed in self.cfg.seeds:
-                for name in self.cfg.plan:
-                    self._perform(number, folds[number], seed, name)
-
-    # states
+        usable = {record.dialogue_id for record in self.records() if record.target is not None}
+        dialogues = {path: [d.id for d in corpus.dialogues if d.id in usable] for path, corpus in self._corpora.items()}
+        for number, fold in enumerate(make_folds(dialogues, self.cfg)):
+            if self.cfg.only_folds is None or number in self.cfg.only_folds:
+                for seed in self.cfg.seeds:
+                    one = FoldRuns(self, fold, number, seed)
+                    for name in self.cfg.plan:
+                        one.perform(name)
 
     def records(self, cap: int | None = None) -> list[StateRecord]:
         """All states, built with the configured cap of retrieval or with another."""
         if cap not in self._records:
-            build = self.cfg.build
-            perception = build.perception
+            perception, folder = self.cfg.build.perception, self.out / "states"
             if cap is not None:
                 perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
-            folder = self._built(cap)
-            build_states(replace(build, out=str(folder), perception=perception, overwrite=False))
+                folder = self.out / f"states-{cap}"
+            build_states(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
             self._records[cap] = read_states(folder)
         return self._records[cap]
 
-    def _built(self, cap: int | None = None) -> Path:
-        return self.out / ("states" if cap is None else f"states-{cap}")
-
-    @cached_property
-    def _corpora(self) -> dict[str, Corpus]:
-        return {path: read(path, self.cfg.build.format) for path in self.cfg.build.inputs}
-
-    @property
-    def _inputs(self) -> dict[str, list[str]]:
-        """Ids of the dialogues with usable questions, by input."""
-        usable = {record.dialogue_id for record in self.records() if record.target is not None}
-        return {path: [d.id for d in corpus.dialogues if d.id in usable] for path, corpus in self._corpora.items()}
-
-    @cached_property
-    def _sources(self) -> dict[str, Source]:
-        return {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
+    def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
+        """Questions of these dialogues, with x1 and x2 of a variant."""
+        records = choose(self.records(), dialogues, most, self.cfg.categories)
+        made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
+        return [replace(record, split=split) for record in made]
 
     @cached_property
     def _llm(self) -> AuxiliaryLLM:
         return open_llm(self.cfg.build.llm, SentenceEncoder(device=self.cfg.build.device))
 
-    def _chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
-        chosen = choose(self.records(), dialogues, most, self.cfg.categories)
-        if not chosen:
-            return []
-        made = with_variant(variant, chosen, self._sources, self._llm, self.cfg.fold_seed)
-        return [replace(record, split=split) for record in made]
-
-    def _write(self, folder: Path, records: Sequence[StateRecord]) -> Path:
+    def write(self, folder: Path, records: Sequence[StateRecord]) -> Path:
+        """A states folder, unless it is there."""
         if not folder.exists():
             # gold evidence is looked up in the files that the states were built from
-            write_records(records, folder, {"inputs": read_manifest(self._built())["inputs"]})
+            write_records(records, folder, {"inputs": read_manifest(self.out / "states")["inputs"]})
         return folder
 
-    def _test(self, fold: Fold, number: int, variant: str, cap: int | None = None) -> tuple[Path, list[StateRecord]]:
-        """The folder of a fold's test questions, and the questions."""
-        records = self._chosen(fold.test, self.cfg.test_questions, "test", variant)
-        if cap is not None:
-            shown = {record.question_id: record for record in self.records(cap)}
-            records = [replace(shown[record.question_id], split="test") for record in records]
-        name = f"test-{variant}" if cap is None else f"test-{cap}"
-        return self._write(self.out / f"fold-{number}" / "states" / name, records), records
 
-    # one run
+class FoldRuns:
+    """The runs of a fold and a seed."""
 
-    def _folder(self, number: int, seed: int, name: str) -> Path:
-        seeded = f"seed-{seed}" if ARMS[name].trained else "untrained"
-        return self.out / f"fold-{number}" / seeded / name
+    def __init__(self, chain: Chain, fold: Fold, number: int, seed: int) -> None:
+        self.chain, self.cfg, self.fold, self.number, self.seed = chain, chain.cfg, fold, number, seed
+        self.out = chain.out / f"fold-{number}"
 
-    def _perform(self, number: int, fold: Fold, seed: int, name: str) -> None:
-        folder = self._folder(number, seed, name)
-        missing = [asked for asked in self._asked(name) if not _answers(folder, asked).exists()]
-        if missing:
-            model = self._model(number, fold, seed, name)
-            backbone = load_backbone(model)
+    def _folder(self, name: str) -> Path:
+        return self.out / (f"seed-{self.seed}" if ARMS[name].trained else "untrained") / name
+
+    def perform(self, name: str) -> None:
+        """Train an arm and have it answer, as far as that has not been done."""
+        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts)]
+        if name in PROBED:
+            probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
+            asked += [Asked(level="oracle"), *probes]
+        answers = self._folder(name) / "answers"
+        if missing := [one for one in asked if not (answers / f"{one.name}.jsonl").exists()]:
+            model = self._model(name)
+            backbone = load_backbone(model, dtype=self.cfg.answer_dtype)
             answerer = LocalAnswers(backbone, model, self.cfg.max_new_tokens, self.cfg.batch_size)
-            for asked in missing:
-                about = {"fold": number, "seed": seed if ARMS[name].trained else None, "arm": name}
-                self._answer(answerer, folder, number, fold, asked, about)
-        if not self.cfg.keep_models and not any(arm.start == name for arm in ARMS.values()):
-            shutil.rmtree(folder / "model", ignore_errors=True)
+            for one in missing:
+                rows = self._answer(answerer, one, answers / one.name)
+                about = {"fold": self.number, "seed": self.seed if ARMS[name].trained else None, "arm": name}
+                write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
+        if not any(arm.start == name for arm in ARMS.values()):
+            shutil.rmtree(self._folder(name) / "model", ignore_errors=True)
 
-    def _asked(self, name: str) -> Iterator[tuple[str, str, int | None]]:
-        """Variant, level and cap of retrieval of everything that an arm answers from."""
-        yield "built", "x0", None
-        if name in self.cfg.probe_arms:
-            yield "built", "oracle", None
-            for variant in self.cfg.probes:
-                yield from ((variant, level, None) for level in PROBES[variant])
-        if name in self.cfg.context_arms:
-            yield from (("built", "x0", cap) for cap in self.cfg.contexts)
-
-    def _answer(
-        self,
-        answerer: LocalAnswers,
-        folder: Path,
-        number: int,
-        fold: Fold,
-        asked: tuple[str, str, int | None],
-        about: Mapping[str, Any],
-    ) -> None:
-        variant, level, cap = asked
-        states, records = self._test(fold, number, variant, cap)
-        rows = _answers(folder, asked)
+    def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
+        """The outcome of every test question."""
+        records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
+        if asked.cap is not None:
+            shown = {record.question_id: record for record in self.chain.records(asked.cap)}
+            records = [replace(shown[record.question_id], split="test") for record in records]
+        states = self.out / "states" / f"test-{asked.variant if asked.cap is None else asked.cap}"
         evaluation = EvaluateConfig(
-            states=str(states),
+            states=str(self.chain.write(states, records)),
             model=str(answerer.about["name"]),
-            out=str(rows.with_suffix("")),
-            conditions=[level],
+            out=str(out),
+            conditions=[asked.level],
             max_new_tokens=answerer.max_new_tokens,
             batch_size=answerer.batch_size,
-            corpus=self.cfg.build.inputs if level == "oracle" else [],
+            corpus=self.cfg.build.inputs if asked.level == "oracle" else [],
             corpus_format=self.cfg.build.format,
         )
         evaluate(evaluation, answerer=answerer)
         by_id = {record.question_id: record for record in records}
-        about = {**about, "variant": variant, "level": level, "cap": cap}
-        written = [row for _, row in read_rows(Path(evaluation.out) / PREDICTIONS, "an output")]
-        write_rows(rows, [{**about, **outcome(row, by_id[row["question_id"]])} for row in written])
+        return [outcome(row, by_id[row["question_id"]]) for _, row in read_rows(out / PREDICTIONS, "an output")]
 
-    def _model(self, number: int, fold: Fold, seed: int, name: str) -> str:
+    def _model(self, name: str) -> str:
         """The model of an arm, trained first where it is not there."""
-        arm, folder = ARMS[name], self._folder(number, seed, name)
+        arm, folder = ARMS[name], self._folder(name)
         if not arm.trained:
             return self.cfg.model
         model = folder / "model"
         if not model.exists():
-            start = self.cfg.model if arm.start is None else self._model(number, fold, seed, arm.start)
-            states = self._states(number, fold, arm, start, folder)
-            self._train(self._settings(arm, start, states, folder / "train", seed), fold)
+            start = self.cfg.model if arm.start is None else self._model(arm.start)
+            self._train(self._settings(arm, start, self._states(arm, start, folder), folder / "train"))
             export(ExportConfig(run=str(folder / "train"), out=str(model)))
         # several times the model, and of no more use
         shutil.rmtree(folder / "train" / CHECKPOINTS, ignore_errors=True)
         return str(model)
 
-    def _states(self, number: int, fold: Fold, arm: Arm, start: str, folder: Path) -> Path:
+    def _states(self, arm: Arm, start: str, folder: Path) -> Path:
         """The states that an arm learns from, with the dev questions."""
         role = "pool" if arm.pool else "labelled"
-        states = self.out / f"fold-{number}" / "states" / f"{role}-{arm.variant}-{arm.labels}"
         # answers that a model gave are those of one run
-        states = folder / "states" if arm.labels == "decoded" else states
+        decoded = arm.labels == "decoded"
+        states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{arm.labels}"
         if states.exists():
             return states
-        train = self._chosen(getattr(fold, role), self.cfg.questions, "train", arm.variant)
+        train = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
         if arm.labels != "gold":
             train = [replace(record, target=None) for record in train]
-        if arm.labels == "decoded":
+        if decoded:
             backbone = load_backbone(start)
-            base, cache = fingerprint(backbone.model), Cache(self.out / "cache")
+            base, cache = fingerprint(backbone.model), Cache(self.chain.out / "cache")
             answers = decode(backbone, train, "x2", self.cfg.max_new_tokens, cache, base)
             train = [replace(record, target=answers[record.question_id]) for record in train]
-        return self._write(states, [*train, *self._dev(fold, arm.variant)])
+        return self.chain.write(states, [*train, *self._dev])
 
-    def _dev(self, fold: Fold, variant: str) -> list[StateRecord]:
-        return self._chosen(fold.dev, self.cfg.dev_questions, "dev", variant) if self.cfg.dev_questions else []
+    @cached_property
+    def _dev(self) -> list[StateRecord]:
+        return self.chain.chosen(self.fold.dev, self.cfg.dev_questions, "dev", "built")
 
-    def _settings(self, arm: Arm, start: str, states: Path, out: Path, seed: int) -> TrainConfig:
+    def _settings(self, arm: Arm, start: str, states: Path, out: Path) -> TrainConfig:
         cfg = self.cfg
-        levels = cfg.sft_levels if arm.start is None else (0,)
-        objective = Objective(lambda_hard=1.0, edges=(), hard_levels=levels)
+        objective = Objective(lambda_hard=1.0, edges=(), hard_levels=cfg.sft_levels if arm.start is None else (0,))
         if arm.aligns:
-            objective = replace(cfg.objective, lambda_hard=cfg.label_share if arm.labels == "gold" else 0.0)
+            objective = cfg.objective if arm.labels == "gold" else replace(cfg.objective, lambda_hard=0.0)
         rate, steps = cfg.pra_lr if arm.aligns else cfg.sft_lr, cfg.sft_steps if arm.start is None else cfg.pra_steps
-        return TrainConfig(
-            states=str(states),
-            out=str(out),
-            model=start,
-            seed=seed,
-            resume=True,
-            objective=objective,
-            data=DataConfig(
-                on_long="skip",
-                unlabelled="x2" if arm.labels == "none" else "skip",
-                max_decoded=cfg.max_new_tokens,
-                cache=str(self.out / "cache"),
-            ),
-            trainer=replace(cfg.trainer, lr=rate, max_steps=steps),
-            lora=cfg.lora,
+        data = DataConfig(
+            on_long="skip",
+            unlabelled="x2" if arm.labels == "none" else "skip",
+            max_decoded=cfg.max_new_tokens,
+            cache=str(self.chain.out / "cache"),
         )
+        loop = replace(cfg.trainer, lr=rate, max_steps=steps)
+        about = {"states": str(states), "out": str(out), "model": start, "seed": self.seed, "resume": True}
+        return TrainConfig(**about, objective=objective, data=data, trainer=loop, lora=cfg.lora)
 
-    def _train(self, settings: TrainConfig, fold: Fold) -> None:
-        """Train, or go on; the answers to dev questions stand in metrics.jsonl, in rows of kind `answers`."""
-        every, dev = self.cfg.trace_every, self._dev(fold, "built")
+    def _train(self, settings: TrainConfig) -> None:
+        """Train, or go on; scores of answers to dev questions stand in metrics.jsonl, in rows of kind `answers`."""
+        every = self.cfg.trace_every if self._dev else 0
         base = load_backbone(settings.model) if every else None
+        # evidence quoted is not part of a trace
+        dev = [replace(record, evidence_lines=()) for record in self._dev]
 
         def measure(trainer: MonitoredTrainer) -> None:
             assert base is not None
-            backbone = replace(base, model=trainer.model)
-            prompts = [record.x0.text for record in dev]
-            outputs = [
-                o for o in generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size) if o is not None
-            ]
-            # evidence is compared by sentence vectors, which a trace does without
-            bare = [replace(record, evidence_lines=()) for record in dev]
-            scores = score(bare, outputs, parse_all(bare, outputs), [None] * len(dev), lambda _: _no_vectors())
-            values = [value for one in scores if (value := value_of(one.row())) is not None]
-            mean = sum(values) / len(values) if values else None
-            trainer.folder.record({"step": trainer.step, "kind": "answers", "questions": len(values), "score": mean})
+            backbone, prompts = replace(base, model=trainer.model), [record.x0.text for record in dev]
+            outputs = generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size)
+            written = [output for output in outputs if output is not None]
+            scores = score(dev, written, parse_all(dev, written), [None] * len(dev), SentenceEncoder(load=False).encode)
+            values = [value_of({**one.row(), "failure": one.generation.failure}) or 0.0 for one in scores]
+            row = {"step": trainer.step, "kind": "answers", "score": sum(values) / len(values)}
+            trainer.folder.record({**row, "questions": len(values)})
 
         trainer = MonitoredTrainer(settings, measure, every)
         try:
@@ -300,12 +267,3 @@ class Runs:
         trainer.finish()
         if trainer.stopped:
             raise SystemExit(TERMINATED)
-
-
-def _no_vectors() -> Any:
-    raise AssertionError("nothing is compared")
-
-
-def _answers(folder: Path, asked: tuple[str, str, int | None]) -> Path:
-    variant, level, cap = asked
-    return folder / "answers" / f"{variant}-{level}{'' if cap is None else f'-{cap}'}.jsonl"
