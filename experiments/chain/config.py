@@ -124,5 +124,11 @@ class ChainConfig:
             "sft_steps": 2,
             "pra_steps": 2,
         }
-        fewer = {"only_folds": (0,), "seeds": self.seeds[:1], "contexts": (), "max_new_tokens": 16, "resamples": 200}
+        fewer: dict[str, Any] = {
+            "only_folds": (0,),
+            "seeds": self.seeds[:1],
+            "contexts": (),
+            "max_new_tokens": 16,
+            "resamples": 200,
+        }
         return replace(self, build=build, **sizes, **fewer)

@@ -13,7 +13,6 @@ import numpy as np
 from experiments.chain.arms import ARMS, PROBES, RIVALS
 from experiments.chain.config import ChainConfig
 from experiments.proof.statistics import estimate
-from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_rows, write_text
 from remind.evaluation.intervals import Estimate
@@ -24,8 +23,13 @@ from sae.figures import COLOURS, Picture, new_figure
 Row = Mapping[str, Any]
 #: Arm, variant, level, cap of retrieval.
 Cell = tuple[str, str, str, int | None]
-_KEPT = ("locomo_f1", "accuracy", "memory_recall_text", "evidence_recall", "finished", "failure", "score_failure")
-_KEPT += ("prompt_tokens", "new_tokens")
+#: Scores of dev questions on the way of a training run, in its folder.
+TRACE = "trace.jsonl"
+#: Taken from predictions.jsonl as they are.
+_KEPT = (
+    *("locomo_f1", "accuracy", "memory_recall_text", "evidence_recall"),
+    *("finished", "failure", "score_failure", "prompt_tokens", "new_tokens"),
+)
 
 
 def value_of(row: Row) -> float | None:
@@ -93,7 +97,7 @@ class Comparison:
         runs = [self.cells[one] for one in (cell, less) if one is not None]
         # the untrained model has no seed: it stands beside each
         seeded = [run.keys() for run in runs if None not in run]
-        seeds = sorted(set.intersection(*map(set, seeded))) if seeded else [None]
+        seeds = list(set.intersection(*map(set, seeded))) if seeded else [None]
         answers = [[run[None] if None in run else run[seed] for seed in seeds] for run in runs]
         taking = [
             {key for key, row in one.items() if row[name] is not None and which(row)} for run in answers for one in run
@@ -159,19 +163,19 @@ def summarise(answers: Comparison) -> dict[str, Any]:
                 held = answers.mean(probe, which=lambda row: bool(row["evidence_recall"]), less=cell)
                 result["probes"].append({**about, **figures, "gain_held": held})
         caps = [one for one in answers.cells if one[:3] == cell[:3] and answers.mean(one) is not None]
-        points = [(np.mean([row["prompt_tokens"] for row in answers.rows(one)]), answers.mean(one)) for one in caps]
-        result["contexts"][arm] = sorted(([float(at), value] for at, value in points), key=lambda point: point[0])
+        lengths = [float(np.mean([row["prompt_tokens"] for row in answers.rows(one)])) for one in caps]
+        result["contexts"][arm] = [[at, answers.mean(one)] for at, one in sorted(zip(lengths, caps, strict=True))]
     return result
 
 
 def traces(out: Path) -> dict[str, list[list[Any]]]:
     """Steps and mean score of dev questions by arm, over folds and seeds; what starts from SFT begins where it ends."""
     found: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-    for path in sorted(out.glob(f"fold-*/seed-*/*/train/{METRICS}")):
+    for path in sorted(out.glob(f"fold-*/seed-*/*/{TRACE}")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         # a run that was resumed may have measured a step twice
-        steps = {row["step"]: row["score"] for row in read_metrics(path.parent) if row["kind"] == "answers"}
-        for step, value in steps.items():
-            found[path.parents[1].name][step].append(value)
+        for step, value in {row["step"]: row["score"] for row in rows}.items():
+            found[path.parent.name][step].append(value)
     ends = {arm: max(steps, default=0) for arm, steps in found.items()}
     begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
     return {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from experiments.chain.arms import ARMS, PROBED, PROBES, Arm
 from experiments.chain.config import FREE, ChainConfig
 from experiments.chain.folds import Fold, choose, make_folds
-from experiments.chain.report import outcome, report, value_of
+from experiments.chain.report import TRACE, outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.cache import Cache
 from remind.alignment.checkpoint import FOLDER as CHECKPOINTS
@@ -239,11 +239,11 @@ class FoldRuns:
             cache=str(self.chain.out / "cache"),
         )
         loop = replace(cfg.trainer, lr=rate, max_steps=steps)
-        about = {"states": str(states), "out": str(out), "model": start, "seed": self.seed, "resume": True}
-        return TrainConfig(**about, objective=objective, data=data, trainer=loop, lora=cfg.lora)
+        learning = TrainConfig(str(states), str(out), start, seed=self.seed, resume=True, lora=cfg.lora)
+        return replace(learning, objective=objective, data=data, trainer=loop)
 
     def _train(self, settings: TrainConfig) -> None:
-        """Train, or go on; scores of answers to dev questions stand in metrics.jsonl, in rows of kind `answers`."""
+        """Train, or go on; the scores of answers to dev questions are kept in trace.jsonl."""
         every = self.cfg.trace_every if self._dev else 0
         base = load_backbone(settings.model) if every else None
         # evidence quoted is not part of a trace
@@ -256,8 +256,9 @@ class FoldRuns:
             written = [output for output in outputs if output is not None]
             scores = score(dev, written, parse_all(dev, written), [None] * len(dev), SentenceEncoder(load=False).encode)
             values = [value_of({**one.row(), "failure": one.generation.failure}) or 0.0 for one in scores]
-            row = {"step": trainer.step, "kind": "answers", "score": sum(values) / len(values)}
-            trainer.folder.record({**row, "questions": len(values)})
+            # metrics.jsonl forgets what was measured after the checkpoint that a run goes on from
+            with (Path(settings.out).parent / TRACE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": trainer.step, "score": sum(values) / len(values)}) + "\n")
 
         trainer = MonitoredTrainer(settings, measure, every)
         try:
