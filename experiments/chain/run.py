@@ -44,7 +44,7 @@ from remind.testbed.accuracy import MonitoredTrainer
 from remind.testbed.ladder import write_records
 
 #: Settings of the build that change how it is made, not what.
-_BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard", "keep_codes")
+_BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
 
 
 class Asked(NamedTuple):
