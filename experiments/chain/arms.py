@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: States of a question, made from the built ones; see `experiments.chain.variants`.
-VARIANTS = ("built", "gold", "random", "none", "other", "null")
-#: What is asked of each variant besides x0 as built: levels that differ from those of another variant.
+#: By variant of the states (see `experiments.chain.variants`) what is asked besides x0: levels that no other one has.
 PROBES = {
     "built": ("x1", "x2"),
     "gold": ("x1", "x2"),
@@ -16,8 +14,9 @@ PROBES = {
     "other": ("x2",),
     "null": ("x2",),
 }
-#: Arms that answer from these; those after them are told by x0 alone.
-PROBED = ("untrained", "sft")
+VARIANTS = tuple(PROBES)
+#: Arms that answer from these, and those that answer under other caps of retrieval; the others are told by x0 alone.
+PROBED, CURVES = ("untrained", "sft"), ("sft", "sft_longer", "pra")
 Labels = Literal["gold", "none", "decoded"]
 
 

@@ -71,7 +71,7 @@ class ChainConfig:
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
     """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
     contexts: tuple[int, ...] = ()
-    """Other caps of retrieval (tokens) under which x0 is answered, with states of their own."""
+    """Other caps of retrieval (tokens) under which sft, sft_longer and pra answer x0, with states of their own."""
     trace_every: int = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
     max_new_tokens: int = 96

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.chain.arms import ARMS, PROBED, PROBES, Arm
+from experiments.chain.arms import ARMS, CURVES, PROBED, PROBES, Arm
 from experiments.chain.config import FREE, ChainConfig
 from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import TRACE, outcome, report, value_of
@@ -153,7 +153,7 @@ class FoldRuns:
 
     def perform(self, name: str) -> None:
         """Train an arm and have it answer, as far as that has not been done."""
-        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts)]
+        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts if name in CURVES)]
         if name in PROBED:
             probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
             asked += [Asked(level="oracle"), *probes]

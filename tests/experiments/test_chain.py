@@ -206,7 +206,8 @@ def small(folder: Path, out: Path, **values: Any) -> ChainConfig:
     build.perception.retrieve.max_context_tokens = 60
     given: dict[str, Any] = {
         "arms": ("untrained", "sft_x2", "pra", "pra_null"),
-        "probes": ("built", "other"),
+        "probes": ("other",),
+        "contexts": (30,),
         "folds": 3,
         "only_folds": (0,),
         "sft_steps": 2,
@@ -252,16 +253,20 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(folder: Path, tm
     chain(small(folder, out))
     assert trained == {path: path.stat().st_mtime_ns for path in trained}
     rows = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
-    chain(small(folder, tmp_path / "whole", arms=("pra",)))
+    chain(small(folder, tmp_path / "whole", arms=("pra",), contexts=(), probes=()))
     whole = [json.loads(line) for line in (tmp_path / "whole" / "runs.jsonl").read_text().splitlines()]
-    assert [row for row in rows if row["arm"] in ("sft", "pra")] == whole
+    asked_of_both = [row for row in rows if row["arm"] in ("sft", "pra") and row["level"] in ("x0", "oracle")]
+    assert [row for row in asked_of_both if row["cap"] is None] == whole
 
     asked = {(row["arm"], row["variant"], row["level"]) for row in rows}
-    probes = {("built", "x0"), ("built", "oracle"), ("built", "x1"), ("built", "x2"), ("other", "x2")}
+    probes = {("built", "x0"), ("built", "oracle"), ("other", "x2")}
     assert asked == {(arm, *probe) for arm in ("untrained", "sft") for probe in probes} | {
         (arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_null")
     }
+    assert {row["arm"] for row in rows if row["cap"] == 30} == {"sft", "pra"}
     result = read_json(out / "result.json")
+    shorter, longer = (tokens for tokens, _ in result["contexts"]["pra"])
+    assert shorter < longer
     assert [step for step, _ in result["traces"]["pra"]] == [2, 4, 6]
     assert set(result["arms"]["pra"]["against"]) == {"sft", "pra_null"}
     assert "PRA without labels" in (out / "table.md").read_text()
