@@ -27,7 +27,7 @@ Cell = tuple[str, str, str, int | None]
 TRACE = "trace.jsonl"
 #: Taken from predictions.jsonl as they are.
 _KEPT = (
-    *("locomo_f1", "accuracy", "memory_recall_text", "evidence_recall"),
+    *("locomo_f1", "memory_recall_text", "evidence_recall"),
     *("finished", "failure", "score_failure", "prompt_tokens", "new_tokens"),
 )
 
@@ -55,6 +55,8 @@ def outcome(row: Row, record: StateRecord) -> dict[str, Any]:
         "category": record.category,
         "score": value_of(row),
         **{name: row.get(name) for name in _KEPT},
+        # that of free answers is the judge's
+        "accuracy": row.get("accuracy") if record.options else None,
         # share of the gold lines in the prompt
         "quoted": len(held & set(row.get("evidence", []))) / len(held) if held and not record.visual else None,
         "malformed": bool(row.get("problems")),
