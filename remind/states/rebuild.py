@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Dialogue, Question
+from remind.states import prompts
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import (
     ANCHOR_KINDS,
@@ -76,3 +77,23 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
 def attentional_of(record: StateRecord, dialogue: Dialogue, question: Question) -> AttentionalState:
     """x1 as a state. Raises DataError as `factual_of`."""
     return AttentionalState(factual_of(record, dialogue, question), blocks_of(record.x1), record.salience)
+
+
+def summary_of(record: StateRecord) -> str:
+    """The summary in x2; "" where x2 is x1.
+
+    Raises:
+        DataError: x2 is not x1 with a section of its own, as the prompt templates of today write it.
+    """
+    x1, x2 = record.x1.text, record.x2.text
+    if x1 == x2:
+        return ""
+    head = f"\nReflection\n{prompts.render('summary').strip()}\n"
+    start = x2.find(head, strategy_end(record.x2))
+    end = start + len(x2) - len(x1)
+    if start < 0 or x2[:start] + x2[end:] != x1:
+        what = (
+            "x2 is not x1 with a summary: its prompt templates are others than those of today; build the states again"
+        )
+        raise DataError(what, record=record.question_id)
+    return x2[start + len(head) : end].removesuffix("\n")

@@ -50,6 +50,8 @@ RECIPES: dict[str, str] = {
     "train-pra": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
+    "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
+    "--probes '[]'",
     "experiments.cost": "--lengths '[2048]'",
     "experiments.evidence": "--limit 1",
     "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
@@ -73,6 +75,7 @@ BY_CONFIG: dict[str, str] = {
     "sae_smollm2": "--backbone nano --layers '[1, 2]' --window 128",
     "build_smollm2": "--backbone nano",
     "pra_smollm2": "--model nano",
+    "chain_smollm2": "--model nano --build.backbone minilm --build.sae null",
     "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.

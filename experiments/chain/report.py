@@ -1,0 +1,243 @@
+"""What the answers show: scores by arm and category, paired differences clustered by dialogue, tables and plots."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.chain.arms import ARMS, PROBES, RIVALS
+from experiments.chain.config import ChainConfig
+from experiments.proof.statistics import estimate
+from remind.core.errors import ConfigError
+from remind.core.files import write_json, write_rows, write_text
+from remind.evaluation.intervals import Estimate
+from remind.evaluation.tables import percent
+from remind.states.records import StateRecord
+from sae.figures import COLOURS, Picture, new_figure
+
+Row = Mapping[str, Any]
+#: Arm, variant, level, cap of retrieval.
+Cell = tuple[str, str, str, int | None]
+#: Scores of dev questions on the way of a training run, in its folder.
+TRACE = "trace.jsonl"
+#: Taken from predictions.jsonl as they are.
+_KEPT = (
+    *("locomo_f1", "memory_recall_text", "evidence_recall"),
+    *("finished", "failure", "score_failure", "prompt_tokens", "new_tokens"),
+)
+
+
+def value_of(row: Row) -> float | None:
+    """The score of an answer: LoCoMo's F1 where the question has a category, F1 of other free answers, accuracy of
+    options, where an answer that names none is wrong. None for questions that were never answered."""
+    measures = ("locomo_f1", "f1") if row.get("f1") is not None else ("accuracy",)
+    value = next((row[name] for name in measures if row.get(name) is not None), None)
+    return 0.0 if value is None and row["failure"] is None else value
+
+
+def outcome(row: Row, record: StateRecord) -> dict[str, Any]:
+    """What runs.jsonl keeps of an answer: numbers, and no words of the dialogue.
+
+    Args:
+        row: of predictions.jsonl.
+        record: the question that was asked.
+    """
+    lines = zip(record.evidence, record.evidence_lines, strict=False)
+    held = {line for turn, line in lines if turn in row["evidence_shown"]}
+    return {
+        "question_id": record.question_id,
+        "dialogue_id": record.dialogue_id,
+        "category": record.category,
+        "score": value_of(row),
+        **{name: row.get(name) for name in _KEPT},
+        # that of free answers is the judge's
+        "accuracy": row.get("accuracy") if record.options else None,
+        # share of the gold lines in the prompt
+        "quoted": len(held & set(row.get("evidence", []))) / len(held) if held and not record.visual else None,
+        "malformed": bool(row.get("problems")),
+    }
+
+
+class Comparison:
+    """Answers of all arms, paired by question and seed.
+
+    Args:
+        rows: of runs.jsonl.
+    """
+
+    def __init__(self, rows: Iterable[Row], resamples: int) -> None:
+        self.resamples = resamples
+        self.cells: dict[Cell, dict[int | None, dict[str, Row]]] = defaultdict(lambda: defaultdict(dict))
+        for row in rows:
+            cell = (row["arm"], row["variant"], row["level"], row["cap"])
+            self.cells[cell][row["seed"]][row["question_id"]] = row
+
+    def rows(self, cell: Cell) -> list[Row]:
+        return [row for answers in self.cells[cell].values() for row in answers.values()]
+
+    def mean(
+        self,
+        cell: Cell,
+        name: str = "score",
+        which: Callable[[Row], bool] = lambda _: True,
+        less: Cell | None = None,
+    ) -> Estimate | None:
+        """Mean of a measure over questions, with its interval over seeds and dialogues together.
+
+        Args:
+            which: the rows that take part.
+            less: the cell whose measure is subtracted, on the questions and seeds that both have.
+
+        Returns:
+            None where nothing takes part.
+        """
+        runs = [self.cells[one] for one in (cell, less) if one is not None]
+        # the untrained model has no seed: it stands beside each
+        seeded = [run.keys() for run in runs if None not in run]
+        seeds = list(set.intersection(*map(set, seeded))) if seeded else [None]
+        answers = [[run[None] if None in run else run[seed] for seed in seeds] for run in runs]
+        taking = [
+            {key for key, row in one.items() if row[name] is not None and which(row)} for run in answers for one in run
+        ]
+        questions = sorted(set.intersection(*taking)) if taking else []
+        if not questions:
+            return None
+        values = [np.array([[float(one[key][name]) for key in questions] for one in run]) for run in answers]
+        dialogues = [answers[0][0][key]["dialogue_id"] for key in questions]
+        return estimate(values[0] - values[1] if less else values[0], dialogues, self.resamples)
+
+
+def report(cfg: ChainConfig) -> list[Path]:
+    """Write runs.jsonl, result.json, table.md and the plots, of all answers there are in the folder.
+
+    Raises:
+        ConfigError: there are none yet.
+    """
+    out = Path(cfg.out)
+    files = sorted(out.glob("fold-*/*/*/answers/*.jsonl"))
+    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    if not rows:
+        raise ConfigError(f"{out} holds no answers yet: run with --stage run first")
+    result = summarise(Comparison(rows, cfg.resamples)) | {"traces": traces(out)}
+    paths = [out / name for name in ("runs.jsonl", "result.json", "table.md", "steps.png", "contexts.png")]
+    write_rows(paths[0], rows)
+    write_json(paths[1], result)
+    write_text(paths[2], render(result))
+    _plot(result["traces"], "optimiser steps", "score on dev questions from x0, %").save(paths[3])
+    _plot(result["contexts"], "tokens of the prompt (mean)", "score on test questions from x0, %").save(paths[4])
+    return paths
+
+
+def summarise(answers: Comparison) -> dict[str, Any]:
+    """The figures by arm under x0, of higher states, and by length of the prompt (tokens and estimate)."""
+    arms = {arm: cell for arm in ARMS if (cell := (arm, "built", "x0", None)) in answers.cells}
+    probes = [("built", "oracle"), *((variant, level) for variant, levels in PROBES.items() for level in levels)]
+    result: dict[str, Any] = {"arms": {}, "probes": [], "contexts": {}}
+    for arm, cell in arms.items():
+        rows = answers.rows(cell)
+        result["arms"][arm] = {
+            "questions": len({row["question_id"] for row in rows}),
+            "dialogues": len({row["dialogue_id"] for row in rows}),
+            "seeds": sorted({row["seed"] for row in rows} - {None}),
+            **{name: answers.mean(cell, name) for name in ("score", "locomo_f1", "accuracy", "quoted")},
+            "by_category": {
+                name: answers.mean(cell, "locomo_f1", lambda row, name=name: row["category"] == name)  # type: ignore[misc]
+                for name in sorted({row["category"] for row in rows} - {None})
+            },
+            "answers": len(rows),
+            "cut off": sum(not row["finished"] for row in rows),
+            "malformed": sum(row["malformed"] for row in rows),
+            "failed": sum(row["failure"] is not None for row in rows),
+            "against": {
+                rival: answers.mean(cell, less=arms[rival]) for rival in RIVALS if rival in arms.keys() - {arm}
+            },
+        }
+        for variant, level in probes:
+            if (probe := (arm, variant, level, None)) in answers.cells:
+                about = {"arm": arm, "state": "gold evidence alone" if level == "oracle" else f"{variant} {level}"}
+                figures = {"score": answers.mean(probe), "gain": answers.mean(probe, less=cell)}
+                # where x0 holds no gold evidence, no mark can help
+                held = answers.mean(probe, which=lambda row: bool(row["evidence_recall"]), less=cell)
+                result["probes"].append({**about, **figures, "gain_held": held})
+        caps = [one for one in answers.cells if one[:3] == cell[:3] and answers.mean(one) is not None]
+        lengths = [float(np.mean([row["prompt_tokens"] for row in answers.rows(one)])) for one in caps]
+        result["contexts"][arm] = [[at, answers.mean(one)] for at, one in sorted(zip(lengths, caps, strict=True))]
+    return result
+
+
+def traces(out: Path) -> dict[str, list[list[Any]]]:
+    """Steps and mean score of dev questions by arm, over folds and seeds; what starts from SFT begins where it ends."""
+    found: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
+    for path in sorted(out.glob(f"fold-*/seed-*/*/{TRACE}")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        # a run that was resumed may have measured a step twice
+        for step, value in {row["step"]: row["score"] for row in rows}.items():
+            found[path.parent.name][step].append(value)
+    ends = {arm: max(steps, default=0) for arm, steps in found.items()}
+    begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
+    return {
+        arm: [[begins[arm] + step, {"value": float(np.mean(some))}] for step, some in sorted(steps.items())]
+        for arm, steps in found.items()
+        if steps
+    }
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The text of table.md."""
+    arms = result["arms"]
+    first = next(iter(arms.values()))
+    rivals = [rival for rival in RIVALS if rival in arms]
+    categories = sorted({name for row in arms.values() for name in row["by_category"]})
+    figures, differences = [], []
+    for arm, row in arms.items():
+        means = [row["by_category"].get(name) for name in categories] + [row["accuracy"], row["quoted"]]
+        counts = [str(row[name]) for name in ("answers", "cut off", "malformed", "failed")]
+        figures.append([ARMS[arm].title, percent(row["score"], interval=True), *map(percent, means), *counts])
+        compared = [percent(row["against"].get(rival), interval=True, signed=True) for rival in rivals]
+        differences.append([ARMS[arm].title, *compared])
+    probes = [
+        [ARMS[row["arm"]].title, row["state"], percent(row["score"], interval=True)]
+        + [percent(row[name], interval=True, signed=True) for name in ("gain", "gain_held")]
+        for row in result["probes"]
+    ]
+    heads = ["arm", "score", *(f"F1 cat. {name}" for name in categories), "accuracy", "evidence quoted"]
+    parts = [
+        "# The chain on real dialogues",
+        f"{first['questions']} questions of {first['dialogues']} dialogues that no arm was trained on; in %, seeds: "
+        f"{max(len(row['seeds']) for row in arms.values())}. Brackets: 95 % intervals over seeds and dialogues. Score: "
+        "LoCoMo's F1, or accuracy where there are options.",
+        "## From x0",
+        _markdown([*heads, "answers", "cut off", "malformed", "failed"], figures),
+        "## Paired differences, in points",
+        _markdown(["arm", *(f"− {rival}" for rival in rivals)], differences),
+        "## What the higher states give",
+        _markdown(["model", "state", "score", "− x0", "− x0 where it holds evidence"], probes),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _plot(curves: Mapping[str, Sequence[Sequence[Any]]], x: str, y: str) -> Picture:
+    """A curve for each arm, of points (x, estimate); with intervals where there are any."""
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    for number, (arm, points) in enumerate(curves.items()):
+        middle = [100 * value["value"] for _, value in points]
+        below = [100 * (value["value"] - value.get("low", value["value"])) for _, value in points]
+        above = [100 * (value.get("high", value["value"]) - value["value"]) for _, value in points]
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 2, "color": COLOURS[number % len(COLOURS)]}
+        axes.errorbar([at for at, _ in points], middle, yerr=[below, above], label=ARMS[arm].title, **style)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(frameon=False, fontsize=8)
+    return Picture(figure)

@@ -1,0 +1,270 @@
+"""From dialogue files to the answers of every arm; what is there is not made again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.chain.arms import ARMS, CURVES, PROBED, PROBES, Arm
+from experiments.chain.config import FREE, ChainConfig
+from experiments.chain.folds import Fold, choose, make_folds
+from experiments.chain.report import TRACE, outcome, report, value_of
+from experiments.chain.variants import with_variant
+from remind.alignment.cache import Cache
+from remind.alignment.checkpoint import FOLDER as CHECKPOINTS
+from remind.alignment.config import DataConfig, ExportConfig, Objective, TrainConfig
+from remind.alignment.export import export
+from remind.alignment.guard import TERMINATED
+from remind.alignment.model import fingerprint
+from remind.alignment.run_folder import flatten
+from remind.alignment.tokens import decode
+from remind.core.errors import ConfigError
+from remind.core.files import read_json, write_json, write_rows
+from remind.core.processes import locked
+from remind.data.readers import read
+from remind.evaluation.answerers import LocalAnswers
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.predictions import PREDICTIONS, read_rows
+from remind.evaluation.run import evaluate
+from remind.evaluation.scores import parse_all, score
+from remind.llm.auxiliary import open_llm
+from remind.models.encoder import SentenceEncoder
+from remind.models.generate import generate
+from remind.models.load import load_backbone
+from remind.pipeline import build_states
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.parquet import read_manifest, read_states
+from remind.states.records import StateRecord
+from remind.testbed.accuracy import MonitoredTrainer
+from remind.testbed.ladder import write_records
+
+#: Settings of the build that change how it is made, not what.
+_BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
+
+
+class Asked(NamedTuple):
+    """What a model answers test questions from: a level of a variant, under the configured cap or another one."""
+
+    variant: str = "built"
+    level: str = "x0"
+    cap: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-{self.level}{'' if self.cap is None else f'-{self.cap}'}"
+
+
+def chain(cfg: ChainConfig) -> Path:
+    """Do the stages asked for; prints where the results are.
+
+    Returns:
+        The folder of the results.
+
+    Raises:
+        ConfigError: settings that cannot be run, or other ones than those the folder was begun with.
+        RemindError: of the first run that failed; what was done stays.
+    """
+    cfg = cfg.sized()
+    out = Path(cfg.out)
+    if cfg.stage != "report":
+        with locked(out / ".lock", wait=False):
+            _claim(cfg, out / "settings.json")
+            Chain(cfg).run()
+    if cfg.stage != "run":
+        print(f"results are in {', '.join(str(path) for path in report(cfg))}")
+    return out
+
+
+def _claim(cfg: ChainConfig, path: Path) -> None:
+    values = flatten(json.loads(json.dumps(asdict(cfg))))
+    free = {f"build.{name}" for name in _BUILD_FREE}
+    kept = {name: value for name, value in values.items() if name.split(".")[0] not in FREE and name not in free}
+    before = read_json(path) if path.exists() else kept
+    if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
+        raise ConfigError(f"{path.parent} was begun with other settings ({', '.join(wrong)}); choose another out")
+    write_json(path, kept)
+
+
+class Chain:
+    """The runs of a configuration: a folder for every fold, seed and arm, with its training, model and answers."""
+
+    def __init__(self, cfg: ChainConfig) -> None:
+        self.cfg, self.out = cfg, Path(cfg.out)
+        self._records: dict[int | None, list[StateRecord]] = {}
+        self._corpora = {path: read(path, cfg.build.format) for path in cfg.build.inputs}
+        self._sources = {q.id: (c.dialogue(q.dialogue_id), q) for c in self._corpora.values() for q in c.questions}
+
+    def run(self) -> None:
+        """All that is not there yet, fold by fold and arm by arm."""
+        for cap in (None, *self.cfg.contexts):
+            self.records(cap)
+        usable = {record.dialogue_id for record in self.records() if record.target is not None}
+        dialogues = {path: [d.id for d in corpus.dialogues if d.id in usable] for path, corpus in self._corpora.items()}
+        for number, fold in enumerate(make_folds(dialogues, self.cfg)):
+            if self.cfg.only_folds is None or number in self.cfg.only_folds:
+                for seed in self.cfg.seeds:
+                    one = FoldRuns(self, fold, number, seed)
+                    for name in self.cfg.plan:
+                        one.perform(name)
+
+    def records(self, cap: int | None = None) -> list[StateRecord]:
+        """All states, built with the configured cap of retrieval or with another."""
+        if cap not in self._records:
+            perception, folder = self.cfg.build.perception, self.out / "states"
+            if cap is not None:
+                perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
+                folder = self.out / f"states-{cap}"
+            build_states(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
+            self._records[cap] = read_states(folder)
+        return self._records[cap]
+
+    def chosen(self, dialogues: Sequence[str], most: int | None, split: str, variant: str) -> list[StateRecord]:
+        """Questions of these dialogues, with x1 and x2 of a variant."""
+        records = choose(self.records(), dialogues, most, self.cfg.categories)
+        made = with_variant(variant, records, self._sources, self._llm, self.cfg.fold_seed) if records else []
+        return [replace(record, split=split) for record in made]
+
+    @cached_property
+    def _llm(self) -> AuxiliaryLLM:
+        return open_llm(self.cfg.build.llm, SentenceEncoder(device=self.cfg.build.device))
+
+    def write(self, folder: Path, records: Sequence[StateRecord]) -> Path:
+        """A states folder, unless it is there."""
+        if not folder.exists():
+            # gold evidence is looked up in the files that the states were built from
+            write_records(records, folder, {"inputs": read_manifest(self.out / "states")["inputs"]})
+        return folder
+
+
+class FoldRuns:
+    """The runs of a fold and a seed."""
+
+    def __init__(self, chain: Chain, fold: Fold, number: int, seed: int) -> None:
+        self.chain, self.cfg, self.fold, self.number, self.seed = chain, chain.cfg, fold, number, seed
+        self.out = chain.out / f"fold-{number}"
+
+    def _folder(self, name: str) -> Path:
+        return self.out / (f"seed-{self.seed}" if ARMS[name].trained else "untrained") / name
+
+    def perform(self, name: str) -> None:
+        """Train an arm and have it answer, as far as that has not been done."""
+        asked = [Asked(), *(Asked(cap=cap) for cap in self.cfg.contexts if name in CURVES)]
+        if name in PROBED:
+            probes = [Asked(variant, level) for variant in self.cfg.probes for level in PROBES[variant]]
+            asked += [Asked(level="oracle"), *probes]
+        answers = self._folder(name) / "answers"
+        if missing := [one for one in asked if not (answers / f"{one.name}.jsonl").exists()]:
+            model = self._model(name)
+            backbone = load_backbone(model, dtype=self.cfg.answer_dtype)
+            answerer = LocalAnswers(backbone, model, self.cfg.max_new_tokens, self.cfg.batch_size)
+            for one in missing:
+                rows = self._answer(answerer, one, answers / one.name)
+                about = {"fold": self.number, "seed": self.seed if ARMS[name].trained else None, "arm": name}
+                write_rows(answers / f"{one.name}.jsonl", [{**about, **one._asdict(), **row} for row in rows])
+        if not any(arm.start == name for arm in ARMS.values()):
+            shutil.rmtree(self._folder(name) / "model", ignore_errors=True)
+
+    def _answer(self, answerer: LocalAnswers, asked: Asked, out: Path) -> list[dict[str, object]]:
+        """The outcome of every test question."""
+        records = self.chain.chosen(self.fold.test, self.cfg.test_questions, "test", asked.variant)
+        if asked.cap is not None:
+            shown = {record.question_id: record for record in self.chain.records(asked.cap)}
+            records = [replace(shown[record.question_id], split="test") for record in records]
+        states = self.out / "states" / f"test-{asked.variant if asked.cap is None else asked.cap}"
+        evaluation = EvaluateConfig(
+            states=str(self.chain.write(states, records)),
+            model=str(answerer.about["name"]),
+            out=str(out),
+            conditions=[asked.level],
+            max_new_tokens=answerer.max_new_tokens,
+            batch_size=answerer.batch_size,
+            corpus=self.cfg.build.inputs if asked.level == "oracle" else [],
+            corpus_format=self.cfg.build.format,
+        )
+        evaluate(evaluation, answerer=answerer)
+        by_id = {record.question_id: record for record in records}
+        return [outcome(row, by_id[row["question_id"]]) for _, row in read_rows(out / PREDICTIONS, "an output")]
+
+    def _model(self, name: str) -> str:
+        """The model of an arm, trained first where it is not there."""
+        arm, folder = ARMS[name], self._folder(name)
+        if not arm.trained:
+            return self.cfg.model
+        model = folder / "model"
+        if not model.exists():
+            start = self.cfg.model if arm.start is None else self._model(arm.start)
+            self._train(self._settings(arm, start, self._states(arm, start, folder), folder / "train"))
+            export(ExportConfig(run=str(folder / "train"), out=str(model)))
+        # several times the model, and of no more use
+        shutil.rmtree(folder / "train" / CHECKPOINTS, ignore_errors=True)
+        return str(model)
+
+    def _states(self, arm: Arm, start: str, folder: Path) -> Path:
+        """The states that an arm learns from, with the dev questions."""
+        role = "pool" if arm.pool else "labelled"
+        # answers that a model gave are those of one run
+        decoded = arm.labels == "decoded"
+        states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{arm.labels}"
+        if states.exists():
+            return states
+        train = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
+        if arm.labels != "gold":
+            train = [replace(record, target=None) for record in train]
+        if decoded:
+            backbone = load_backbone(start)
+            base, cache = fingerprint(backbone.model), Cache(self.chain.out / "cache")
+            answers = decode(backbone, train, "x2", self.cfg.max_new_tokens, cache, base)
+            train = [replace(record, target=answers[record.question_id]) for record in train]
+        return self.chain.write(states, [*train, *self._dev])
+
+    @cached_property
+    def _dev(self) -> list[StateRecord]:
+        return self.chain.chosen(self.fold.dev, self.cfg.dev_questions, "dev", "built")
+
+    def _settings(self, arm: Arm, start: str, states: Path, out: Path) -> TrainConfig:
+        cfg = self.cfg
+        objective = Objective(lambda_hard=1.0, edges=(), hard_levels=cfg.sft_levels if arm.start is None else (0,))
+        if arm.aligns:
+            objective = cfg.objective if arm.labels == "gold" else replace(cfg.objective, lambda_hard=0.0)
+        rate, steps = cfg.pra_lr if arm.aligns else cfg.sft_lr, cfg.sft_steps if arm.start is None else cfg.pra_steps
+        data = DataConfig(
+            on_long="skip",
+            unlabelled="x2" if arm.labels == "none" else "skip",
+            max_decoded=cfg.max_new_tokens,
+            cache=str(self.chain.out / "cache"),
+        )
+        loop = replace(cfg.trainer, lr=rate, max_steps=steps)
+        learning = TrainConfig(str(states), str(out), start, seed=self.seed, resume=True, lora=cfg.lora)
+        return replace(learning, objective=objective, data=data, trainer=loop)
+
+    def _train(self, settings: TrainConfig) -> None:
+        """Train, or go on; the scores of answers to dev questions are kept in trace.jsonl."""
+        every = self.cfg.trace_every if self._dev else 0
+        base = load_backbone(settings.model) if every else None
+        # evidence quoted is not part of a trace
+        dev = [replace(record, evidence_lines=()) for record in self._dev]
+
+        def measure(trainer: MonitoredTrainer) -> None:
+            assert base is not None
+            backbone, prompts = replace(base, model=trainer.model), [record.x0.text for record in dev]
+            outputs = generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size)
+            written = [output for output in outputs if output is not None]
+            scores = score(dev, written, parse_all(dev, written), [None] * len(dev), SentenceEncoder(load=False).encode)
+            values = [value_of({**one.row(), "failure": one.generation.failure}) or 0.0 for one in scores]
+            # metrics.jsonl forgets what was measured after the checkpoint that a run goes on from
+            with (Path(settings.out).parent / TRACE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": trainer.step, "score": sum(values) / len(values)}) + "\n")
+
+        trainer = MonitoredTrainer(settings, measure, every)
+        try:
+            trainer.fit()
+        finally:
+            trainer.folder.close()
+        trainer.finish()
+        if trainer.stopped:
+            raise SystemExit(TERMINATED)
