@@ -27,7 +27,6 @@ from remind.pipeline.outline import outline
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
 from remind.testbed.built import BuiltConfig
-from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
 from sae.trainer import SAETrainConfig
