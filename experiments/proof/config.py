@@ -140,6 +140,7 @@ class ProofConfig:
         limited = {name for names in self.arm_conditions.values() for name in names}
         limited |= {*(self.wrong_conditions or ()), *(self.marks_conditions or ())}
         if unknown := sorted(limited - {*self.conditions}):
-            raise ConfigError(f"{unknown[0]} is named for an arm, summaries or marks, but not among the conditions")
+            where = "arm_conditions, wrong_conditions or marks_conditions"
+            raise ConfigError(f"{unknown[0]} is in {where}, but not among the conditions")
         for arm, grid in self.choose.grids.items():
             knobs_of(arm, self.recommended, {name: values[0] for name, values in grid.items() if values})

@@ -114,10 +114,13 @@ class RunStore:
         unread = ("dev",) if spec.on == "test" else ("test", "test_seed")
         common = {"version": _VERSION, "weights": self.weights, **asdict(self.config)}
         common = {name: value for name, value in common.items() if name not in unread}
-        if self.config.built is not None:
-            common = {name: value for name, value in common.items() if name != "ladder"}
+        # runs on states from the known evidence keep the names they had before states could be built
+        common.pop("built" if self.config.built is None else "ladder")
         world = {name: value for name, value in common["world"].items() if name not in (*unread, "seed")}
-        return sha256_json([{**common, "world": world}, asdict(spec)])[:20]
+        about = asdict(spec)
+        if spec.condition.marks is None:
+            del about["condition"]["marks"]
+        return sha256_json([{**common, "world": world}, about])[:20]
 
     def path(self, spec: Spec) -> Path:
         return self.out / "runs" / f"{self.key(spec)}.json"

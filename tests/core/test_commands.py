@@ -20,6 +20,7 @@ HEAVY = ("torch", "transformers", "pyarrow", "sklearn", "scipy", "sentence_trans
 #: For each kind of shipped config the command, or the config class of an experiment, that takes it, and required words.
 KINDS = {
     "build": ("build-states", "--input i --out o"),
+    "chain": ("experiments.chain.config:ChainConfig", "--build.input i --out o"),
     "demo": ("demo", ""),
     "evaluate": ("evaluate", "--states s --model m --out o"),
     "faithfulness": ("experiments.faithfulness:FaithfulnessConfig", ""),

@@ -23,6 +23,7 @@ from experiments.proof.store import BenchConfig, RunStore, Spec, open_store
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.models.nano import save_nano
+from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 
 WORLD = WorldConfig(train=2, dev=1, test=1)
@@ -71,6 +72,9 @@ def test_plans_that_cannot_work(tmp_path: Path, model: Path) -> None:
         ({"seeds": (1, 2), "choose": ChooseConfig(seeds=(2, 101))}, "seed 2 is a final one"),
         ({"conditions": ("clean",), "wrong_conditions": ["scarce-30"]}, "scarce-30 is in arm_conditions"),
         ({"arm_conditions": {"sfd": ["clean"]}}, "no arm 'sfd'"),
+        ({"marks": ("built",)}, "marks go with built states"),
+        ({"bench": BenchConfig(built=BuiltConfig())}, "marks go with built states"),
+        ({"bench": BenchConfig(built=BuiltConfig()), "marks": ("built",)}, "marks in place of nulls"),
     ):
         with pytest.raises(ConfigError, match=message):
             ProofConfig("m", "o", **values)  # type: ignore[arg-type]
@@ -121,6 +125,7 @@ def test_published_runs_can_be_read_back() -> None:
     for line in runs.read_text().splitlines():
         values = json.loads(line)["spec"]
         spec = Spec(**{**values, "condition": Condition(**values["condition"]), "knobs": Knobs(**values["knobs"])})
+        values["condition"]["marks"] = None
         assert json.loads(json.dumps(asdict(spec))) == values
 
 
