@@ -89,7 +89,7 @@ class Asked:
 
 def understand(question: str) -> Asked:
     """What a question of the world asks for. Raises ValueError where not exactly one wording fits."""
-    fits = [(dimension, match.groupdict()) for dimension, form in _asks() if (match := form.fullmatch(question))]
+    fits = [(dimension, match.groupdict()) for dimension, form in asks() if (match := form.fullmatch(question))]
     if len(fits) != 1:
         raise ValueError(f"{len(fits)} wordings fit {question!r}")
     dimension, slots = fits[0]
@@ -97,7 +97,8 @@ def understand(question: str) -> Asked:
 
 
 @cache
-def _asks() -> list[tuple[str, re.Pattern[str]]]:
+def asks() -> list[tuple[str, re.Pattern[str]]]:
+    """Every wording of a question: the dimension, and what finds it."""
     forms = []
     for dimension, words in lexicon()["dimensions"].items():
         for text in words["ask"]:

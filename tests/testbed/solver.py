@@ -1,4 +1,4 @@
-"""A reader of the synthetic world that knows its words and its rule, and nothing of how a world is made.
+"""Solves questions of the synthetic world from what is said in them, on the words of the simulated LLM's reading.
 
 It sees what a model sees, a rendered prompt, or the turns of a dialogue and a question. It finds out from the wording
 what is asked of whom, counts cue words, and answers in the question's format.
@@ -8,33 +8,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
+from remind.testbed import reader
+from remind.testbed.lexicon import lexicon as bank
+from remind.testbed.reader import Asked, Remark, Turn, asks, bare, most, turns_of
 
+__all__ = ["asks", "bank", "bare"]
 LETTERS = "ABCD"
-Said = tuple[int, str, str, str]
-"""Session (from 1), speaker, text, caption or ""."""
-
-
-@cache
-def bank() -> dict[str, Any]:
-    return yaml.safe_load((files("remind.testbed") / "lexicon.yaml").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One thing said that speaks for a value (of temporal dynamics: keen or averse)."""
-
-    session: int
-    cue: str
-    value: str
-    flagged: bool
 
 
 @dataclass(frozen=True)
@@ -46,39 +29,24 @@ class Problem:
     topic: str
     format: str
     options: tuple[str, ...]
-    said: tuple[Said, ...]
-
-
-@cache
-def asks() -> list[tuple[str, re.Pattern[str]]]:
-    """Every wording of a question: the dimension, and what finds it."""
-    found = []
-    for dimension, words in bank()["dimensions"].items():
-        for text in words["ask"]:
-            form = re.escape(text).replace(r"\{S\}", r"(?P<S>\w+)").replace(r"\{topic\}", r"(?P<topic>\w+)")
-            found.append((dimension, re.compile(form)))
-    return found
+    said: tuple[Turn, ...]
 
 
 def understand(question: str) -> tuple[str, str, str]:
     """Dimension, speaker and topic ("" where there is none) of a question's wording; exactly one wording fits."""
-    fits = [(dimension, m.groupdict()) for dimension, form in asks() if (m := form.fullmatch(question))]
-    if len(fits) != 1:
-        raise ValueError(f"{len(fits)} wordings fit {question!r}")
-    dimension, slots = fits[0]
-    return dimension, slots["S"], slots.get("topic", "")
+    asked = reader.understand(question)
+    return asked.dimension, asked.speaker, asked.topic
 
 
 def from_dialogue(dialogue: Any, question: Any, seen: Collection[str] | None = None) -> Problem:
     """A question, and everything that was said, or what was said in the turns whose ids are `seen`."""
     said = [
-        (number, turn.speaker, turn.text, turn.images[0].caption if turn.images else "")
+        Turn(number, turn.speaker, turn.text, turn.images[0].caption if turn.images else "", False)
         for number, session in enumerate(dialogue.sessions, start=1)
         for turn in session.turns
         if seen is None or turn.id in seen
     ]
-    dimension, speaker, topic = understand(question.text)
-    return Problem(dimension, speaker, topic, question.format, tuple(question.options), tuple(said))
+    return Problem(*understand(question.text), question.format, tuple(question.options), tuple(said))
 
 
 def problems(world: Any) -> list[tuple[Any, Problem]]:
@@ -89,18 +57,7 @@ def problems(world: Any) -> list[tuple[Any, Problem]]:
 
 def from_prompt(prompt: str) -> Problem:
     """What a model is shown; markers and summary are skipped."""
-    conversation = prompt.split("\nConversation\n")[1].split("\n\n")[0]
-    said: list[Said] = []
-    session = 0
-    for line in conversation.splitlines():
-        if m := re.fullmatch(r"\[Session (\d+)\]", line):
-            session = int(m[1])
-        elif m := re.fullmatch(r"\[Image #\d+ Caption\] (.*)", line):
-            said[-1] = (*said[-1][:3], m[1])
-        elif m := re.fullmatch(r"(\w+): (.*)", line):
-            said.append((session, m[1], m[2], ""))
-        elif line not in ("[…]", "[ATTENTION]"):
-            raise ValueError(f"what is {line!r}?")
+    said = turns_of(prompt.split("\nConversation\n")[1].split("\n\n")[0])
     question = re.findall(r"^Question: (.*)$", prompt, re.MULTILINE)[-1]
     options = (
         tuple(re.findall(r"^[A-D]\. (.*)$", prompt.split("\nOptions:\n")[1], re.MULTILINE))
@@ -108,57 +65,16 @@ def from_prompt(prompt: str) -> Problem:
         else ()
     )
     kind = "direct" if not options else "multi" if "Pick every option" in prompt else "single"
-    dimension, speaker, topic = understand(question)
-    return Problem(dimension, speaker, topic, kind, options, tuple(said))
-
-
-@cache
-def _cues(dimension: str) -> tuple[dict[str, str], re.Pattern[str]]:
-    words = bank()["dimensions"][dimension]
-    if dimension == "temporal_dynamics":
-        values = {cue: stance for stance in ("keen", "averse") for cue in words[stance]}
-    else:
-        values = {cue: value for value, entry in words["values"].items() for cue in entry["cues"]}
-    return values, re.compile(rf"\b({'|'.join(map(re.escape, values))})\b")
-
-
-def bare(text: str) -> str:
-    """What is said after the word a remark may begin with."""
-    for lead in (*bank()["leads"], bank()["flag"]):
-        if text.startswith(f"{lead}, "):
-            return text[len(lead) + 2 :]
-    return text
+    return Problem(*understand(question), kind, options, tuple(said))
 
 
 def remarks(problem: Problem) -> list[Remark]:
     """What the speaker asked about said (or showed) to the point, in time order."""
-    words = bank()["dimensions"][problem.dimension]
-    values, cues = _cues(problem.dimension)
-    found = []
-    before = ""
-    for session, speaker, text, caption in problem.said:
-        source, told = caption if "texts" in words else text, [text]
-        if problem.dimension == "implicit_boundary_modeling":
-            # the cue stands in what somebody else asked just before
-            source, told = before if bare(text) in words["dodges"] else "", [before, text]
-        before = text
-        if speaker != problem.speaker or (problem.topic and not re.search(rf"\b{problem.topic}\b", source)):
-            continue
-        flagged = any(line.startswith(f"{bank()['flag']}, ") for line in told)
-        found += [Remark(session, cue, values[cue], flagged) for cue in cues.findall(source)]
-    return found
+    return reader.remarks(Asked(problem.dimension, problem.speaker, problem.topic), problem.said)
 
 
 def values_of(dimension: str) -> list[str]:
     return list(bank()["dimensions"][dimension]["values"])
-
-
-def most(values: Iterable[str], rng: random.Random, among: Iterable[str]) -> str:
-    """The most frequent of `among`; ties, and that of nothing, by chance."""
-    counts = Counter(values)
-    pool = list(among)
-    top = max(counts[value] for value in pool)
-    return rng.choice([value for value in pool if counts[value] == top])
 
 
 def decide(problem: Problem, heard: list[Remark], rng: random.Random, sessions: int | None = None) -> str:
