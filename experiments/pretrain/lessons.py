@@ -108,7 +108,7 @@ def mixture(
 
 def later_mixture() -> dict[Format, tuple[float, tuple[Kind, ...]]]:
     """`mixture` of a training that goes on from a checkpoint which has been through the first one."""
-    kinds: tuple[Kind, ...] = ("full", "marked", *["built"] * 4)
+    kinds: tuple[Kind, ...] = ("full", "marked", "built", "built", "built", "built")
     return {name: (weight, kinds) for name, weight in zip(FORMATS, (1.0, 1.2, 1.0), strict=True)}
 
 

@@ -25,7 +25,7 @@ from remind.testbed.lexicon import lexicon
 from remind.testbed.world import WorldConfig, make_world
 
 if TYPE_CHECKING:
-    from experiments.pretrain.lessons import Lesson, Lessons
+    from experiments.pretrain.lessons import Kind, Lesson, Lessons
 
 #: Batches drawn at once and sorted by length among them, so that little is padded.
 _DRAWN = 16
@@ -120,7 +120,7 @@ def pretrain(cfg: PretrainConfig) -> Path:
         raise ConfigError(f"{cfg.out} exists; choose another out or set overwrite")
     torch.set_num_threads(cfg.threads)
     tokenizer = nano_tokenizer()
-    kinds = [kind for kind in KINDS if kind != "built"]
+    kinds: list[Kind] = [kind for kind in KINDS if kind != "built"]
     if cfg.start is not None:
         kinds = list(dict.fromkeys(kind for _, used in later_mixture().values() for kind in used))
     lessons = make_lessons(tokenizer, cfg.lessons, cfg.seed, kinds)

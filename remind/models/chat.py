@@ -171,7 +171,8 @@ def chat_ids(
         ModelError: no chat template, or one that leaves out a message or an image.
     """
     if not tokenizer.chat_template:
-        raise ModelError("the tokenizer has no chat template")
+        name = getattr(tokenizer, "name_or_path", "") or "this model"
+        raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
     texts = [text for message in messages for text in _texts(message)]
     if not image_tokens and not _has_added_tokens(tokenizer, texts):
         rendered = tokenizer.apply_chat_template(
