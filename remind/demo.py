@@ -50,7 +50,7 @@ class DemoConfig:
     """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports, plot."""
     seed: int = 0
     """The world, and the order of the training examples."""
-    world: WorldConfig = field(default_factory=lambda: WorldConfig(train=30, dev=1, test=12))
+    world: WorldConfig = field(default_factory=lambda: WorldConfig(train=20, dev=1, test=8))
     """Dialogues, 20 questions each, and how hard they are."""
     built: BuiltConfig = field(default_factory=BuiltConfig)
     """SAEs, retrieval, grounding, and the simulated LLM."""

@@ -170,7 +170,9 @@ def _train(cfg: PretrainConfig, tokenizer: Any, lessons: Lessons, log: Path) -> 
         decoder = model.model.language_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(cfg.seed)
-        heads = AuxiliaryHeads(tokenizer, decoder, cfg.hidden_size, options=cfg.layers - 1)
+        heads = AuxiliaryHeads(
+            tokenizer, decoder, decoder.config.hidden_size, options=decoder.config.num_hidden_layers - 1
+        )
     matrices = [p for name, p in decoder.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in decoder.named_parameters() if p.ndim != 2 or "embed" in name]
     groups = [
