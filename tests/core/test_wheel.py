@@ -50,4 +50,4 @@ def test_the_wheel_holds_the_packages_and_works_without_the_checkout(tmp_path: P
     assert int(count) == 48
     # the settings of configs/demo.yaml are its defaults
     command = [str(installed / "bin" / "remind"), "demo", "--print_config"]
-    assert "d_sae: 1024" in run(command, PYTHONPATH=str(installed))
+    assert "d_sae: 256" in run(command, PYTHONPATH=str(installed))

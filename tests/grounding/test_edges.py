@@ -51,7 +51,7 @@ def backbone(name: str) -> Backbone:
 def grounder(name: str, **chosen) -> Grounder:
     return Grounder(
         backbone(name),
-        saes_for(backbone(name), (1, 3)),
+        saes_for(backbone(name), (1, 3), k=24),
         None,
         GroundingConfig(**{"budget_share": 0.6, "window": 0, **chosen}),
     )
@@ -123,7 +123,7 @@ def test_speakers_that_share_the_beginning_of_a_name(name: str) -> None:
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("mode", ["joint", "windowed"])
 def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode, tmp_path: Path) -> None:
-    states = [state(), state(LINES[::-1], Strategy(("Who was sorry?",), entities=("park",)))]
+    states = [state(), state(LINES[::-1], Strategy(("Look for a red bicycle.",), entities=("park",)))]
     settings = {"context_codes": mode, "window_tokens": 12}
     plain = [grounder(name, **settings).trace(one) for one in states]
     for expected, one in zip(plain, states, strict=True):
