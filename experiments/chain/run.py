@@ -25,7 +25,7 @@ from remind.alignment.run_folder import flatten
 from remind.alignment.tokens import decode
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import locked
+from remind.core.processes import sole_writer
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
@@ -72,7 +72,7 @@ def chain(cfg: ChainConfig) -> Path:
     cfg = cfg.sized()
     out = Path(cfg.out)
     if cfg.stage != "report":
-        with locked(out / ".lock", wait=False):
+        with sole_writer(out):
             _claim(cfg, out / "settings.json")
             Chain(cfg).run()
     if cfg.stage != "run":

@@ -123,6 +123,16 @@ def remove_empty(folders: Iterable[Path]) -> None:
                 return
 
 
+def sweep(folder: str | Path) -> None:
+    """Remove what killed processes left half-written in a folder; for its sole writer."""
+    # the names that `atomic_path`, `atomic_folder` and `put_folder` give
+    for leftover in (*Path(folder).glob(".?*.????????.tmp"), *Path(folder).glob(".?*.????????.old")):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

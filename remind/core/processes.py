@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver
@@ -18,7 +19,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError, named
+from remind.core.files import read_bytes, sweep
 
 
 def leave_with_parent() -> None:
@@ -75,18 +77,41 @@ def locked(file: Path, wait: bool = True) -> Iterator[None]:
     """Hold a lock file; the system frees the lock of a process that dies.
 
     Raises:
-        ConfigError: another process holds it and `wait` is false.
+        ConfigError: another process, which the message names, holds it and `wait` is false.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise ConfigError(f"another process is at work in {file.parent}; wait for it or choose another") from None
+        raise ConfigError(f"{_holder(file)} is at work in {file.parent}; wait for it or choose another") from None
     try:
+        with suppress(OSError):
+            file.write_text(f"{os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Keep others out of a folder, which is made if missing, and remove what a killed process left half-written.
+
+    Raises:
+        ConfigError: another process, which the message names, is at work there.
+    """
+    with locked(folder / ".lock", wait=False):
+        sweep(folder)
+        yield
+
+
+def _holder(file: Path) -> str:
+    """What the holder of a lock wrote into it; older versions of filelock empty a file that they cannot lock."""
+    try:
+        name = read_bytes(file, most=300).decode()
+    except (DataError, UnicodeDecodeError):
+        name = ""
+    return f"process {named(name)}" if name else "another process"
 
 
 def give_back_memory() -> None:

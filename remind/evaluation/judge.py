@@ -15,7 +15,7 @@ from remind.core.errors import ConfigError, RemindError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
 from remind.evaluation.parse import ParsedAnswer
-from remind.evaluation.predictions import bad_row, put_row, read_rows
+from remind.evaluation.predictions import appending, bad_row, read_rows
 
 if TYPE_CHECKING:
     from remind.models.generate import Generation
@@ -162,8 +162,8 @@ def judge_run(
         about = {"verdict": ruling.value, "why": ruling.why, "message": ruling.message}
         return {"question_id": ids[n], "judge": judge.name, "case": cases[n].hash, **about}
 
-    with path.open("a", encoding="utf-8") as file:
-        rulings = judge_answers(judge, cases, known, lambda n, ruling: put_row(file, row(n, ruling)), ids)
+    with appending(path) as put:
+        rulings = judge_answers(judge, cases, known, lambda n, ruling: put(row(n, ruling)), ids)
     write_rows(path, [row(n, ruling) for n, ruling in enumerate(rulings)])
     by_place = dict(zip(direct, rulings, strict=True))
     return [by_place.get(n) for n in range(len(records))], sum(case in known for case in cases)

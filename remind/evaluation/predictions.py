@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import atomic_path, read_json, unique_keys, write_json
+from remind.core.files import read_json, unique_keys, write_json
+from remind.core.processes import sole_writer
 
 if TYPE_CHECKING:
     from remind.evaluation.conditions import Prompt
@@ -27,7 +30,8 @@ _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool
 PASSING = ("error", "server", "refused")
 
 
-# JSON lines, appended one by one, so that a killed run loses at most the line being written
+# JSON lines, appended one by one, so that a killed run loses at most the line being written. Readers may come at any
+# time and change nothing; writers hold the folder (`held`)
 
 
 def parse_lines(content: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -42,7 +46,7 @@ def parse_lines(content: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and row of a file; none if it is missing. A last line without its line end is cut off.
+    """Line number and row of a file; none if it is missing. A last line without its line end is left out.
 
     Args:
         what: what a row is, for errors.
@@ -52,11 +56,7 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     if not path.exists():
         return
-    whole, _, rest = path.read_bytes().rpartition(b"\n")
-    if rest:
-        # byte by byte, so that a damaged line stays one
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(whole + b"\n" if whole else b"")
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
     for number, row in parse_lines(whole) if whole else ():
         if row is None:
             raise bad_row(path, number, what)
@@ -67,10 +67,17 @@ def bad_row(path: Path, number: int, what: str) -> DataError:
     return DataError(f"not {what} of an evaluation; set overwrite to start again", path, f"line {number}")
 
 
-def put_row(file: TextIO, row: Mapping[str, Any]) -> None:
-    """Append a row and hand it to the system."""
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    file.flush()
+@contextmanager
+def appending(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that appends a row and hands it to the system. A last line without its line end is cut off first."""
+    with path.open("a", encoding="utf-8") as file:
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+        def put(row: Mapping[str, Any]) -> None:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+
+        yield put
 
 
 class Prediction(NamedTuple):
@@ -97,6 +104,27 @@ def prompt_hash(prompt: Prompt) -> str:
     return hashlib.sha256((prompt.reply or prompt.text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+@contextmanager
+def held(folder: Path, overwrite: bool) -> Iterator[None]:
+    """Keep other evaluations out of a folder.
+
+    Raises:
+        ConfigError: another process is at work there, or the folder holds something else.
+    """
+    _check_foreign(folder, overwrite)  # where nothing is written, not even a lock
+    with sole_writer(folder):
+        yield
+
+
+def _check_foreign(folder: Path, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; out must be a folder")
+    if overwrite or not folder.exists() or (folder / IDENTITY).exists():
+        return
+    if any(not file.name.startswith(".") for file in folder.iterdir()):
+        raise ConfigError(f"{folder} holds files of something else; choose another out (overwrite writes beside them)")
+
+
 class RunFolder:
     """An evaluation's output folder, claimed for one identity.
 
@@ -114,17 +142,12 @@ class RunFolder:
         self.path = self.folder / PREDICTIONS
         self.verdicts = self.folder / VERDICTS
         self.identity: Mapping[str, Any] = identity
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ConfigError(f"{self.folder} is a file; out must be a folder")
+        _check_foreign(self.folder, overwrite)
         if overwrite:
             for name in (IDENTITY, PREDICTIONS, VERDICTS, "config.yaml", *REPORTS):
                 (self.folder / name).unlink(missing_ok=True)
         elif (self.folder / IDENTITY).exists():
             self._check(identity)
-        elif self.folder.exists() and any(self.folder.iterdir()):
-            raise ConfigError(
-                f"{self.folder} holds files of something else; choose another out (overwrite writes beside them)"
-            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / IDENTITY, {"format": _FORMAT, "identity": identity})
 
@@ -146,7 +169,7 @@ class RunFolder:
     def read(self) -> dict[str, Prediction]:
         """The outputs so far by question id, without failures that another try may mend.
 
-        A last line without its line end is the trace of a killed run and is dropped.
+        A last line without its line end, which a killed run left or a running one is writing, is left out.
 
         Raises:
             DataError: any other line that is not an output.

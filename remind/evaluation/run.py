@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash, versions
 from remind.evaluation.judge import load_judge
-from remind.evaluation.predictions import RunFolder
+from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
 from remind.evaluation.stages import answer_stage, score_stage
 from remind.evaluation.tables import table
@@ -138,10 +139,21 @@ def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) 
     known: dict[str, Any] = {}
     questions = _questions(cfg, models, manifest, known)
     # what is missing is known before anything is written
-    answerer, judge, encoder = models.answerer, models.judge, models.encoder
-    known["model"] = answerer.key
-    runs = _claim(cfg, known)
-    records = questions.records
+    known["model"] = models.answerer.key
+    _ = models.judge, models.encoder
+    with _claimed(cfg, known) as runs:
+        return _run(cfg, models, manifest, questions, runs)
+
+
+def _run(
+    cfg: EvaluateConfig,
+    models: Models,
+    manifest: Mapping[str, Any],
+    questions: Questions,
+    runs: Mapping[str, RunFolder],
+) -> dict[str, Any]:
+    """Answer, judge, score and report, in folders that are held."""
+    answerer, judge, encoder, records = models.answerer, models.judge, models.encoder, questions.records
     answers = {name: answer_stage(records, questions.prompts[name], answerer, runs[name]) for name in cfg.names}
     scored = {name: score_stage(records, item, runs[name], judge, encoder, cfg) for name, item in answers.items()}
 
@@ -197,19 +209,26 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
     return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
 
 
-def _claim(cfg: EvaluateConfig, known: Mapping[str, Any]) -> dict[str, RunFolder]:
-    """The folder of every condition (`out` itself where it is the only one), all checked before any is written to."""
+@contextmanager
+def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any]) -> Iterator[dict[str, RunFolder]]:
+    """The folder of every condition (`out` itself where it is the only one); for the time of the block no other
+    evaluation writes there."""
     out, states = Path(cfg.out), states_hash(cfg.states)
     several = len(cfg.names) > 1
-    if several:
-        identity = {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"}
-        RunFolder(out, identity, cfg.overwrite)
-    runs = {
-        name: RunFolder(out / name if several else out, answer_identity(cfg, name, states, known), cfg.overwrite)
-        for name in cfg.names
-    }
-    write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
-    return runs
+    with ExitStack() as stack:
+
+        def claimed(folder: Path, identity: Mapping[str, Any]) -> RunFolder:
+            stack.enter_context(held(folder, cfg.overwrite))
+            return RunFolder(folder, identity, cfg.overwrite)
+
+        if several:
+            claimed(out, {"states": states, "split": cfg.split, "limit": cfg.limit, "conditions": "a folder each"})
+        runs = {
+            name: claimed(out / name if several else out, answer_identity(cfg, name, states, known))
+            for name in cfg.names
+        }
+        write_text(out / "config.yaml", yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
+        yield runs
 
 
 def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:

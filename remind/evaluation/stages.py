@@ -14,7 +14,7 @@ from remind.core.progress import ProgressBar
 from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
-from remind.evaluation.predictions import PASSING, RunFolder, output_row, prompt_hash, put_row
+from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, prompt_hash
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
@@ -70,11 +70,11 @@ def answer_stage(
             outputs[n] = item.output
     resumed = len(outputs)
     progress = ProgressBar(f"answer {run.identity['level']}", len(ids), resumed)
-    with run.path.open("a", encoding="utf-8") as file, progress as bar:
+    with appending(run.path) as put, progress as bar:
 
         def keep(index: int, output: Generation) -> None:
             outputs[index] = output
-            put_row(file, output_row(ids[index], prompts[index], output))
+            put(output_row(ids[index], prompts[index], output))
             bar.step()
 
         for n, prompt in enumerate(prompts):

@@ -10,6 +10,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json, write_json, write_rows, write_text
+from remind.core.processes import sole_writer
 from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
 from remind.llm.chat_models import Chats
@@ -21,7 +22,7 @@ from remind.refmem.filters import BLIND_TEMPLATE, make_filtered
 from remind.refmem.images import ClipEncoder, image_clusters
 from remind.refmem.items import Item, anchors_missing, read_items, write_items
 from remind.refmem.split import split
-from remind.refmem.stages import Stage, locked, run_stage
+from remind.refmem.stages import Stage, run_stage
 from remind.refmem.statistics import as_markdown, statistics
 from remind.states import prompts
 
@@ -223,7 +224,7 @@ def build_refmem(cfg: RefMemConfig) -> Path:
     """
     cfg.check_endpoints()
     corpus = open_corpus(cfg)
-    with locked(Path(cfg.out)):
+    with sole_writer(Path(cfg.out)):
         build = Build(cfg, corpus)
         folder = build.run()
     for name, stage in build.done.items():

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder, read_json, sha256_json, write_json
 
 #: Part of every key; raise it when a stage writes something else than before.
@@ -47,22 +43,3 @@ def run_stage(folder: Path, settings: Any, write: Callable[[Path], Any]) -> Stag
             result = write(temporary)
             write_json(temporary / "manifest.json", {"key": key, "settings": settings, "result": result})
     return Stage(folder, key, reused)
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep other builds off the folder, and remove what a killed one left half-written.
-
-    Raises:
-        ConfigError: another build is running there.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"another build is running in {out}; wait for it or choose another out") from None
-        for pattern in (".*.tmp", ".*.old"):
-            for leftover in out.glob(pattern):
-                shutil.rmtree(leftover, ignore_errors=True)
-        yield

@@ -19,6 +19,7 @@ from remind.core.errors import ConfigError, DataError, FormatError, ModelError
 from remind.evaluation import answerers
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.predictions import appending, read_rows
 from remind.evaluation.run import evaluate
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
@@ -138,7 +139,7 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert "v1 line" not in page
     assert "image 1" in page
     assert sorted(path.name for path in out.iterdir()) == [
-        *("config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json", "verdicts.jsonl")
+        *(".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json", "verdicts.jsonl")
     ]
     found = rows(cfg)
     assert [row["accuracy"] for row in found.values()] == [1.0, 1.0, 0.0, 1.0, 1.0, None]
@@ -426,6 +427,49 @@ def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, af
     assert set(seen) & set(again) == {after}
     assert len(set(seen) | set(again)) == 8
     assert report["overall"]["accuracy"]["value"] == 1.0
+
+
+def test_readers_of_rows_change_nothing_and_writers_cut_off_what_is_unfinished(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    with appending(path) as put:
+        put({"question_id": "a"})
+        with path.open("a") as file:
+            file.write('{"question_id": "b"')
+        before = path.read_bytes(), path.stat().st_ino
+        assert [row["question_id"] for _, row in read_rows(path, "an output")] == ["a"]
+        assert (path.read_bytes(), path.stat().st_ino) == before
+    with appending(path) as put:
+        put({"question_id": "c"})
+    assert [row["question_id"] for _, row in read_rows(path, "an output")] == ["a", "c"]
+
+
+def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            evaluate(cfg, Judge(), chat=Chat(stuck_at="answer v1", said=os.fdopen(writer, "w")))  # type: ignore[arg-type]
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as lines:
+            while lines.readline().strip() != "answer v1":
+                pass
+        path = Path(cfg.out) / "predictions.jsonl"
+        before = path.read_bytes(), path.stat().st_ino
+        for again in (cfg, replace(cfg, overwrite=True)):
+            with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
+                evaluate(again, Judge(), chat=Chat())
+        assert (path.read_bytes(), path.stat().st_ino) == before
+        assert before[0].count(b"\n") == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    left = Path(cfg.out) / ".config.yaml.0a1b2c3d.tmp"
+    left.write_text("half")
+    assert evaluate(cfg, Judge(), chat=Chat())["resumed"] == 2
+    assert not left.exists()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from remind.core.errors import DataError, ImagePathError
 from remind.core.files import read_json
 from remind.data.readers.evidence import EvidenceIndex
 from remind.evaluation.parse import parse_answer
-from remind.evaluation.predictions import PREDICTIONS, RunFolder
+from remind.evaluation.predictions import PREDICTIONS, RunFolder, appending
 
 
 def turn(**changes):
@@ -180,9 +180,11 @@ def test_a_cut_last_line_mends_no_other(tmp_path):
     for _ in range(2):
         with pytest.raises(DataError, match=r"line 1\]: not an output"):
             run.read()
-        assert path.read_bytes() == damaged
+        assert path.read_bytes() == damaged + row[:20]
     path.write_bytes(row + b"\n" + row[:20])
     assert list(run.read()) == ["q1"]
+    with appending(path):
+        pass
     assert path.read_bytes() == row + b"\n"
 
 
