@@ -154,15 +154,16 @@ def costs(report: Mapping[str, Any]) -> list[Table]:
     tables = [Table("Costs", "condition", [*heads, "from earlier sittings", "prompts cut (turns)"], rows)]
     if ledger := report.get("costs"):
         entries = [*ledger["stages"].items(), *ledger["endpoints"].items(), ("total", ledger["total"])]
-        heads = ["requests", "cached", "failed", "calls", "tokens read", "written", "USD", "of it in this run"]
+        heads = ["requests", "cached", "failed", "calls", "tokens read", "written", "uncounted replies"]
+        heads += ["USD", "of it in this run", "s, median", "s, 95 %"]
         rows = [Row(name, _requests(entry)) for name, entry in entries]
-        tables.append(Table("Endpoints", "endpoint requests", [*heads, "s, median", "s, 95 %"], rows))
+        tables.append(Table("Endpoints", "endpoint requests", heads, rows))
     return tables
 
 
 def _requests(entry: Mapping[str, Any]) -> list[str]:
     numbers = [entry["requests"], entry["cached"], sum(entry["failures"].values())]
-    numbers += [entry[key] for key in ("calls", "prompt_tokens", "completion_tokens")]
+    numbers += [entry[key] for key in ("calls", "prompt_tokens", "completion_tokens", "unknown_usage")]
     dollars = [f"{entry['cost_usd']:.4f}", f"{entry['now']['cost_usd']:.4f}"]
     seconds = ["–" if value is None else f"{value:.2f}" for value in (entry["seconds"][key] for key in ("p50", "p95"))]
     return [*map(str, numbers), *dollars, *seconds]

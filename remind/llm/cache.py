@@ -11,10 +11,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from remind.core.errors import DataError
-from remind.llm.request import Reply
+from remind.llm.request import Reply, usage
 
 #: Seconds to wait for the file while another process writes.
 _BUSY = 30.0
+#: Stands for a count of tokens that the server did not give.
+_UNKNOWN = -1
 _APPLICATION = 0x524D4C43
 _TABLE = """
 CREATE TABLE IF NOT EXISTS replies (
@@ -61,11 +63,13 @@ class ReplyCache:
         if row is None:
             return None
         text, finished, calls, prompt_tokens, completion_tokens, seconds = row
-        return Reply(text, None, prompt_tokens, completion_tokens, bool(finished), seconds, calls)
+        spent = usage(prompt_tokens, completion_tokens)
+        return Reply(text, finished=bool(finished), seconds=seconds, calls=calls, **spent)
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""
-        spent = (reply.calls, reply.prompt_tokens, reply.completion_tokens, reply.seconds)
+        tokens = (reply.prompt_tokens, reply.completion_tokens) if reply.usage_known else (_UNKNOWN, _UNKNOWN)
+        spent = (reply.calls, *tokens, reply.seconds)
         values = (key, endpoint, stage, reply.text, reply.finished, *spent, time.time())
         with self._open() as db:
             db.execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)

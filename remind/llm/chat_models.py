@@ -165,6 +165,7 @@ def _joined(exchanges: Sequence[Exchange]) -> Reply:
         completion_tokens=sum(one.reply.completion_tokens for one in exchanges),
         seconds=sum((one.seconds for one in made), 0.0),
         calls=sum(one.calls for one in made),
+        usage_known=all(one.reply.usage_known for one in exchanges),
         cached=not made,
     )
 

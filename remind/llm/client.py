@@ -20,7 +20,7 @@ from remind.llm.cache import ReplyCache
 from remind.llm.chat_models import CachedChat, Put
 from remind.llm.endpoints import OPENAI, EndpointConfig
 from remind.llm.ledger import Exchange, Ledger
-from remind.llm.request import Reply, ReplyFailure, Request
+from remind.llm.request import Reply, ReplyFailure, Request, usage
 
 #: Seconds between looks at a request that another thread or process is asking.
 _POLL = 0.2
@@ -186,7 +186,8 @@ class OpenAIChat(CachedChat):
         """The reply in an HTTP response, failures included. Raises where a body is no chat completion."""
         if not response.is_success:
             return self._failed(*failure_of(response.status_code, response.text, response.headers))
-        data = json.loads(response.content)
+        # Python refuses integers of thousands of digits
+        data = json.loads(response.content, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
         choice = data["choices"][0]
         text = choice["message"].get("content")
         if isinstance(text, list):
@@ -194,11 +195,12 @@ class OpenAIChat(CachedChat):
         # null: all room was spent on thinking, or a filter struck
         if text is not None and not isinstance(text, str):
             raise TypeError
-        usage = data.get("usage") or {}
-        prompt_tokens, completion_tokens = (int(usage.get(f"{name}_tokens") or 0) for name in ("prompt", "completion"))
+        counts = data.get("usage")
+        counts = counts if isinstance(counts, dict) else {}
+        spent = usage(counts.get("prompt_tokens"), counts.get("completion_tokens"))
         # a lone surrogate, which JSON can spell, could be written to no file
         text = self._without_key(text or "").encode("utf-8", "replace").decode("utf-8")
-        return Reply(text, None, prompt_tokens, completion_tokens, choice.get("finish_reason") != "length")
+        return Reply(text, finished=choice.get("finish_reason") != "length", **spent)
 
     def _unanswered(self, error: BaseException) -> Reply:
         """The failure where no try was answered. Raises ModelError where no server was ever reached."""

@@ -11,7 +11,7 @@ from typing import Any
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
 
-_SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
+_SUMS = ("calls", "prompt_tokens", "completion_tokens", "cost_usd", "unknown_usage")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Ledger:
     def summary(self) -> dict[str, Any]:
         """`total`, and the same by stage and by endpoint, costs in USD.
 
-        Seconds are per request that was answered, those of cached replies as first paid.
+        Seconds are per request that was answered, those of cached replies as first paid. `unknown_usage` is the number
+        of replies whose tokens the server did not count; they are in no sum.
         """
         with self._lock:
             rows = list(self._rows)
@@ -93,23 +94,27 @@ def table(summary: Mapping[str, Any]) -> str:
         times = "".join("       -" if value is None else f"{value:>8.2f}" for value in row["seconds"].values())
         counts = f"{row['requests']:>9}{row['cached']:>8}{sum(row['failures'].values()):>8}{row['calls']:>8}"
         lines.append(f"{name:<10}{counts}{tokens:>12}{row['cost_usd']:>10.4f}{times}")
+    if unknown := summary["total"]["unknown_usage"]:
+        lines.append(f"{unknown} replies came without a usable count of tokens; tokens and USD leave them out")
     return "\n".join(lines)
 
 
 def _paid(replies: Sequence[Reply], endpoint: EndpointConfig) -> dict[str, Any]:
     calls, prompt_tokens, completion_tokens = (sum(getattr(one, name) for one in replies) for name in _SUMS[:3])
     cost = endpoint.cost(prompt_tokens, completion_tokens)
-    return dict(zip(_SUMS, (calls, prompt_tokens, completion_tokens, cost), strict=True))
+    unknown = sum(not one.usage_known for one in replies)
+    return dict(zip(_SUMS, (calls, prompt_tokens, completion_tokens, cost, unknown), strict=True))
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    now = {name: sum(row["now"][name] for row in rows) for name in _SUMS}
+    # rows that lie in caches may be older than a sum
+    now, before = ({name: sum(row[when].get(name, 0) for row in rows) for name in _SUMS} for when in ("now", "before"))
     seconds = sorted(row["seconds"] for row in rows if row["seconds"] is not None)
     return {
         "requests": len(rows),
         "cached": sum(row["cached"] for row in rows),
         "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
-        **{name: now[name] + sum(row["before"][name] for row in rows) for name in _SUMS},
+        **{name: now[name] + before[name] for name in _SUMS},
         "now": now,
         "seconds": {f"p{percent}": _percentile(seconds, percent) for percent in (50, 95)},
     }

@@ -16,6 +16,9 @@ Role = Literal["system", "user", "assistant"]
 #: unknown model, bad request). invalid: the reply is not the JSON that was asked for, nor was its repair.
 ReplyFailure = Literal["too_long", "server", "refused", "invalid"]
 
+#: More than one request can take.
+_MOST_TOKENS = 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -66,6 +69,7 @@ class Reply:
         calls: HTTP requests sent, tries included; 0 where the reply was cached.
         cached: whether it was paid for before.
         failure, message: why there is no usable reply, in a word and in a line without keys.
+        usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
     """
 
     text: str
@@ -78,6 +82,15 @@ class Reply:
     cached: bool = False
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
+    usage_known: bool = True
+
+
+def usage(prompt_tokens: Any, completion_tokens: Any) -> dict[str, Any]:
+    """The fields of a reply for counts that a server or a file gives, whatever they are."""
+    counts = (prompt_tokens, completion_tokens)
+    known = all(type(count) in (int, float) and 0 <= count <= _MOST_TOKENS and count % 1 == 0 for count in counts)
+    prompt, completion = map(int, counts if known else (0, 0))
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "usage_known": known}
 
 
 def from_template(

@@ -53,6 +53,7 @@ ROW = {
     "prompt_tokens": 1234,
     "completion_tokens": 56,
     "cost_usd": 0.5,
+    "unknown_usage": 1,
     "now": {"cost_usd": 0.25},
     "seconds": {"p50": 0.5, "p95": None},
 }

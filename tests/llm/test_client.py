@@ -19,7 +19,7 @@ from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig
-from remind.llm.ledger import Ledger
+from remind.llm.ledger import Ledger, table
 from remind.llm.request import Message, Reply, Request
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -300,6 +300,29 @@ def test_a_body_that_is_no_completion_is_tried_again(content: bytes, quick: None
     answers = iter([(200, {}, content), (200, {}, completion("well"))])
     reply, _ = reply_to(lambda body: next(answers))
     assert (reply.text, reply.calls) == ("well", 2)
+
+
+def test_replies_whose_usage_is_no_count_are_paid_for_once(tmp_path: Path) -> None:
+    wrong = ["1e999", "1e300", "1" + "0" * 30, "9" * 5000, "-1000000", "NaN", "0.5", "true", '"7"']
+    usages = ["null", "5", '"many"', "{}", '{"prompt_tokens": 7}']
+    usages += [f'{{"prompt_tokens": 7, "completion_tokens": {value}}}' for value in wrong]
+    usages += [f'{{"prompt_tokens": {value}, "completion_tokens": 7}}' for value in wrong]
+
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        usage = usages[int(body["messages"][0]["content"])]
+        return 200, {}, completion("well").replace(b'{"prompt_tokens": 10, "completion_tokens": 3}', usage.encode())
+
+    with Proxy(answer=answer) as proxy:
+        for start in range(2):
+            ledger = Ledger()
+            model = chat(proxy.url, ReplyCache(tmp_path / "c.sqlite"), ledger, price_prompt=1e6, price_completion=1e6)
+            replies = model.complete([ask(str(number)) for number in range(len(usages))])
+            assert {(one.text, one.cached, one.usage_known) for one in replies} == {("well", bool(start), False)}
+            total = ledger.summary()["total"]
+            assert (total["calls"], total["unknown_usage"]) == (len(usages), len(usages))
+            assert (total["prompt_tokens"], total["completion_tokens"], total["cost_usd"]) == (0, 0, 0)
+            assert f"{len(usages)} replies came without a usable count" in table(ledger.summary())
+        assert proxy.hits == len(usages)
 
 
 def test_odd_but_whole_replies() -> None:

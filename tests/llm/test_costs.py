@@ -55,7 +55,14 @@ def test_the_ledger_adds_by_stage_and_endpoint() -> None:
         "prompt_tokens": 1_500_000,
         "completion_tokens": 100_000,
         "cost_usd": pytest.approx(4.0),
-        "now": {"calls": 6, "prompt_tokens": 1_000_000, "completion_tokens": 100_000, "cost_usd": pytest.approx(3.0)},
+        "unknown_usage": 0,
+        "now": {
+            "calls": 6,
+            "prompt_tokens": 1_000_000,
+            "completion_tokens": 100_000,
+            "cost_usd": pytest.approx(3.0),
+            "unknown_usage": 0,
+        },
         "seconds": {"p50": 2.0, "p95": 4.0},
     }
     assert (summary["stages"]["cues"]["cost_usd"], summary["stages"]["judge"]["calls"]) == (pytest.approx(3.0), 5)
