@@ -97,11 +97,9 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
         new = missing_folders(out.parent)
         try:
             partial.mkdir(parents=True)
-            hashes = {}
             for number, key in enumerate(keys):
                 parts.copy(key, partial / part_name(number))
-                hashes[part_name(number)] = sha256_file(partial / part_name(number))
-            write_manifest(partial, {**manifest, "parts": hashes})
+            write_manifest(partial, dict(manifest))
             put_folder(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

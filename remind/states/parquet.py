@@ -128,8 +128,13 @@ def write_records(path: str | Path, records: Sequence[StateRecord]) -> None:
 
 
 def write_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest.json`; done last, so that a folder without one is an unfinished build."""
-    write_json(Path(folder) / MANIFEST, {"format": "remind-states", "format_version": FORMAT_VERSION, **manifest})
+    """Write `manifest.json`; done last, so that a folder without one is an unfinished build.
+
+    The SHA-256 of every part goes into it, by which a part that is missing, changed or foreign is known later.
+    """
+    hashes = {path.name: sha256_file(path) for path in _parts(folder)}
+    about = {"format": "remind-states", "format_version": FORMAT_VERSION}
+    write_json(Path(folder) / MANIFEST, {**about, "parts": hashes, **manifest})
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -190,11 +195,11 @@ def state_parts(folder: str | Path) -> list[Path]:
 
     Raises:
         DataError, FormatError: as `read_manifest`, or a file is missing, foreign or not as it was built. Manifests that
-            list no parts are taken at their word.
+            list no parts, as earlier versions wrote them, are taken at their word.
     """
     manifest = read_manifest(folder)
     known = manifest_hashes(Place(Path(folder) / MANIFEST), manifest, "parts")
-    parts = sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
+    parts = _parts(folder)
     if "parts" not in manifest:
         return parts
     if other := known.keys() ^ {path.name for path in parts}:
@@ -205,6 +210,10 @@ def state_parts(folder: str | Path) -> list[Path]:
         if sha256_file(path) != known[path.name]:
             raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
     return parts
+
+
+def _parts(folder: str | Path) -> list[Path]:
+    return sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
 def _check_regular(path: Path) -> None:

@@ -14,7 +14,7 @@ import solver
 from in_process import run_script
 
 import remind
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, FormatError
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import render_answer
 from remind.testbed import write
@@ -94,6 +94,9 @@ def test_states_and_manifest_have_what_was_asked_for(tmp_path: Path) -> None:
     assert read_states(out / "states") == records(make_world(WORLD), ladder, labels)
     manifest = read_manifest(out / "states")
     assert (manifest["world"]["train"], manifest["ladder"]["seed"], manifest["labels"]["noise"]) == (2, 4, 0.5)
+    (out / "states" / "part-00001.parquet").unlink()
+    with pytest.raises(FormatError, match=r"'part-00001\.parquet' is missing"):
+        read_states(out / "states")
 
 
 def test_an_existing_folder_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
