@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from remind.core.errors import ModelError, RemindError
-from remind.core.files import atomic_folder, read_json, sha256_file, write_json
+from remind.core.files import atomic_folder, read_json, sha256_file, write_json, write_tensors
 
 FOLDER = "checkpoints"
 CHECKSUMS = "checksums.json"
@@ -41,8 +40,8 @@ def saving(path: Path, remaining: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         hint = f"; {remaining}" if remaining else ""
         raise ModelError(f"{path}: cannot be written: {reason}; make room there{hint}") from None
 
@@ -117,13 +116,13 @@ def save(
         saving(folder, "the checkpoints before it are as they were; set resume to go on"),
         atomic_folder(folder) as temporary,
     ):
-        save_file(weights, temporary / _MODEL)
-        save_file(moments, temporary / _OPTIMIZER)
-        save_file({"torch": states.cpu()}, temporary / _RANDOM)
+        write_tensors(temporary / _MODEL, weights)
+        write_tensors(temporary / _OPTIMIZER, moments)
+        write_tensors(temporary / _RANDOM, {"torch": states.cpu()})
         write_json(temporary / _STATE, {"step": step, **extra})
         names = [_MODEL, _OPTIMIZER, _RANDOM, _STATE]
         if ema is not None:
-            save_file(averages, temporary / _EMA)
+            write_tensors(temporary / _EMA, averages)
             names.append(_EMA)
         write_json(temporary / CHECKSUMS, {name: sha256_file(temporary / name) for name in names})
 

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.core.errors import DataError
+from remind.core.errors import DataError, RemindError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,15 +28,39 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
+def _storing(target: Path) -> Iterator[None]:
+    """Make an OSError that names the file of whatever a library raises where a disk is full."""
+    try:
+        yield
+    except RemindError:
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(target)) from None
+    except Exception as error:
+        # safetensors and tokenizers give the number in their message alone
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from None
+
+
+@contextmanager
 def atomic_path(target: str | Path) -> Iterator[Path]:
-    """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise."""
+    """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise.
+
+    Raises:
+        OSError: a full disk or no permission, whichever library writes there.
+    """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
+        with _storing(target):
+            yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         # mkstemp creates private files
@@ -52,7 +77,8 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
-        yield temporary
+        with _storing(target):
+            yield temporary
         temporary.chmod(0o777 & ~_umask())
         put_folder(temporary, target)
     finally:
@@ -150,14 +176,10 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file. Raises OSError on a full disk or without permission."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with atomic_path(path) as temporary:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
-        except SafetensorError as error:  # raised on a full disk
-            raise OSError(errno.EIO, str(error), str(path)) from None
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
 
 
 class DuplicateKeyError(ValueError):

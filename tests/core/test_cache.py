@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
+from remind.alignment.checkpoint import save
 from remind.core.cache import Cache
+from remind.core.errors import ModelError
+from remind.models.nano import save_nano
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -56,9 +59,27 @@ def test_files_that_are_no_entries_count_as_absent(tmp_path: Path, content: byte
     assert cache.read_json("codes", 1) is None
 
 
-def test_a_full_disk_is_an_os_error_and_leaves_nothing(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    full = mock.patch("safetensors.torch.save_file", side_effect=SafetensorError("No space left on device"))
-    with full, pytest.raises(OSError, match="No space left"):
-        cache.write("codes", 1, {"a": torch.arange(3)})
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+def _checkpoint(folder: Path) -> None:
+    model = torch.nn.Linear(300, 300)
+    save(folder / "step-1", 1, model, torch.optim.AdamW(model.parameters()), torch.zeros(1, 8), {}, writes=True)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: Cache(folder).write("codes", 1, {"a": torch.arange(100_000)}),
+        lambda folder: Cache(folder).write_json("codes", 1, "x" * 500_000),
+        lambda folder: save_nano(folder / "model"),
+        _checkpoint,
+    ],
+    ids=["tensors", "JSON", "model", "checkpoint"],
+)
+def test_a_full_disk_is_an_error_that_scripts_show_in_a_line_and_leaves_nothing(
+    small_disk: Path, write: Callable[[Path], None]
+) -> None:
+    with pytest.raises((OSError, ModelError)) as caught:
+        write(small_disk)
+    assert isinstance(caught.value, ModelError) or caught.value.errno == errno.ENOSPC
+    assert "No space left on device" in str(caught.value)
+    assert str(small_disk) in str(caught.value)
+    assert not [path for path in small_disk.rglob("*") if path.is_file() or path.name.endswith(".tmp")]
