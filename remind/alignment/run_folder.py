@@ -26,7 +26,7 @@ from remind.alignment.config import (
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.tokens import TOKENS
 from remind.core.errors import ConfigError, RemindError
-from remind.core.files import missing_folders, remove_empty, write_json, write_text
+from remind.core.files import missing_folders, remove_empty, sweep, write_json, write_text
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -149,6 +149,7 @@ class RunFolder:
         """
         if self.main:
             with checkpoint.saving(self.path):
+                sweep(self.path)
                 # first of all: it marks the folder as a run's
                 content = yaml.safe_dump(as_dict(self.cfg), sort_keys=False, allow_unicode=True)
                 write_text(self.path / CONFIG, content)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from remind.core.errors import DataError
 from remind.llm.request import Reply, usage
 
+_log = logging.getLogger(__name__)
 #: Seconds to wait for the file while another process writes.
 _BUSY = 30.0
 #: Stands for a count of tokens that the server did not give.
@@ -25,6 +29,19 @@ CREATE TABLE IF NOT EXISTS replies (
     made REAL NOT NULL
 ) WITHOUT ROWID
 """
+
+
+def _reply(row: Sequence[Any]) -> Reply:
+    """A row as a reply. Raises ValueError where its text or one of its numbers is none."""
+    kind, text, finished, calls, prompt_tokens, completion_tokens, seconds = row
+    if kind != b"text":
+        raise ValueError("its text is none")
+    if type(finished) is not int or type(calls) is not int or calls < 0:
+        raise ValueError("a count is none")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError("its time is none")
+    spent = usage(prompt_tokens, completion_tokens)
+    return Reply(text.decode(), finished=bool(finished), seconds=seconds, calls=calls, **spent)
 
 
 class ReplyCache:
@@ -56,15 +73,19 @@ class ReplyCache:
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
 
     def get(self, key: str) -> Reply | None:
-        """The reply to this request, with what it cost; None: there is none."""
-        columns = "text, finished, calls, prompt_tokens, completion_tokens, seconds"
+        """The reply to this request, with what it cost; None: there is none, or a damaged one, which is removed."""
+        columns = "typeof(text), text, finished, calls, prompt_tokens, completion_tokens, seconds"
         with self._open() as db:
+            db.text_factory = bytes
             row = db.execute(f"SELECT {columns} FROM replies WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        text, finished, calls, prompt_tokens, completion_tokens, seconds = row
-        spent = usage(prompt_tokens, completion_tokens)
-        return Reply(text, finished=bool(finished), seconds=seconds, calls=calls, **spent)
+            if row is None:
+                return None
+            try:
+                return _reply(row)
+            except ValueError as error:
+                db.execute("DELETE FROM replies WHERE key = ?", (key,))
+                _log.warning("%s: the reply %s is damaged (%s); it is asked for again", self.path, key[:12], error)
+                return None
 
     def put(self, key: str, reply: Reply, endpoint: str, stage: str) -> None:
         """Record an answered request, committed on return. A second reply is not kept."""

@@ -182,8 +182,9 @@ def test_what_a_run_killed_before_its_first_step_leaves_is_no_hindrance(
     out = tmp_path / "r"
     shutil.copytree(kept / "cache", out / "cache")
     (out / "cache" / "tokens" / ".x.safetensors.1.tmp").write_bytes(b"half")
-    (out / ".config.yaml.1.tmp").write_bytes(b"half")
+    (half := out / ".config.yaml.0a_b2c3d.tmp").write_bytes(b"half")
     train(runs.config(states, out, max_steps=1))
+    assert not half.exists()
     runs.assert_identical(runs.weights(out, 1), runs.weights(kept, 1))
 
 

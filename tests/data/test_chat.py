@@ -64,6 +64,9 @@ def test_other_forms_of_a_file(tmp_path, written):
     turns = [{"role": "user", "content": "a\u2028b"}, {"role": "bot", "content": "c"}]
     (dialogue,) = read(written("mine.jsonl", *turns)).dialogues
     assert (dialogue.id, [turn.text for turn in dialogue.turns]) == ("mine", ["a\u2028b", "c"])
+    times = ("NaN", " nat", "2024-02-29T23:59:59.5+02:00", "2024-03", "two days later")
+    (dialogue,) = read(written("mine.jsonl", *({**GOOD, "time": time} for time in times))).dialogues
+    assert [turn.time for turn in dialogue.turns] == [None, None, *times[2:]]
     path = tmp_path / "many_lines.json"
     path.write_text(json.dumps({"id": "a", "messages": [GOOD]}, indent=2), encoding="utf-8")
     assert read(path).dialogues[0].id == "a"
@@ -93,6 +96,7 @@ TWO_LISTS = "messages and turns are both given and differ; keep one"
         ({"role": "assistant", "content": None}, "", "text is missing or blank, and there are no images"),
         ({"role": "user", "content": [{"type": "audio"}]}, "", "content part of type 'audio'"),
         ({"role": "user", "content": [{"type": "text"}]}, "", "a text part should be text, not missing or null"),
+        *(({**GOOD, "time": day}, "", f"time {day!r} is no date") for day in ("2024-02-30", "2024-02-03T25:00:00Z")),
         ({**GOOD, "time": 17}, "", "time should be text, not a number"),
         ({**GOOD, "images": "x.png"}, "", "images should be a list, not text"),
         ({**GOOD, "images": [{}]}, "", "an image without path, url, source or caption"),

@@ -156,6 +156,26 @@ def test_a_cache_of_the_first_format_is_read(tmp_path: Path) -> None:
     assert cache.get("absent") is None
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("text", f"CAST({words} AS {kind})") for words, kind in (("'paid'", "BLOB"), ("x'ff'", "TEXT"))),
+        *(("seconds", value) for value in ("'soon'", "9e999", "-1")),
+        *((column, value) for column in ("calls", "finished") for value in ("'x'", "1.5")),
+    ],
+)
+def test_a_damaged_row_is_asked_for_again(tmp_path: Path, column: str, value: str) -> None:
+    path, paid = tmp_path / "c.sqlite", Reply("paid", seconds=0.5, calls=1)
+    cache = ReplyCache(path)
+    for key in "ab":
+        cache.put(key, paid, "e", "cues")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"UPDATE replies SET {column} = {value} WHERE key = 'a'")
+    assert (cache.get("a"), cache.get("b")) == (None, paid)
+    cache.put("a", paid, "e", "cues")
+    assert cache.get("a") == paid
+
+
 def test_keys_differ_with_all_that_shapes_a_reply(tmp_path: Path) -> None:
     def key_of(request: Request, place: EndpointConfig) -> str:
         return DryChat(place, run).key_of(request)

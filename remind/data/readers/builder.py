@@ -39,11 +39,11 @@ class Draft:
         self._images = 0
 
     def session(self, session_id: str, time: str | None = None) -> None:
-        """Open the session that the next turns belong to. Raises DataError for an id that is taken."""
+        """Open the session that the next turns belong to. Raises DataError for an id that is taken, or no such time."""
         if session_id in self._sessions:
             raise self.place.error(f"session id {shown(session_id)} occurs twice")
         self._turns = []
-        self._sessions[session_id] = (time, self._turns)
+        self._sessions[session_id] = (self.place.time(time, f"the time of session {shown(session_id)}"), self._turns)
 
     def image(
         self, place: Place, reference: str | None = None, caption: str | None = None, source: str | None = None
@@ -85,9 +85,9 @@ class Draft:
         time: str | None = None,
         images: Sequence[Image] = (),
     ) -> None:
-        """Add a turn to the open session. Raises DataError without speaker, or without text and images."""
+        """Add a turn to the open session. Raises DataError without speaker, or text and images, or for no such time."""
         words = "" if text is None else place.text(text, "text")
-        turn = Turn(turn_id, place.name(speaker, "speaker"), words, time, tuple(images))
+        turn = Turn(turn_id, place.name(speaker, "speaker"), words, place.time(time, "time"), tuple(images))
         check_turn(place, turn)
         self._turns.append(turn)
 

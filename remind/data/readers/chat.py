@@ -87,7 +87,7 @@ class _Chat:
     def add(self, place: Place, turn: dict[str, Any]) -> None:
         given = turn.get("session")
         session = (self._session or "S1") if given is None else place.name(given, "session")
-        time = place.optional_text(turn.get("time"), "time")
+        time = place.time(turn.get("time"), "time")
         if session != self._session:
             if session in self._sessions:
                 raise place.error(f"session {shown(session)} comes back after another; keep its turns together")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from remind.core.errors import named
@@ -149,13 +148,10 @@ def _is_misnamed(key: str, value: object) -> bool:
 
 
 def iso_time(text: str) -> str:
-    """ "1:56 pm on 8 May, 2023" as 2023-05-08T13:56; other words as they are."""
+    """ "1:56 pm on 8 May, 2023" as 2023-05-08T13:56, whether there is such a day or not; other words as they are."""
     match = _TIME.fullmatch(text.strip())
     if match is None or match[5][:3].lower() not in _MONTHS:
         return text
     hour = int(match[1]) % 12 + (12 if match[3].lower() == "p" else 0)
-    try:
-        time = datetime(int(match[6]), _MONTHS.index(match[5][:3].lower()) + 1, int(match[4]), hour, int(match[2]))
-    except ValueError:
-        return text
-    return time.isoformat(timespec="minutes")
+    month = _MONTHS.index(match[5][:3].lower()) + 1
+    return f"{match[6]}-{month:02}-{int(match[4]):02}T{hour:02}:{match[2]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from remind.data.dialogue import Corpus, Question
@@ -82,7 +81,7 @@ def _instance(out: CorpusBuilder, place: Place, _: int, instance: dict[str, Any]
         text=place.name(instance.get("question"), "question"),
         answers=answers_of(place, instance),
         category=place.optional_text(instance.get("question_type"), "question_type"),
-        time=None if date is None else iso_time(place.text(date, "question_date")),
+        time=None if date is None else place.time(iso_time(place.text(date, "question_date")), "question_date"),
     )
     out.add_question(place, question, Resolved(tuple(evidence), dangling, len(evidence) + len(dangling)))
 
@@ -92,12 +91,9 @@ def _names(place: Place, value: object, what: str) -> list[str]:
 
 
 def iso_time(text: str) -> str:
-    """ "2023/05/20 (Sat) 02:21" as 2023-05-20T02:21; other words as they are."""
+    """ "2023/05/20 (Sat) 02:21" as 2023-05-20T02:21, whether there is such a day or not; other words as they are."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return text
-    try:
-        time = datetime(*(int(part) for part in match.groups(default="0")))  # type: ignore[arg-type]
-    except ValueError:
-        return text
-    return time.isoformat(timespec="minutes") if match[4] else time.date().isoformat()
+    year, month, day, hour, minute = match.groups()
+    return f"{year}-{month:0>2}-{day:0>2}" + (f"T{hour:0>2}:{minute}" if hour else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 from remind.core.errors import ImagePathError
@@ -13,7 +12,7 @@ from remind.data.readers.builder import CorpusBuilder, Draft, one_per_record
 from remind.data.readers.locomo import add_questions, is_session, sessions, turn_of
 from remind.data.readers.source import Place, Source, shown
 
-_TIME_FORMAT = "%d.%m.%Y, %H:%M:%S"
+_TIME = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4}), (\d{1,2}):(\d{2}):(\d{2})", re.ASCII)
 _OPTIMISED = re.compile(r"_opt(?=\.[^.]*$|$)")
 
 
@@ -88,10 +87,9 @@ def _photo(place: Place, name: str) -> str | None:
 
 
 def _iso_time(text: str | None) -> str | None:
-    """ "29.12.2023, 22:42:04" as 2023-12-29T22:42:04; other words as they are."""
-    if text is None:
-        return None
-    try:
-        return datetime.strptime(text.strip(), _TIME_FORMAT).isoformat(timespec="seconds")
-    except ValueError:
+    """ "29.12.2023, 22:42:04" as 2023-12-29T22:42:04, whether there is such a day or not; other words as they are."""
+    match = None if text is None else _TIME.fullmatch(text.strip())
+    if match is None:
         return text
+    day, month, year, hour, minute, second = match.groups()
+    return f"{year}-{month:0>2}-{day:0>2}T{hour:0>2}:{minute}:{second}"

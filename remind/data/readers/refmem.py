@@ -128,7 +128,7 @@ def _question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue
         images=tuple(images),
         dimension=place.optional_text(record.get("dimension"), "dimension"),
         category=category,
-        time=place.optional_text(record.get("time"), "time"),
+        time=place.time(record.get("time"), "time"),
         split=place.optional_text(record.get("split"), "split"),
     )
     out.add_question(place, question, exact(_texts(place, record, "evidence"), dialogue.positions))

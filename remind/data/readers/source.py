@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,9 @@ from remind.core.errors import DataError, named, shown
 from remind.data.readers.window import Window, parse_line
 
 __all__ = ["Place", "Record", "Source", "shown"]
+
+#: The beginning of a time in ISO 8601.
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,18 @@ class Place:
 
     def optional_text(self, value: object, what: str) -> str | None:
         return None if value is None else self.text(value, what)
+
+    def time(self, value: object, what: str) -> str | None:
+        """A time as `Turn` has it: ISO 8601 or words. NaN and NaT, which tables hold where there is none, are None."""
+        text = self.optional_text(value, what)
+        if text is None or text.strip().lower() in ("nan", "nat"):
+            return None
+        if match := _DATE.match(text.strip()):
+            try:
+                datetime.fromisoformat(match[0])
+            except ValueError:
+                raise self.error(f"{what} {shown(text)} is no date or time of day that exists") from None
+        return text
 
     def name(self, value: object, what: str) -> str:
         """A string that is not blank; whole numbers are taken as their digits."""
