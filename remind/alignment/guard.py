@@ -22,7 +22,7 @@ from remind.core.errors import ModelError
 REMEDY = (
     "set objective.teacher_weights ema or base, or objective.hard_levels [0, 1, 2], or lower trainer.lr, in a new run"
 )
-#: Nats per token of right answers above which a model does not know their language: no better than one in 400 at random.
+#: Nats per token of right answers above which a model does not know their language: a guess among 400 tokens.
 UNFAMILIAR = 6.0
 #: Exit status of a process that stopped because of SIGTERM, as shells report it.
 TERMINATED = 128 + signal.SIGTERM

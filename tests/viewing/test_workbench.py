@@ -239,7 +239,7 @@ def test_replies_are_those_of_generation_under_each_edit(bench: Workbench, nano:
         assert f"pushed{after}" in seen.text
     with pytest.raises(ConfigError, match="at least one message"):
         show_generated(nano, [], {"as it is": nullcontext()})
-    with pytest.raises(ModelError, match="nano wrote nothing: .* exceed"):
+    with pytest.raises(ModelError, match=r"nano wrote nothing: .* exceed"):
         show_generated(nano, ["tea " * 40_000], {"as it is": nullcontext()})
 
 
