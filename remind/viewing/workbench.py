@@ -227,8 +227,8 @@ def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
     trainer = SAETrainConfig(d_sae=1024, k=32, steps=300, batch_size=512, lr=1e-3, warmup_steps=20, decay_share=0.5)
     if backbone != "nano":
         trainer = replace(trainer, init_tokens=8192, dead_tokens=30_000, log_every=10)
-        small = {"layers": ["middle", "late"], "trainer": trainer, "limit": 2000, "window": 256, "idf_turns": 300}
-        return quick_sae(backbone, [str(corpus_path())], out, device, dtype, **small)
+        small: dict[str, Any] = {"layers": ["middle", "late"], "limit": 2000, "window": 256, "idf_turns": 300}
+        return quick_sae(backbone, [str(corpus_path())], out, device, dtype, trainer=trainer, **small)
     folder = out / "sae"
     if folder.exists():
         return folder
