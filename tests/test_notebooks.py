@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom on the nano backbone, and are kept with the outputs of such a run."""
+"""The notebooks run from top to bottom on the nano backbone, and are kept with the outputs of a run as they stand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 BOOKS = sorted(FOLDER.glob("*.ipynb"))
 #: Processor seconds of a notebook on one core, imports included, where `_yardstick` takes `YARD`.
 MOST, YARD = 53, 0.45
+#: Those that open on a real language model, and how their first lines of code are changed to run on nano in seconds.
+ON_NANO = {
+    "01_probe_sae_features": {'"smollm2"': '"nano"', '"swim"': '"poker"'},
+    "02_grounding": {'"smollm2"': '"nano"', '"q0148"': '"test-0001-q01"'},
+    "04_from_dialogue_to_checkpoint": {'"smollm2"': '"nano"'},
+}
 #: What each must show: pictures, and HTML of text.
 SHOWN = {
-    "01_probe_sae_features": (4, 5),
+    "01_probe_sae_features": (3, 5),
     "02_grounding": (3, 2),
     "03_alignment": (3, 1),
     "04_from_dialogue_to_checkpoint": (1, 1),
@@ -47,6 +53,7 @@ def test_a_notebook_is_kept_with_small_outputs(path: Path) -> None:
     assert "quickstart.md#notebooks" in book.cells[0].source
     assert "Qwen3-VL-8B" in code[0].source
     assert '"nano"' in code[0].source
+    assert all(code[0].source.count(name) == 1 for name in ON_NANO.get(path.stem, {}))
     # a cell holds a call and a picture: no cell defines more than one function, none a class
     assert all(cell.source.count("\ndef ") <= 1 and "class " not in cell.source for cell in code)
 
@@ -58,6 +65,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def run(path: Path, last: str = "None") -> tuple[Any, float, Any]:
         book = nbformat.read(path, as_version=4)
+        first = next(cell for cell in book.cells if cell.cell_type == "code")
+        for name, replacement in ON_NANO.get(path.stem, {}).items():
+            first.source = first.source.replace(name, replacement)
         asks = f"import json, time\nprint(json.dumps([time.process_time(), {last}]))"
         book.cells.append(nbformat.v4.new_code_cell(asks))
         folder = tmp_path_factory.mktemp(path.stem)
@@ -80,14 +90,14 @@ def _outputs(book: Any, kind: str) -> list[str]:
     ]
 
 
-def _check_outputs(stem: str, book: Any) -> None:
-    pictures, pages = SHOWN[stem]
+def _check_outputs(stem: str, book: Any, more: tuple[int, int] = (0, 0)) -> None:
+    pictures, pages = (least + other for least, other in zip(SHOWN[stem], more, strict=True))
     assert len(_outputs(book, "image/png")) >= pictures
     assert len(_outputs(book, "text/html")) >= pages
 
 
-def _check(stem: str, book: Any, seconds: float) -> None:
-    _check_outputs(stem, book)
+def _check(stem: str, book: Any, seconds: float, more: tuple[int, int] = (0, 0)) -> None:
+    _check_outputs(stem, book, more)
     # the same core does less where others share its caches and units
     assert seconds <= MOST * max(1.0, _yardstick() / YARD)
 
@@ -106,11 +116,15 @@ def _yardstick() -> float:
 def test_probing(executed: Any) -> None:
     last = "[len(bench.layers), examples[LAYER].n_tokens, len(top_features(encoded, LAYER, span=span))]"
     book, seconds, (layers, tokens, features) = executed(BOOKS[0], last)
-    _check("01_probe_sae_features", book, seconds)
+    # nano sees images: two tables of their features and a heat map
+    _check("01_probe_sae_features", book, seconds, more=(1, 2))
     assert layers == 2
     assert tokens > 1000
     assert features > 0
-    assert any("poker" in page for page in _outputs(book, "text/html"))
+    pages = _outputs(book, "text/html")
+    assert any("poker" in page for page in pages)
+    # replies as they are, steered and ablated
+    assert sum("as it is" in page for page in pages) == 2
 
 
 @pytest.mark.slow
@@ -153,5 +167,5 @@ def test_from_dialogue_to_checkpoint(executed: Any) -> None:
     assert (Path(model) / "config.json").is_file()
     assert (Path(model) / "model.safetensors").is_file()
     answers = _outputs(book, "text/plain")[-1]
-    assert "What trip suits Ana next?" in answers
-    assert "after" in answers
+    assert "What does Clara grow?" in answers
+    assert answers.count("'after'") == 7

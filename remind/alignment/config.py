@@ -208,7 +208,8 @@ class GuardConfig:
     """When held-out numbers count as a collapse."""
 
     mode: Literal["warn", "stop", "off"] = "warn"
-    """warn: say and record it. stop: save, and end the run with an error. off: do not look."""
+    """warn: say and record it. stop: save, and end the run with an error. off: do not look. Unless off, a run
+    also warns where the model has a cross-entropy above 6 nats per token under x0 before the first step."""
     ce_rise: float = 0.8
     """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
     before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""

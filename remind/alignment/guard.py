@@ -22,13 +22,15 @@ from remind.core.errors import ModelError
 REMEDY = (
     "set objective.teacher_weights ema or base, or objective.hard_levels [0, 1, 2], or lower trainer.lr, in a new run"
 )
+#: Nats per token of right answers above which a model does not know their language: a guess among 400 tokens.
+UNFAMILIAR = 6.0
 #: Exit status of a process that stopped because of SIGTERM, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass
 class Guard:
-    """Compares each measurement with those before it.
+    """Compares each measurement with those before it, and the first with what a language model must know.
 
     Attributes:
         first: `ce0`, … and `entropy0`, … as first measured; empty before.
@@ -61,6 +63,15 @@ class Guard:
                     f"the cross-entropy has not ({self.first[ce]:.3f}, now {metrics[ce]:.3f})"
                 )
         return [] if self.config.mode == "off" else collapses
+
+    def unfamiliar(self, metrics: Mapping[str, float], model: str) -> str | None:
+        """What to say of a model that answers by chance before training (`ce0` above `UNFAMILIAR`), or None."""
+        if self.config.mode == "off" or not metrics["ce0"] > UNFAMILIAR:
+            return None
+        return (
+            f"before training {model} has a held-out loss of {metrics['ce0']:.1f} nats per token under x0: it does not "
+            "know the language of these answers, and a short training will not teach it; choose another model"
+        )
 
     def state(self) -> dict[str, dict[str, float]]:
         """What a checkpoint keeps."""

@@ -312,6 +312,8 @@ class Trainer:
         }
         self.folder.record(metrics)
         self.evaluated, self._saved = self.step, None
+        if self.step == 0 and self.folder.main and (what := self.guard.unfamiliar(metrics, self.cfg.model)):
+            print(f"warning: {what}", file=sys.stderr)
         collapses = self.guard.collapses(metrics)
         # test may be monitored but must not choose a checkpoint
         if choose and self.data.eval_split != "test" and (self.best is None or metrics["ce0"] < self.best["ce0"]):

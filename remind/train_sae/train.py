@@ -73,11 +73,21 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
 
 
 def quick_sae(
-    backbone: str, data: Sequence[str], cache: str | Path, device: str = "cpu", dtype: str = "float32", steps: int = 400
+    backbone: str,
+    data: Sequence[str],
+    cache: str | Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    steps: int = 400,
+    **settings: Any,
 ) -> Path:
     """Train a small SAE of one late layer for demos, kept under `cache` by model, data and settings.
 
-    Returns a folder for `sae.load_layers`.
+    Args:
+        settings: fields of `TrainSAEConfig` in place of the small ones; layers may also be "middle" and "late".
+
+    Returns:
+        A folder for `sae.load_layers`.
     """
     trainer = SAETrainConfig(
         d_sae=2048,
@@ -88,18 +98,9 @@ def quick_sae(
         decay_share=0.5,
         dead_tokens=50_000,
     )
-    cfg = TrainSAEConfig(
-        "",
-        [str(path) for path in data],
-        backbone=backbone,
-        layers=["late"],
-        trainer=trainer,
-        limit=8000,
-        loss_windows=0,
-        checkpoint_every=0,
-        device=device,
-        dtype=dtype,
-    )
+    small = {"layers": ["late"], "trainer": trainer, "limit": 8000, "loss_windows": 0, "checkpoint_every": 0}
+    fields = {**small, "backbone": backbone, "device": device, "dtype": dtype, **settings}
+    cfg = TrainSAEConfig("", [str(path) for path in data], **fields)
     folder = Path(backbone)
     # a model folder or GGUF file may be written anew under the same name
     files = [(path, path.stat()) for path in sorted([folder, *folder.rglob("*")]) if path.is_file()]
@@ -132,11 +133,11 @@ def _processes(cfg: TrainSAEConfig) -> Processes:
 def _layers(cfg: TrainSAEConfig, backbone: Backbone) -> list[int]:
     from sae.hooks import resolve_layers
 
-    # late: after the last block but one, where grounding gains most on real text
-    late = max(1, backbone.n_layers - 1)
+    # late: after the last block but one, where grounding gains most on real text; middle: where steering changes most
+    named = {"late": max(1, backbone.n_layers - 1), "middle": max(1, backbone.n_layers // 2)}
     names = default_layers(backbone.n_layers) if cfg.layers is None else cfg.layers
     try:
-        return resolve_layers(backbone.model, [late if name == "late" else name for name in names])
+        return resolve_layers(backbone.model, [named.get(str(name), name) for name in names])
     except LayerError as error:
         raise ModelError(f"{cfg.backbone}: {error}") from None
 

@@ -13,6 +13,7 @@ from remind.viewing.probing import (
     image_tokens,
     search_table,
     show_examples,
+    show_generated,
     turn_features,
 )
 from remind.viewing.workbench import Workbench, ask_about, new_folder, open_workbench
@@ -31,6 +32,7 @@ __all__ = [
     "search_table",
     "show_dialogue",
     "show_examples",
+    "show_generated",
     "show_levels",
     "turn_features",
 ]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from remind.core.errors import DataError
-from remind.viewing.pages import BLUE, Page, heading, paragraph, shaded, table
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.viewing.pages import BLUE, Page, column, heading, paragraph, shaded, table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from remind.models.backbone import Backbone
     from sae.figures import Picture
     from sae.probe import Encoded, Example, FeatureActivation, TopExamples
 
@@ -99,6 +101,44 @@ def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:
         return Page(paragraph(message), message)
     rows = [[str(one.feature), f"{one.score:.2f}", _example(one.example, one.example.value)] for one in matches]
     return Page(table(["feature", "score", "best example"], rows), "\n".join(map(str, matches)))
+
+
+def show_generated(
+    backbone: Backbone,
+    messages: Sequence[str],
+    under: Mapping[str, AbstractContextManager[Any]],
+    max_new_tokens: int = 32,
+) -> Page:
+    """What a model writes in reply to each message, greedily, under edits of its residual stream.
+
+    Args:
+        under: by name, `sae.probe.steer(...)` and `ablate(...)`, each good for one call; `nullcontext()` for no edit.
+        max_new_tokens: where replies are cut.
+
+    Raises:
+        ConfigError: no messages, or no way to run the model.
+        ModelError: a model that does not generate, or a message it cannot take.
+    """
+    from remind.models.generate import generate
+
+    if not messages or not under:
+        raise ConfigError("show_generated needs at least one message and one way to run the model")
+    replies: dict[str, list[str]] = {}
+    for name, edit in under.items():
+        with edit:
+            outputs = generate(backbone, messages, max_new_tokens, len(messages))
+        failures = [output.message for output in outputs if output is not None and output.failure is not None]
+        if failures:
+            raise ModelError(f"{backbone.name} wrote nothing: {failures[0]}")
+        replies[name] = [
+            output.text.strip() + ("" if output.finished else " …") for output in outputs if output is not None
+        ]
+    parts, lines = [], []
+    for number, message in enumerate(messages):
+        rows = [[name, texts[number]] for name, texts in replies.items()]
+        parts += [heading(message), table(["run", "reply"], rows)]
+        lines += [message, *(f"  {name}: {text}" for name, text in rows)]
+    return Page(column(parts), "\n".join(lines))
 
 
 def feature_heat(

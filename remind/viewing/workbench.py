@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Question
 from remind.data.readers import read, write_refmem
+from remind.data.sample import corpus_path, sample_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,10 +182,12 @@ def open_workbench(
     """Load what is given and make what is not.
 
     Args:
-        backbone: nano, minilm, or a Hugging Face folder or id.
-        dialogues: files or folders of any format `remind.read` knows; None: a small synthetic world with drawn images.
-        sae: folder of `remind train-sae`; None: small SAEs are trained in seconds and kept under `out`, on a
-            synthetic world for the nano backbone, else on the bundled small talk. Enough for a first look only.
+        backbone: nano, minilm, smollm2, or a Hugging Face folder or id.
+        dialogues: files or folders of any format `remind.read` knows; None: three dialogues of the bundled sample, for
+            the nano backbone a small synthetic world with drawn images, whose words it knows.
+        sae: folder of `remind train-sae`; None: small SAEs of two layers are trained and kept under `out`, for the nano
+            backbone in seconds on a synthetic world, else on the bundled small talk (two minutes on one core for
+            SmolLM2-135M). Enough for a first look only.
         out: folder for what is made.
         top_share: share of a dialogue that a question retrieves.
         device, dtype: of the backbone; SAEs stay in float32.
@@ -198,10 +201,11 @@ def open_workbench(
 
     out = Path(out)
     if dialogues is None:
-        corpus = read(_illustrated_world(out / "world", test=3, contrary=(0, 1), second_voice=0.0, seed=0))
-    else:
-        files = [dialogues] if isinstance(dialogues, str | Path) else dialogues
-        corpus = Corpus.merge([read(path) for path in files], files)
+        own = str(backbone) == "nano"
+        world = {"test": 3, "contrary": (0, 1), "second_voice": 0.0, "seed": 0}
+        dialogues = str(_illustrated_world(out / "world", **world) if own else sample_path() / "test.jsonl")
+    files = [dialogues] if isinstance(dialogues, str | Path) else dialogues
+    corpus = Corpus.merge([read(path) for path in files], files)
     if not corpus.dialogues:
         raise DataError(f"no dialogues in {dialogues}")
     folder = Path(sae) if sae is not None else _small_saes(str(backbone), out, device, dtype)
@@ -217,17 +221,19 @@ def _illustrated_world(folder: Path, **settings: Any) -> Path:
 
 
 def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
-    from remind.data.sample import corpus_path
     from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
     from sae.config import SAETrainConfig
 
+    trainer = SAETrainConfig(d_sae=1024, k=32, steps=300, batch_size=512, lr=1e-3, warmup_steps=20, decay_share=0.5)
     if backbone != "nano":
-        return quick_sae(backbone, [str(corpus_path())], out, device, dtype)
+        trainer = replace(trainer, init_tokens=8192, dead_tokens=30_000, log_every=10)
+        small: dict[str, Any] = {"layers": ["middle", "late"], "limit": 2000, "window": 256, "idf_turns": 300}
+        return quick_sae(backbone, [str(corpus_path())], out, device, dtype, trainer=trainer, **small)
     folder = out / "sae"
     if folder.exists():
         return folder
     talk = _illustrated_world(out / "talk", train=6, rule="none", by_template=False, seed=90_000)
-    trainer = SAETrainConfig(d_sae=512, k=16, steps=150, batch_size=512, lr=1e-3, warmup_steps=10, decay_share=0.5)
+    trainer = replace(trainer, d_sae=512, k=16, steps=150, warmup_steps=10)
     trainer = replace(trainer, init_tokens=4096, dead_tokens=20_000, log_every=5)
     config = TrainSAEConfig(out=str(folder), backbone=backbone, layers=[2, 3], data=str(talk), trainer=trainer)
     config = replace(config, image_tokens=9, held_out=0.2, idf_turns=300, loss_windows=0, device=device, dtype=dtype)

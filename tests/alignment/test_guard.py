@@ -73,6 +73,31 @@ def test_warn_says_it_once_per_measurement_and_goes_on(
     assert [record["step"] for record in records] == [2, 4]
 
 
+@pytest.mark.parametrize(("ce", "mode", "warned"), [(7.6, "warn", 1), (7.6, "off", 0), (5.9, "warn", 0)])
+def test_a_model_that_does_not_know_the_language_is_named_once(
+    runs: Any,
+    states: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ce: float,
+    mode: Any,
+    warned: int,
+) -> None:
+    through = Trainer._held_out
+
+    def set_to(self: Trainer) -> dict[str, Tensor]:
+        values = through(self)
+        assert values is not None
+        return values | {"ce0": torch.full_like(values["ce0"], ce)}
+
+    monkeypatch.setattr(Trainer, "_held_out", set_to)
+    train(runs.config(states, tmp_path / "r", max_steps=2, guard=GuardConfig(mode=mode)))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: before training")]
+    assert len(lines) == warned
+    assert all(f"has a held-out loss of {ce} nats per token under x0" in line for line in lines)
+
+
 @pytest.mark.usefixtures("drifting")
 def test_stop_saves_and_can_be_overruled(runs: Any, states: Path, tmp_path: Path) -> None:
     cfg = runs.config(states, tmp_path / "r", max_steps=4, guard=GuardConfig(mode="stop"), save_every=100)

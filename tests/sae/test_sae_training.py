@@ -236,9 +236,16 @@ def test_quick_sae_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("remind.train_sae.train.train_sae", never)
     assert quick_sae("nano", [str(data)], tmp_path / "cache", steps=3) == first
+    # other settings, or other dialogues
+    with pytest.raises(AssertionError, match="trained twice"):
+        quick_sae("nano", [str(data)], tmp_path / "cache", steps=3, layers=["middle", "late"])
     write_chat(data, n_dialogues=7)
     with pytest.raises(AssertionError, match="trained twice"):
         quick_sae("nano", [str(data)], tmp_path / "cache", steps=3)
+    monkeypatch.undo()
+    small = SAETrainConfig(d_sae=64, k=4, steps=2, batch_size=64)
+    two = quick_sae("nano", [str(data)], tmp_path / "cache", layers=["middle", "late"], trainer=small)
+    assert {layer: coder.d_sae for layer, coder in load_layers(two).items()} == {2: 64, 3: 64}
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from remind.alignment.config import TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trained_backbone
 from remind.alignment.trainer import Trainer
-from remind.core.errors import ConfigError, DataError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.models.backbone import Backbone
@@ -41,6 +41,7 @@ from remind.viewing import (
     search_table,
     show_dialogue,
     show_examples,
+    show_generated,
     show_levels,
     turn_features,
 )
@@ -218,6 +219,28 @@ def test_steering_shows_the_edited_next_token(bench: Workbench, nano: Backbone, 
         plain = nano.model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)
     assert heights[0].max() == pytest.approx(float(plain.max()), rel=1e-4)
     assert not np.allclose(heights[0], heights[1])
+
+
+def test_replies_are_those_of_generation_under_each_edit(bench: Workbench, nano: Backbone, coders: Any) -> None:
+    messages = ["Question: What?", HOSTILE]
+
+    def pushed() -> Any:
+        return steer(nano.model, coders, {3: {5: 3.0}}, relative=True)
+
+    page = show_generated(nano, messages, {"as it is": nullcontext(), "pushed": pushed()}, 4)
+    seen = _Text(page.html)
+    assert "script" not in seen.tags
+    plain = [output.text.strip() for output in generate(nano, messages, 4) if output]
+    with pushed():
+        edited = [output.text.strip() for output in generate(nano, messages, 4) if output]
+    assert plain != edited
+    for before, after in zip(plain, edited, strict=True):
+        assert f"as it is{before}" in seen.text
+        assert f"pushed{after}" in seen.text
+    with pytest.raises(ConfigError, match="at least one message"):
+        show_generated(nano, [], {"as it is": nullcontext()})
+    with pytest.raises(ModelError, match=r"nano wrote nothing: .* exceed"):
+        show_generated(nano, ["tea " * 40_000], {"as it is": nullcontext()})
 
 
 def test_own_questions_are_read_back(corpus: Corpus, tmp_path: Path) -> None:
