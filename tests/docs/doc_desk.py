@@ -74,7 +74,6 @@ BY_CONFIG: dict[str, str] = {
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
     # the real model has a test of its own
     "sae_smollm2": "--backbone nano --layers '[1, 2]' --window 128",
-    "build_smollm2": "--backbone nano",
     "pra_smollm2": "--model nano",
     "chain_smollm2": "--model nano --build.backbone minilm --build.sae null",
     "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
