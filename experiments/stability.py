@@ -12,10 +12,12 @@ from experiments.proof.arms import Knobs
 from experiments.proof.conditions import named
 from experiments.proof.queue import run_all
 from experiments.proof.store import FALL, BenchConfig, Spec, accuracy, base_spec, collapsed, open_store
+from remind.alignment.config import Level
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.states.pyramid import LEVELS
 from sae.figures import Picture, new_figure
+from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Share, Workers, check_ranges
 
 Teacher = Literal["live", "ema", "base"]
 Grad = Literal["detach", "flow"]
@@ -31,36 +33,35 @@ class StabilityConfig:
     """Folder of the results: runs/, results.json, table.md, stability.png. What is done is not done again."""
     stage: Literal["all", "report"] = "all"
     """report: only table and plot, of the runs there are."""
-    workers: int = 2
+    workers: Workers = 2
     """Processes of one thread each; 0: this process alone."""
-    steps: int = 150
+    steps: PositiveInt = 150
     """Optimiser steps of a run."""
-    seeds: tuple[int, ...] = (201, 202)
+    seeds: tuple[Seed, ...] = (201, 202)
     """Training worlds."""
     condition: str = "clean"
     """Labels of the training questions: clean, noisy-0.4, none and others, as in experiments.proof."""
-    lr: tuple[float, ...] = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
+    lr: tuple[NonNegativeFloat, ...] = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
     """Peak learning rates."""
-    tau: tuple[float, ...] = (1.0, 2.0)
+    tau: tuple[PositiveFloat, ...] = (1.0, 2.0)
     """Temperatures of the distillation terms."""
     teachers: tuple[Teacher, ...] = ("live", "ema", "base")
     """live and ema have the paper's edges, x1 teaching x0 and x2 teaching x1. base can only teach x0: x1 and x2 do."""
-    hard_levels: tuple[tuple[int, ...], ...] = ((0,), (0, 1, 2))
+    hard_levels: tuple[tuple[Level, ...], ...] = ((0,), (0, 1, 2))
     """Levels with a hard loss."""
     target_grad: tuple[Grad, ...] = ("detach", "flow")
     """Whether teachers get gradients; flow with live teachers alone."""
-    lambda_hard: float = 0.2
+    lambda_hard: Share = 0.2
     """Share of the hard loss."""
-    gamma: float = 3.0
+    gamma: NonNegativeFloat = 3.0
     """Weight of every edge."""
     bench: BenchConfig = field(default_factory=BenchConfig)
     """What every run has in common."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         # from YAML they come as lists, which cannot be compared with one another
         self.hard_levels = tuple(tuple(levels) for levels in self.hard_levels)
-        if self.workers < 0 or self.steps < 1:
-            raise ConfigError("workers must be 0 or more, steps 1 or more")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")
         named(self.condition)

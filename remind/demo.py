@@ -26,6 +26,7 @@ from remind.testbed.built import BuiltConfig, build_world, train_saes
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import target, write_records
 from remind.testbed.world import World, WorldConfig, make_world
+from sae.ranges import Seed, Share, Workers, check_ranges
 
 PRA = "PRA without a label"
 SFT = "SFT, {noise:.0%} of the labels wrong"
@@ -48,13 +49,13 @@ class DemoConfig:
 
     out: str = "runs/demo"
     """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports, plot."""
-    seed: int = 0
+    seed: Seed = 0
     """The world, and the order of the training examples."""
     world: WorldConfig = field(default_factory=lambda: WorldConfig(train=20, dev=1, test=8))
     """Dialogues, 20 questions each, and how hard they are."""
     built: BuiltConfig = field(default_factory=BuiltConfig)
     """SAEs, retrieval, grounding, and the simulated LLM."""
-    noise: float = 0.4
+    noise: Share = 0.4
     """Share of wrong labels in the run that has any."""
     objective: Objective = field(
         default_factory=lambda: Objective(
@@ -66,10 +67,13 @@ class DemoConfig:
         default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8, eval_every=50)
     )
     """The training loop, of SFT too."""
-    workers: int = 2
+    workers: Workers = 2
     """Processes that build states."""
     overwrite: bool = True
     """Replace what an earlier demo left in out."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 def demo(cfg: DemoConfig) -> Path:

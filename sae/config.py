@@ -4,66 +4,75 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from sae.errors import ConfigError
+from sae.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Seed,
+    Share,
+    ShareBelowOne,
+    check_ranges,
+)
+
+#: Rows of a matrix that is held as a whole.
+Size = Annotated[int, Range(ge=1, le=2**24)]
 
 
 @dataclass
 class SAETrainConfig:
     """Settings of training, shared by the coders of all layers."""
 
-    d_sae: int = 4096
+    d_sae: Size = 4096
     """Number of features of each coder."""
-    k: int = 32
+    k: PositiveInt = 32
     """Features active per token."""
-    steps: int = 10_000
+    steps: PositiveInt = 10_000
     """Optimiser steps; each takes one batch for every layer."""
-    tokens: int | None = None
+    tokens: PositiveInt | None = None
     """Train on this many tokens instead of a number of steps (rounded up to whole batches)."""
-    batch_size: int = 2048
+    batch_size: Size = 2048
     """Tokens per step, over all processes."""
-    lr: float = 5e-5
+    lr: PositiveFloat = 5e-5
     """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly need about 1e-3."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly from 0."""
-    decay_share: float = 0.0
+    decay_share: Share = 0.0
     """Share of the steps, at the end, over which it falls linearly to 0."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     """AdamW's moment decays."""
-    eps: float = 6.25e-10
+    eps: PositiveFloat = 6.25e-10
     """AdamW's epsilon; small, because gradients of single features are."""
-    aux_coefficient: float = 1 / 32
+    aux_coefficient: NonNegativeFloat = 1 / 32
     """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0: off."""
-    aux_stride: int = 1
+    aux_stride: PositiveInt = 1
     """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
-    dead_tokens: int = 1_000_000
+    dead_tokens: PositiveInt = 1_000_000
     """A feature is dead after so many tokens without firing."""
     b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"
     """Start of the decoder bias, from the first tokens."""
-    init_tokens: int = 16_384
+    init_tokens: PositiveInt = 16_384
     """Tokens that fix normalisation, bias and loss scale before the first step; they are trained on too."""
     normalise: Literal["none", "scale", "centre_scale"] = "scale"
     """Input normalisation, folded on save: times sqrt(d_in) / mean norm, with centre_scale after centring."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision. bfloat16 is that of the encoder product alone, which decides what is active; the rest is float32."""
-    seed: int = 0
+    seed: Seed = 0
     """Random start of the coders."""
-    log_every: int = 50
+    log_every: PositiveInt = 50
     """Steps between lines of metrics."""
     skip_nonfinite: bool = False
     """Leave out batches with values that are not finite instead of stopping."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         self.betas = (float(self.betas[0]), float(self.betas[1]))
-        counts = ("d_sae", "k", "steps", "batch_size", "dead_tokens", "init_tokens", "log_every", "aux_stride")
-        wrong = [name for name in counts if getattr(self, name) < 1]
-        if wrong:
-            raise ConfigError(f"{wrong[0]} must be at least 1, not {getattr(self, wrong[0])}")
         if self.k > self.d_sae:
             raise ConfigError(f"k = {self.k} exceeds d_sae = {self.d_sae}")
-        if not (self.lr > 0 and 0 <= self.decay_share <= 1 and self.warmup_steps >= 0):
-            raise ConfigError("lr must be positive, decay_share between 0 and 1, warmup_steps not negative")
 
     @property
     def total_steps(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from experiments.chain.arms import ARMS, VARIANTS
-from remind.alignment.config import Edge, LoraConfig, Objective, TrainerConfig
+from remind.alignment.config import Edge, Level, LoraConfig, Objective, TrainerConfig
 from remind.core.errors import ConfigError
 from remind.pipeline.config import BuildStatesConfig
+from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, check_ranges
 
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.
 FREE = ("out", "stage", "arms", "seeds", "only_folds", "probes", "contexts", "resamples")
@@ -28,37 +29,37 @@ class ChainConfig:
     """run: states, training, answers. report: tables and plots of the answers there are. all: both."""
     arms: tuple[str, ...] = ("untrained", "sft", "sft_longer", "pra", "pra_other")
     """Which of the arms in experiments/chain/arms.py; an arm that others start from is run with them."""
-    seeds: tuple[int, ...] = (1,)
+    seeds: tuple[Seed, ...] = (1,)
     """Of the training runs: order of the questions, and first values of adapters."""
-    folds: int = 3
+    folds: Annotated[int, Range(ge=2)] = 3
     """Parts that the dialogues are dealt into; each is the test part once."""
-    only_folds: tuple[int, ...] | None = None
+    only_folds: tuple[NonNegativeInt, ...] | None = None
     """Folds to run, from 0; None: all."""
-    fold_seed: int = 0
+    fold_seed: Seed = 0
     """Order in which dialogues are dealt, and random marks."""
-    dev_dialogues: int = 1
+    dev_dialogues: NonNegativeInt = 1
     """Of each input and fold, for the held-out loss and the trace; never trained on, nor tested."""
-    labelled: float = 0.5
+    labelled: PositiveShare = 0.5
     """Share of the training dialogues whose labels SFT sees."""
     pool: Literal["others", "same"] = "others"
     """Questions that PRA learns from: those of the other training dialogues, or the same ones."""
     categories: tuple[str, ...] | None = ("1", "2", "3", "4")
     """Categories of questions to use; questions without any are always used. None: all."""
-    questions: int = 60
+    questions: PositiveInt = 60
     """At most so many training questions of a dialogue, spread evenly over it."""
-    dev_questions: int = 10
+    dev_questions: NonNegativeInt = 10
     """The same of a dev dialogue."""
-    test_questions: int | None = None
+    test_questions: PositiveInt | None = None
     """The same of a test dialogue; None: all."""
-    sft_steps: int = 120
+    sft_steps: PositiveInt = 120
     """Steps of SFT."""
-    pra_steps: int = 120
+    pra_steps: PositiveInt = 120
     """Steps of every arm that starts from SFT, PRA or not."""
-    sft_lr: float = 5e-5
+    sft_lr: NonNegativeFloat = 5e-5
     """Learning rate of every arm with the hard loss alone."""
-    pra_lr: float = 3e-5
+    pra_lr: NonNegativeFloat = 3e-5
     """Learning rate of PRA."""
-    sft_levels: tuple[int, ...] = (0,)
+    sft_levels: tuple[Level, ...] = (0,)
     """Levels with the hard loss in SFT. With 2 among them the model learns to use a summary before it teaches by it."""
     objective: Objective = field(
         default_factory=lambda: Objective(0.2, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_weights="base")
@@ -70,22 +71,23 @@ class ChainConfig:
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")
     """Variants whose x1 and x2 the models before alignment answer from; gold evidence alone comes with them."""
-    contexts: tuple[int, ...] = ()
+    contexts: tuple[PositiveInt, ...] = ()
     """Other caps of retrieval (tokens) under which sft, sft_longer and pra answer x0, with states of their own."""
-    trace_every: int = 0
+    trace_every: NonNegativeInt = 0
     """Steps between measurements of the answers to dev questions; 0: none."""
-    max_new_tokens: int = 96
+    max_new_tokens: PositiveInt = 96
     """Most tokens of an answer, decoded ones included."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Questions answered at once."""
     answer_dtype: str = "float32"
     """Precision of the models that answer test questions; bfloat16 takes half the time on processors that have it."""
-    resamples: int = 4000
+    resamples: Annotated[int, Range(ge=100)] = 4000
     """Of the bootstrap."""
     small: bool = False
     """Sizes of a few minutes, to see that everything runs."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         for name in ("arms", "seeds", "sft_levels", "probes", "contexts"):
             setattr(self, name, tuple(getattr(self, name)))
         self.categories = None if self.categories is None else tuple(map(str, self.categories))
@@ -96,14 +98,7 @@ class ChainConfig:
             raise ConfigError("build.input names no dialogue files")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds must be distinct, and at least one")
-        limits = dict.fromkeys(("questions", "sft_steps", "pra_steps", "max_new_tokens", "batch_size"), 1)
-        limits |= {"dev_dialogues": 0, "dev_questions": 0, "trace_every": 0, "folds": 2, "resamples": 100}
-        for name, least in limits.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be {least} or more, not {getattr(self, name)}")
-        if not 0 < self.labelled <= 1:
-            raise ConfigError(f"labelled is a share above 0 and at most 1, not {self.labelled}")
-        if any(not 0 <= fold < self.folds for fold in self.only_folds or ()):
+        if any(fold >= self.folds for fold in self.only_folds or ()):
             raise ConfigError(f"only_folds names a fold that is none of 0 to {self.folds - 1}")
 
     @property

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from remind.core.errors import ConfigError
+from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, check_ranges
 
 
 @dataclass
 class TokenSizes:
     """Lengths in tokens of everything but the history. Those of segments, turns and cues are about LoCoMo's."""
 
-    instructions: int = 140
+    instructions: PositiveInt = 140
     """Instructions of the answer prompt."""
-    question: int = 80
+    question: PositiveInt = 80
     """Question with its options and the turn's end in the answer prompt."""
-    query: int = 16
+    query: PositiveInt = 16
     """Question as the text encoder reads it, its special tokens included."""
-    strategy_request: int = 480
+    strategy_request: PositiveInt = 480
     """Prompt of the strategy call without the question; the dialogue is no part of it."""
-    strategy: int = 200
+    strategy: PositiveInt = 200
     """The strategy: what the call writes, and what stands in x0."""
-    segment: int = 85
+    segment: PositiveInt = 85
     """Mean length of a segment."""
-    turn: int = 40
+    turn: PositiveInt = 40
     """Mean length of a turn."""
-    cue_request: int = 320
+    cue_request: PositiveInt = 320
     """Prompt of a cue call without the segment."""
-    cue: int = 75
+    cue: PositiveInt = 75
     """Mean length of a cue."""
-    markers: int = 130
+    markers: PositiveInt = 130
     """What x1 has beyond x0: markers and their reminder."""
-    summary_request: int = 440
+    summary_request: PositiveInt = 440
     """Prompt of the summary call without x1."""
-    summary: int = 300
+    summary: PositiveInt = 300
     """The summary: what the call writes, and what stands in x2."""
-    answer: int = 150
+    answer: PositiveInt = 150
     """The reply: answer, quoted evidence and end token."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 1:
-                raise ConfigError(f"sizes.{name} must be at least 1, not {value}")
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -54,33 +53,30 @@ class InferenceCostConfig:
     """Model that answers: qwen3-vl-8b, qwen3-vl-2b, nano, or a Hugging Face folder (only its config.json is read)."""
     auxiliary: str | None = "qwen3-vl-8b"
     """Model whose shape the auxiliary LLM is charged with; None: its calls are counted, their operations are not."""
-    lengths: tuple[int, ...] = tuple(2**power for power in range(14, 22))
+    lengths: tuple[PositiveInt, ...] = tuple(2**power for power in range(14, 22))
     """Tokens of the history; ascending."""
-    top_share: float = 0.2
+    top_share: PositiveShare = 0.2
     """Share of the history that retrieval keeps."""
-    max_context_tokens: int = 7200
+    max_context_tokens: PositiveInt = 7200
     """Cap on the retrieved tokens in x0."""
-    questions: tuple[int, ...] = (1, 100)
+    questions: tuple[PositiveInt, ...] = (1, 100)
     """Over how many questions about the dialogue one index, or one prefill of the whole history, is spread."""
-    dimensions: int = 8
+    dimensions: PositiveInt = 8
     """Kinds of question the index holds cues for: one call for each segment and kind."""
-    sae_layers: tuple[int, ...] = (7, 14, 22, 29)
+    sae_layers: tuple[NonNegativeInt, ...] = (7, 14, 22, 29)
     """Hidden states the SAEs of x1 read; the forward for them stops after the last."""
-    d_sae: int = 4096
+    d_sae: PositiveInt = 4096
     """Features of an SAE."""
     sizes: TokenSizes = field(default_factory=TokenSizes)
     """Lengths of everything but the history."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         self.lengths, self.questions = tuple(self.lengths), tuple(self.questions)
         self.sae_layers = tuple(self.sae_layers)
-        if not self.lengths or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
-            raise ConfigError(f"lengths must be ascending numbers of at least 1, not {list(self.lengths)}")
-        if not 0 < self.top_share <= 1:
-            raise ConfigError(f"top_share {self.top_share} must be above 0 and at most 1")
-        if min(self.max_context_tokens, self.dimensions, self.d_sae, *self.questions) < 1:
-            raise ConfigError("max_context_tokens, dimensions, d_sae and questions must be at least 1")
-        if not self.sae_layers or min(self.sae_layers) < 0:
-            raise ConfigError("sae_layers must name one hidden state or more, 0 or above")
+        if not self.lengths or list(self.lengths) != sorted(set(self.lengths)):
+            raise ConfigError(f"lengths must be ascending numbers, not {list(self.lengths)}")
+        if not self.sae_layers:
+            raise ConfigError("sae_layers must name one hidden state or more")
         if len(set(self.questions)) < len(self.questions):
             raise ConfigError(f"questions names a number twice: {list(self.questions)}")

@@ -27,6 +27,7 @@ from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig
+from sae.ranges import PositiveInt, check_ranges
 
 BUDGETS = (200, 400, 800, 1600, 3200, 6000)
 NOTES = (
@@ -58,13 +59,13 @@ class BenchEvidenceConfig:
     the SAEs' place: untrained, shuffled features, principal directions, raw neurons, cosine of hidden states."""
     sweep: bool = False
     """Also move α, β, λ, σ, Agg, idf and the layers one at a time."""
-    budget: int = 3200
+    budget: PositiveInt = 3200
     """The budget in tokens at which the layers of fused are chosen, and of the sweep."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     """Resonance besides match and layers, both kinds of which are compared; anchors are the question's own words."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """What is retrieved in scope retrieved."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many questions per dialogue, the first ones; for a quick look."""
     cache: str = "~/.cache/remind"
     """Folder for dialogue indexes, sparse codes and the small SAE; safe to delete."""
@@ -74,6 +75,7 @@ class BenchEvidenceConfig:
     """Precision of the backbone."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         if self.budget not in BUDGETS:
             raise ConfigError(f"budget is one of {', '.join(map(str, BUDGETS))}, not {self.budget}")
 

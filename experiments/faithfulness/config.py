@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from remind.core.errors import ConfigError
+from sae.ranges import PositiveInt, Seed, check_ranges
 
 
 @dataclass
@@ -26,19 +27,19 @@ class FaithfulnessConfig:
     trained further. None: the model itself."""
     split: Literal["train", "dev", "test"] = "test"
     """Questions to ask about."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
-    draws: int = 5
+    draws: PositiveInt = 5
     """Random sets of unmarked turns for each question; their mean is the control."""
-    features: int | None = 64
+    features: PositiveInt | None = 64
     """Features ablated at each layer: those with the largest guidance weight. None: all with a weight above 0."""
     on_long: Literal["error", "skip"] = "error"
     """What to do with a question that does not fit the model: stop, or leave it out and count it. Nothing is cut."""
-    batch_size: int = 4
+    batch_size: PositiveInt = 4
     """Prompts in one forward. An ablation takes one at a time."""
-    bootstrap: int = 1000
+    bootstrap: PositiveInt = 1000
     """Resamples of the questions behind each 95 % interval."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the random turns and of the resampling."""
     device: str = "cpu"
     """Where model and SAEs run, e.g. cpu or cuda:0."""
@@ -48,9 +49,6 @@ class FaithfulnessConfig:
     """Replace an existing out."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "draws", "features", "batch_size", "bootstrap"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+        check_ranges(self, ConfigError)
         if self.backbone is not None and self.sae is None:
             raise ConfigError("backbone gives the guidance of an ablation; set sae too, or leave backbone out")

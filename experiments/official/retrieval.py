@@ -17,6 +17,7 @@ from remind.evaluation.intervals import Estimate, bootstrap
 from remind.evaluation.metrics import ndcg_any, recall_all, recall_any
 from remind.evaluation.tables import percent, plain
 from remind.perception import PerceptionConfig
+from sae.ranges import PositiveInt, Seed, check_ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class ScoreRetrievalConfig:
     """File of native instances, with haystacks."""
     methods: list[str] = field(default_factory=lambda: list(METHODS))
     """What ranks: cue, hybrid, bm25, dense."""
-    ks: list[int] = field(default_factory=lambda: list(KS))
+    ks: list[PositiveInt] = field(default_factory=lambda: list(KS))
     """How many turns, and sessions, are looked at."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments and smoothing; retrieve.method and budgets do not matter to a ranking."""
@@ -46,22 +47,23 @@ class ScoreRetrievalConfig:
     """Folder for dialogue indexes; safe to delete."""
     out: str | None = None
     """JSON file for the figures; None: they are only printed."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many instances, the first ones; for a quick look."""
-    bootstrap: int = 1000
+    bootstrap: PositiveInt = 1000
     """Resamples behind each interval."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the resampling."""
     device: str = "cpu"
     """Device of the text encoder."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown or not self.methods:
             problem = f"no method {unknown[0]!r}" if unknown else "no method is named"
             raise ConfigError(f"{problem}; there are {', '.join(METHODS)}")
-        if not self.ks or min(self.ks) < 1:
-            raise ConfigError("ks must be numbers of at least 1")
+        if not self.ks:
+            raise ConfigError("ks must name one number or more")
 
 
 @dataclass(frozen=True)

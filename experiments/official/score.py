@@ -14,6 +14,7 @@ from remind.evaluation.judge import load_judge
 from remind.evaluation.tables import plain
 from remind.llm.endpoints import LLMConfig
 from remind.llm.request import ChatModel
+from sae.ranges import PositiveInt, Seed, check_ranges
 
 SCORES = "scores.json"
 
@@ -42,14 +43,13 @@ class ScoreOfficialConfig:
     audit_mode: Literal["correct", "drop"] = "correct"
     """correct: score against corrected answers. drop: leave out questions whose answer is in doubt. Evidence is
     corrected in both."""
-    bootstrap: int = 1000
+    bootstrap: PositiveInt = 1000
     """Resamples behind each interval that is not of a share."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the resampling."""
 
     def __post_init__(self) -> None:
-        if self.bootstrap < 1:
-            raise ConfigError(f"bootstrap must be at least 1, not {self.bootstrap}")
+        check_ranges(self, ConfigError)
 
 
 def score_official(cfg: ScoreOfficialConfig, chat: ChatModel | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder, read_json, sha256_file, write_json, write_rows
@@ -23,6 +23,7 @@ from remind.states.pyramid import LEVELS
 from remind.testbed.ladder import LadderConfig, records
 from remind.testbed.lexicon import lexicon
 from remind.testbed.world import WorldConfig, make_world
+from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, Share, ShareBelowOne, check_ranges
 
 if TYPE_CHECKING:
     from experiments.pretrain.lessons import Kind, Lesson, Lessons
@@ -53,54 +54,52 @@ class PretrainConfig:
     start: str | None = None
     """Checkpoint to go on from, with questions as the pipeline renders them; None: from random weights, with short
     ones."""
-    steps: int = 6500
+    steps: PositiveInt = 6500
     """Optimiser steps."""
-    batch: int = 32
+    batch: PositiveInt = 32
     """Questions of a step."""
-    lessons: int = 24000
+    lessons: PositiveInt = 24000
     """Questions of each format to draw from."""
-    lr: float = 2e-3
+    lr: PositiveFloat = 2e-3
     """Highest learning rate of AdamW; warm-up, then a cosine down to a hundredth."""
-    weight_decay: float = 0.05
+    weight_decay: NonNegativeFloat = 0.05
     """Of matrices; embeddings and norms have none."""
-    single: float = 0.15
+    single: ShareBelowOne = 0.15
     """Share of the steps after which single choice joins short answers."""
-    multi: float = 0.4
+    multi: ShareBelowOne = 0.4
     """Share of the steps after which multiple choice joins."""
-    easy: tuple[float, float] = (0.12, 0.35)
+    easy: tuple[Share, Share] = (0.12, 0.35)
     """Shares of a format's time until which its questions are short, then middling."""
-    remarks: float = 0.1
+    remarks: NonNegativeFloat = 0.1
     """Weight of the auxiliary loss on remarks."""
-    focus: float = 0.2
+    focus: NonNegativeFloat = 0.2
     """Weight of the auxiliary loss on the attention to evidence."""
-    options: float = 0.5
+    options: NonNegativeFloat = 0.5
     """Weight of the auxiliary loss on options: right or not."""
-    letters: float = 0.2
+    letters: NonNegativeFloat = 0.2
     """Weight of the auxiliary loss on the letters of options."""
-    std: float = 0.065
+    std: PositiveFloat = 0.065
     """Standard deviation of the first weights."""
-    embedding_std: float = 0.05
+    embedding_std: PositiveFloat = 0.05
     """The same of the embedding."""
-    norm: float = 1.7
+    norm: PositiveFloat = 1.7
     """First gain of query and key norms."""
-    hidden_size: int = 128
+    hidden_size: PositiveInt = 128
     """Width."""
-    layers: int = 4
+    layers: PositiveInt = 4
     """Decoder blocks."""
-    threads: int = 2
+    threads: Annotated[int, Range(ge=1, le=1024)] = 2
     """CPU threads; another number gives other last bits."""
-    seed: int = 0
+    seed: Seed = 0
     """Weights, lessons and their order."""
     overwrite: bool = False
     """Replace an existing folder."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         self.easy = (self.easy[0], self.easy[1])
-        for name in ("steps", "batch", "lessons", "layers", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if not 0 <= self.single <= self.multi < 1:
-            raise ConfigError("single and multi are shares of the steps, the first not above the second, both below 1")
+        if self.single > self.multi:
+            raise ConfigError(f"single is {self.single}; it must be at most multi, {self.multi}")
 
 
 def pretrain(cfg: PretrainConfig) -> Path:

@@ -6,34 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from remind.alignment.config import Edge, Objective, StepKind
+from remind.alignment.config import Edge, Level, Objective, StepKind
 from remind.core.errors import ConfigError
+from sae.ranges import NonNegativeFloat, PositiveFloat, Share, ShareBelowOne, check_ranges
 
 
 @dataclass(frozen=True)
 class Knobs:
     """Settings of a run. The defaults are those of the paper's objective."""
 
-    lr: float = 5e-4
+    lr: NonNegativeFloat = 5e-4
     """Peak learning rate."""
-    lambda_hard: float = 0.2
+    lambda_hard: Share = 0.2
     """Share of the hard loss."""
-    tau: float = 2.0
+    tau: PositiveFloat = 2.0
     """Temperature of the distillation terms."""
-    gamma: float = 3.0
+    gamma: NonNegativeFloat = 3.0
     """Weight of every edge."""
-    edges: tuple[tuple[int, int], ...] = ((0, 1), (1, 2))
+    edges: tuple[tuple[Level, Level], ...] = ((0, 1), (1, 2))
     """Student and teacher of each edge."""
-    hard_levels: tuple[int, ...] = (0,)
+    hard_levels: tuple[Level, ...] = (0,)
     """Levels with a hard loss."""
     teacher_weights: Literal["live", "base", "ema"] = "live"
     """Weights that the teachers' distributions are computed with."""
     target_grad: Literal["detach", "flow"] = "detach"
     """Whether teachers get gradients."""
-    ema_decay: float = 0.98
+    ema_decay: ShareBelowOne = 0.98
     """Of the running average, where teachers are one."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         object.__setattr__(self, "edges", tuple((int(student), int(teacher)) for student, teacher in self.edges))
         object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
         self.objective  # noqa: B018  (a setting that cannot work shows here, not hours later)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import product
+from typing import Annotated, Any, Literal
 
 from experiments.proof.arms import ARMS, RECOMMENDED, Knobs, knobs_of
 from experiments.proof.conditions import Null, Rest, named
 from experiments.proof.store import BenchConfig
 from remind.core.errors import ConfigError
 from remind.testbed.built import Marks
+from sae.ranges import NonNegativeInt, PositiveInt, Range, Seed, Share, Workers, check_ranges
 
 Stage = Literal["choose", "run", "report", "all"]
 _RATES = [2e-4, 5e-4, 1e-3, 2e-3]
@@ -33,11 +35,14 @@ class ChooseConfig:
 
     conditions: tuple[str, ...] = ("noisy-0.4", "scarce-60-pool")
     """Conditions; arms that learn from labels alone see the same labels without a pool."""
-    seeds: tuple[int, ...] = (101,)
+    seeds: tuple[Seed, ...] = (101,)
     """Training worlds; none of them may be among the final ones."""
     grids: dict[str, dict[str, list[Any]]] = field(default_factory=_grids)
     """For each arm the values of each of its settings; all combinations are tried. An arm without a grid keeps its
     settings; sft_flops has those of sft."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -48,8 +53,11 @@ class TraceConfig:
     """Arms that are traced."""
     conditions: tuple[str, ...] = ("noisy-0.4",)
     """Under these conditions, with right summaries; on the first seed alone."""
-    every: int = 15
+    every: NonNegativeInt = 15
     """Steps between measurements of the answers; 0: nothing is traced."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -62,11 +70,11 @@ class ProofConfig:
     """Folder of the results: runs/, chosen.json, results.json, table.md and plots. What is done is not done again."""
     stage: Stage = "all"
     """choose: settings, on dev. run: the final runs, on test. report: tables and plots of what is there. all: all."""
-    workers: int = 2
+    workers: Workers = 2
     """Processes of one thread each; 0: this process alone."""
-    steps: int = 150
+    steps: PositiveInt = 150
     """Optimiser steps; sft_flops takes as many as cost what pra_recommended costs."""
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """Training worlds of the final runs."""
     arms: tuple[str, ...] = _TRAINED
     """Arms besides the untrained model."""
@@ -85,7 +93,7 @@ class ProofConfig:
     )
     """clean, scarce-N (N labels and nothing else), scarce-N-pool (the other training questions without a label), none
     (no label), noisy-SHARE (of wrong labels), paraphrased."""
-    wrong_summaries: tuple[float, ...] = (0.0, 0.2, 0.4)
+    wrong_summaries: tuple[Share, ...] = (0.0, 0.2, 0.4)
     """Shares of wrong summaries, for the arms that see any."""
     arm_conditions: dict[str, list[str]] = field(default_factory=dict)
     """Conditions of an arm that is not run under all of them, by arm."""
@@ -114,12 +122,11 @@ class ProofConfig:
     """How settings are chosen."""
     trace: TraceConfig = field(default_factory=TraceConfig)
     """What is traced."""
-    resamples: int = 4000
+    resamples: Annotated[int, Range(ge=100)] = 4000
     """Of the bootstrap."""
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.steps < 1 or self.resamples < 100:
-            raise ConfigError("workers must be 0 or more, steps 1 or more, resamples 100 or more")
+        check_ranges(self, ConfigError)
         for arm in (*self.arms, *self.choose.grids, *self.trace.arms, *self.arm_conditions, *(self.wrong_arms or ())):
             if arm not in _TRAINED:
                 raise ConfigError(f"no arm {arm!r}; there are {', '.join(sorted(_TRAINED))}")
@@ -133,8 +140,6 @@ class ProofConfig:
             raise ConfigError("marks go with built states: set both marks and bench.built, or neither")
         if self.marks and (self.nulls or any(self.wrong_summaries)):
             raise ConfigError("built states have marks in place of nulls and wrong_summaries: set nulls [] and [0.0]")
-        if any(not 0 <= wrong <= 1 for wrong in self.wrong_summaries):
-            raise ConfigError("wrong_summaries are shares, from 0 to 1")
         for name in (*self.conditions, *self.null_conditions, *self.choose.conditions, *self.trace.conditions):
             named(name)
         limited = {name for names in self.arm_conditions.values() for name in names}
@@ -143,4 +148,5 @@ class ProofConfig:
             where = "arm_conditions, wrong_conditions or marks_conditions"
             raise ConfigError(f"{unknown[0]} is in {where}, but not among the conditions")
         for arm, grid in self.choose.grids.items():
-            knobs_of(arm, self.recommended, {name: values[0] for name, values in grid.items() if values})
+            for values in product(*grid.values()):
+                knobs_of(arm, self.recommended, dict(zip(grid, values, strict=True)))

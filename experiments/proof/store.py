@@ -16,6 +16,7 @@ from remind.states.pyramid import LEVELS
 from remind.testbed.built import BuiltConfig, Marks
 from remind.testbed.ladder import LadderConfig
 from remind.testbed.world import WorldConfig
+from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
 
 #: Raise it when equal settings give other results than before.
 _VERSION = 2
@@ -32,32 +33,28 @@ class BenchConfig:
     """Dialogues to train, choose and report on, 20 questions each, and how hard they are. Its seed is not read."""
     ladder: LadderConfig = field(default_factory=LadderConfig)
     """What the states show. Its seed and wrong_summaries are not read."""
-    dev_seed: int = 7001
+    dev_seed: Seed = 7001
     """World of the dev dialogues, on which settings are chosen."""
-    test_seed: int = 9001
+    test_seed: Seed = 9001
     """World of the test dialogues. No choice is made by them."""
-    batch: int = 8
+    batch: PositiveInt = 8
     """Questions per optimiser step."""
-    max_new_tokens: int = 12
+    max_new_tokens: PositiveInt = 12
     """Most tokens of an answer."""
-    answer_batch: int = 64
+    answer_batch: PositiveInt = 64
     """Questions answered at once."""
-    upper: int = 200
+    upper: PositiveInt = 200
     """Questions answered under x1 and x2, the first ones; the base model answers all."""
-    watched: int = 1
+    watched: NonNegativeInt = 1
     """Dialogues of dev on which the held-out loss and the collapse guard are measured; 0: none."""
-    watch_every: int = 25
+    watch_every: NonNegativeInt = 25
     """Steps between these measurements; 0: only at the end."""
     built: BuiltConfig | None = None
     """Build the states from the dialogues with the pipeline, with these settings; None: make them from the known
     evidence, with the errors of `ladder`."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "max_new_tokens", "answer_batch", "upper"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if min(self.watched, self.watch_every) < 0:
-            raise ConfigError("watched and watch_every must be 0 or more")
+        check_ranges(self, ConfigError)
         if min(self.world.train, self.world.dev) < 1:
             raise ConfigError("world.train and world.dev must be 1 or more")
         if self.dev_seed == self.test_seed:

@@ -7,45 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
+from sae.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    Seed,
+    Share,
+    ShareBelowOne,
+    check_ranges,
+)
 
 N_LEVELS = 3
+Level = Annotated[int, Range(ge=0, le=N_LEVELS - 1)]
 Schedule = Literal["cosine", "constant"]
 OptimizerKind = Literal["adamw", "adamw8bit"]
 StepKind = Literal["sequential", "joint"]
-
-
-def _check(config: Any, **bounds: tuple[float, float]) -> None:
-    """Raise ConfigError for a number outside of its bounds, or infinite; None is allowed."""
-    for name, (low, high) in bounds.items():
-        value = getattr(config, name)
-        if value is not None and not (low <= value <= high and value < inf):
-            wanted = f"be {low} or more" if high == inf else f"lie in [{low}, {high}]"
-            raise ConfigError(f"{type(config).__name__}: {name} is {value}; it must {wanted}")
 
 
 @dataclass(frozen=True)
 class Edge:
     """One transition of Eq. 6: the student's distribution is drawn towards the teacher's."""
 
-    student: int
+    student: Level
     """Level that learns: 0, 1 or 2."""
-    teacher: int
+    teacher: Level
     """Level it learns from."""
-    gamma: float = 3.0
+    gamma: NonNegativeFloat = 3.0
     """Weight γ of this transition in Eq. 7; 0: monitored only."""
-    alpha: float = 0.5
+    alpha: Share = 0.5
     """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.student < N_LEVELS and 0 <= self.teacher < N_LEVELS) or self.student == self.teacher:
+        check_ranges(self, ConfigError)
+        if self.student == self.teacher:
             raise ConfigError(
                 f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
             )
-        _check(self, gamma=(0, inf), alpha=(0, 1))
 
     @property
     def name(self) -> str:
@@ -57,28 +59,26 @@ class Edge:
 class Objective:
     """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions."""
 
-    lambda_hard: float = 0.2
+    lambda_hard: Share = 0.2
     """Share λ_hard of the hard loss."""
-    tau: float = 2.0
+    tau: PositiveFloat = 2.0
     """Temperature of the distillation terms; the hard loss has temperature 1."""
     edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
     """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
     target_grad: Literal["detach", "flow"] = "detach"
     """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse)."""
-    hard_levels: tuple[int, ...] = (0,)
+    hard_levels: tuple[Level, ...] = (0,)
     """Levels with a hard loss, each with weight λ_hard."""
-    chunk: int = 128
+    chunk: PositiveInt = 128
     """Answer positions whose logits are held at once."""
     teacher_weights: Literal["live", "base", "ema"] = "live"
     """Whose distributions the teachers' are. live: those of the model that is trained; base: those it began with, which
     never change (edges into level 0 only); ema: those of a running average of its weights."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         object.__setattr__(self, "edges", tuple(self.edges))
         object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
-        _check(self, lambda_hard=(0, 1), tau=(0, inf), chunk=(1, inf))
-        if self.tau == 0:
-            raise ConfigError("tau is 0; it must be above 0")
         if self.target_grad == "flow" and self.teacher_weights != "live":
             raise ConfigError(
                 f"target_grad flow needs teacher_weights live: {self.teacher_weights} teachers do not learn"
@@ -91,7 +91,7 @@ class Objective:
         names = [edge.name for edge in self.edges]
         if len(set(names)) < len(names):
             raise ConfigError(f"an edge occurs twice: {', '.join(names)}")
-        if len(set(self.hard_levels)) < len(self.hard_levels) or not set(self.hard_levels) <= set(range(N_LEVELS)):
+        if len(set(self.hard_levels)) < len(self.hard_levels):
             raise ConfigError(f"hard_levels {list(self.hard_levels)} are not distinct levels of 0, 1, 2")
 
     @property
@@ -142,9 +142,9 @@ class Objective:
 class DataConfig:
     """Which states become training examples."""
 
-    max_length: int | None = None
+    max_length: Annotated[int, Range(ge=2)] | None = None
     """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
-    max_answer: int = 1024
+    max_answer: PositiveInt = 1024
     """Most tokens of an answer, its end token included."""
     on_long: Literal["error", "skip"] = "error"
     """What to do with a question that is longer: stop, or leave it out and count it."""
@@ -155,21 +155,21 @@ class DataConfig:
     """Answers at whose positions x1 and x2 teach. gold: gold answers, and where there is none what `unlabelled` says.
     decoded: for every question the answer that `unlabelled` gives. on_policy: the student's own answer from x0. A gold
     answer has its hard loss in each case; where the target is another, that costs one more pass over x0."""
-    refresh_steps: int = 8
+    refresh_steps: PositiveInt = 8
     """on_policy: the student answers the questions of so many steps at once, so that an answer is at most so many steps
     less one old; fewer are fresher, and dearer because batches are smaller."""
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     """on_policy: 0 for greedy answers; above, they are sampled, which seed and step fix."""
-    max_decoded: int = 256
+    max_decoded: PositiveInt = 256
     """Most tokens of an answer that the model gives, for `unlabelled` as for `targets`."""
-    decode_batch: int = 8
+    decode_batch: PositiveInt = 8
     """Questions that the model answers together, of similar length."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many training questions, the first ones; for a quick look."""
     images: Literal["captions", "pixels"] = "captions"
     """How prompts show the images of the dialogue: by their captions, or as pixels in place of the caption wherever the
     states know the image's file."""
-    image_tokens: int = 256
+    image_tokens: PositiveInt = 256
     """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
     image_root: str | None = None
     """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie,
@@ -179,8 +179,7 @@ class DataConfig:
     folder."""
 
     def __post_init__(self) -> None:
-        counts = ("max_answer", "max_decoded", "limit", "image_tokens", "refresh_steps", "decode_batch")
-        _check(self, max_length=(2, inf), temperature=(0, inf), **dict.fromkeys(counts, (1, inf)))
+        check_ranges(self, ConfigError)
         if self.targets == "decoded" and self.unlabelled == "skip":
             raise ConfigError("data.targets decoded: data.unlabelled must name the state to answer from, x2 or x1")
 
@@ -189,18 +188,16 @@ class DataConfig:
 class TeacherConfig:
     """Teachers with other weights than the present ones (objective.teacher_weights)."""
 
-    ema_decay: float = 0.98
+    ema_decay: ShareBelowOne = 0.98
     """ema: share of the running average that stays at each step."""
     targets: Literal["hidden", "topk"] = "hidden"
     """base: what is kept on disk. hidden: final hidden states of the answer, exact (an answer token takes as much as
     the model is wide). topk: log-probabilities of the likeliest tokens, and of all others together."""
-    k: int = 64
+    k: PositiveInt = 64
     """topk: tokens kept per position."""
 
     def __post_init__(self) -> None:
-        _check(self, ema_decay=(0, 1), k=(1, inf))
-        if self.ema_decay == 1:
-            raise ConfigError("ema_decay is 1; the average would never move")
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -210,15 +207,15 @@ class GuardConfig:
     mode: Literal["warn", "stop", "off"] = "warn"
     """warn: say and record it. stop: save, and end the run with an error. off: do not look. Unless off, a run
     also warns where the model has a cross-entropy above 6 nats per token under x0 before the first step."""
-    ce_rise: float = 0.8
+    ce_rise: NonNegativeFloat = 0.8
     """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
     before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""
-    entropy_share: float = 0.2
+    entropy_share: Share = 0.2
     """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
     there is no lower than it was at first: sharper without being righter. A choice, not a measurement."""
 
     def __post_init__(self) -> None:
-        _check(self, ce_rise=(0, inf), entropy_share=(0, 1))
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -228,16 +225,16 @@ class LoraConfig:
     There is no dropout: with it, equal contexts would have unequal distributions.
     """
 
-    r: int = 64
+    r: PositiveInt = 64
     """Rank."""
-    alpha: int = 128
+    alpha: PositiveInt = 128
     """Scale: an adapter's product is multiplied by alpha / r."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         object.__setattr__(self, "target_modules", tuple(self.target_modules))
-        _check(self, r=(1, inf), alpha=(1, inf))
         if not self.target_modules:
             raise ConfigError("lora needs at least one target module")
 
@@ -246,26 +243,26 @@ class LoraConfig:
 class TrainerConfig:
     """The loop: steps, learning rate, evaluation and checkpoints."""
 
-    lr: float = 1e-5
+    lr: NonNegativeFloat = 1e-5
     """Peak learning rate of AdamW."""
     optimizer: OptimizerKind = "adamw"
     """adamw: moments as precise as the weights. adamw8bit: moments of 8 bits (two bytes a weight in all); weights in
     bfloat16 are then rounded stochastically, so that they move at small learning rates too."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Passes over the training examples."""
-    max_steps: int | None = None
+    max_steps: PositiveInt | None = None
     """Optimiser steps; overrides epochs."""
-    batch_size: int = 2
+    batch_size: PositiveInt = 2
     """Samples per optimiser step, over all processes together."""
-    gradient_accumulation: int = 1
+    gradient_accumulation: PositiveInt = 1
     """Microbatches into which each process cuts its share of the batch. Changes memory, not the result."""
-    warmup: float = 0.03
+    warmup: Share = 0.03
     """Share of the steps over which the learning rate rises from 0."""
     schedule: Schedule = "cosine"
     """Learning rate after the warm-up: cosine to 0, or constant."""
-    clip: float = 1.0
+    clip: NonNegativeFloat = 1.0
     """Largest gradient norm; 0: no clipping."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; norms, biases and embeddings have none."""
     step: StepKind = "sequential"
     """sequential: one level's graph lives at a time. joint: all at once (needed for target_grad flow)."""
@@ -274,16 +271,16 @@ class TrainerConfig:
     needs sdpa or flash attention without sliding windows."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
-    eval_every: int = 50
+    eval_every: NonNegativeInt = 50
     """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
     eval_split: str = "dev"
     """Split for the held-out loss. Where the states have none, test is monitored instead, and no best checkpoint is
     chosen: a choice by test loss would spoil the test."""
-    eval_limit: int | None = 64
+    eval_limit: PositiveInt | None = 64
     """At most this many held-out questions, the first ones; None: all."""
-    save_every: int = 100
+    save_every: PositiveInt = 100
     """Steps between checkpoints; one is always written at the end."""
-    keep_last: int = 2
+    keep_last: PositiveInt = 2
     """Newest checkpoints that are kept, besides the best one."""
     trackers: tuple[str, ...] = ()
     """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written."""
@@ -291,10 +288,8 @@ class TrainerConfig:
     """What counts as a collapse of the held-out loss, and what then happens."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         object.__setattr__(self, "trackers", tuple(self.trackers))
-        counts = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "eval_limit", "save_every", "keep_last")
-        _check(self, **dict.fromkeys(counts, (1, inf)))
-        _check(self, warmup=(0, 1), **dict.fromkeys(("lr", "clip", "weight_decay", "eval_every"), (0, inf)))
 
 
 @dataclass
@@ -318,7 +313,7 @@ class TrainConfig:
     marker_token: bool = False
     """Give the marker round salient blocks a token of its own, which is trained (under lora too) and exported;
     otherwise it is plain text."""
-    seed: int = 0
+    seed: Seed = 0
     """Fixes the order of the examples and the adapters' first values."""
     resume: bool = False
     """Go on from the newest whole checkpoint in out; from the start if there is none."""
@@ -334,6 +329,7 @@ class TrainConfig:
     """Train adapters instead of all weights of the language model."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         plain = self.dtype == "bfloat16" and self.trainer.optimizer == "adamw"
         if plain and (self.lora is None or self.train_vision):
             raise ConfigError(

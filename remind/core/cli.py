@@ -102,8 +102,12 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
     try:
         instantiated = parser.instantiate_classes(namespace)
         return config(**{k: v for k, v in vars(instantiated).items() if not k.startswith("__")})
-    except (RemindError, ValueError) as error:  # ValueError: what jsonargparse makes of ours in an optional group
-        parser.refuse(error, _files.get().note())
+    except (RemindError, ValueError) as error:
+        # in an optional group jsonargparse tells all that it tried, with all values; our error is the cause of it
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        parser.refuse(cause, _files.get().note())
 
 
 def _plain_defaults(parser: ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from remind.core.errors import ConfigError, DataError, named
 from remind.data.dialogue import Question
+from sae.ranges import Seed, Share, check_ranges
 
 
 @dataclass
@@ -19,16 +20,17 @@ class SplitConfig:
     by: Literal["auto", "dialogue", "evidence"] = "auto"
     """Unit that is never divided: a dialogue, or an evidence cluster (questions linked by shared gold evidence turns or
     images). auto: dialogues if at least two have questions, else evidence clusters."""
-    train: float = 0.2
+    train: Share = 0.2
     """Share of the questions for training (the paper divides 2:8, Appendix D.6)."""
-    dev: float = 0.1
+    dev: Share = 0.1
     """Share for choosing settings and checkpoints; the rest is the test split."""
-    seed: int = 0
+    seed: Seed = 0
     """Order in which the units are assigned."""
 
     def __post_init__(self) -> None:
-        if min(self.train, self.dev) < 0 or self.train + self.dev > 1:
-            raise ConfigError(f"split: train {self.train} and dev {self.dev} must be shares that add up to at most 1")
+        check_ranges(self, ConfigError)
+        if self.train + self.dev > 1:
+            raise ConfigError(f"split: train {self.train} and dev {self.dev} must add up to at most 1")
 
 
 def evidence_clusters(questions: Sequence[Question]) -> list[list[Question]]:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
+from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
 
 
 class Condition(NamedTuple):
@@ -68,22 +69,17 @@ def expand(names: Iterable[str]) -> tuple[str, ...]:
 class ContextConfig:
     """What the conditions show that are built from the dialogue files. Tokens are of the sentence encoder."""
 
-    full_tokens: int = 30000
+    full_tokens: PositiveInt = 30000
     """full_context: cap on the dialogue; whole turns beyond it are cut, and counted."""
     keep: Literal["newest", "oldest"] = "newest"
     """full_context: which turns stay where the dialogue is cut."""
-    chunk_tokens: int = 200
+    chunk_tokens: PositiveInt = 200
     """rag: length of a chunk; whole turns, none across sessions. MiniLM reads 254 tokens of a text."""
-    rag_tokens: int | None = None
+    rag_tokens: PositiveInt | None = None
     """rag: cap on the chunks together; None: as many as x0 shows of the same dialogue for the same question."""
 
     def __post_init__(self) -> None:
-        for name in ("full_tokens", "chunk_tokens", "rag_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"context: {name} must be at least 1, not {value}")
-        if self.keep not in ("newest", "oldest"):
-            raise ConfigError(f"context: keep is newest or oldest, not {self.keep!r}")
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -107,11 +103,11 @@ class EvaluateConfig:
     always_a, most_frequent, abstain; or a set of them: layers, ladder, baselines, controls, all."""
     answers: Literal["local", "server"] = "local"
     """local: the model answers here, in batches. server: the endpoint llm.answer does."""
-    max_new_tokens: int = 512
+    max_new_tokens: PositiveInt = 512
     """Room for answer and explanation; an output that is cut off is scored as it stands, and counted."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Prompts per forward. Changes the speed, not the answers."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
     judge: Literal["offline", "llm"] = "offline"
     """Judge of direct answers: offline, a rule; llm: the endpoint llm.judge."""
@@ -125,24 +121,21 @@ class EvaluateConfig:
     """What full_context and rag show."""
     encoder: str = "minilm"
     """Sentence encoder of text memory recall (Eq. 10), of rag, and of token caps."""
-    bootstrap: int = 1000
+    bootstrap: PositiveInt = 1000
     """Resamples behind each interval that is not of a share."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the resampling; answers are greedy and need none."""
     device: str = "cpu"
     """Where the model runs, e.g. cpu or cuda:0."""
     dtype: str = "float32"
     """Precision of the model: float32, bfloat16, float16 or auto."""
-    examples: int = 12
+    examples: NonNegativeInt = 12
     """Wrong answers shown in the report, with the evidence found and missed; and as many failures."""
     overwrite: bool = False
     """Drop what an earlier run left in out and start again."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("bootstrap", 1), ("examples", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
+        check_ranges(self, ConfigError)
         _ = self.names
 
     @property
@@ -165,11 +158,10 @@ class CompareConfig:
     """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
     by_dialogue: bool = False
     """Resample whole dialogues instead of questions: wider intervals, right where few dialogues have many questions."""
-    resamples: int = 2000
+    resamples: PositiveInt = 2000
     """Bootstrap resamples behind each interval and p-value."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the resampling."""
 
     def __post_init__(self) -> None:
-        if self.resamples < 1:
-            raise ConfigError(f"resamples must be at least 1, not {self.resamples}")
+        check_ranges(self, ConfigError)

@@ -7,9 +7,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-from remind.core.errors import ConfigError, DataError, shown
+from remind.core.errors import ConfigError, DataError
+from sae.ranges import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+    Share,
+    check_ranges,
+)
 
 #: Scores that `fuse` standardises and weighs twice: as they stand, and averaged over the turns around.
 SCORES = ("summed", "each", "dense", "bm25")
@@ -48,42 +59,38 @@ class FusionConfig:
     nearly repeat each other, so that a single weight, or its sign, says little.
     """
 
-    summed: float = 0.15
+    summed: FiniteFloat = 0.15
     """Weight of the turn's resonance (Eq. 3 to 5), in standard deviations over the turns at hand."""
-    summed_context: float = -0.09
+    summed_context: FiniteFloat = -0.09
     """Weight of that resonance around the turn, in standard deviations of it."""
-    each: float = 0.08
+    each: FiniteFloat = 0.08
     """Weight of the resonance counted word by word (`match_each`)."""
-    each_context: float = 0.22
+    each_context: FiniteFloat = 0.22
     """Weight of it around the turn."""
-    dense: float = 0.6
+    dense: FiniteFloat = 0.6
     """Weight of the cosine of question and turn."""
-    dense_context: float = 0.32
+    dense_context: FiniteFloat = 0.32
     """Weight of that cosine around the turn."""
-    bm25: float = -0.01
+    bm25: FiniteFloat = -0.01
     """Weight of BM25 over stems."""
-    bm25_context: float = 0.18
+    bm25_context: FiniteFloat = 0.18
     """Weight of BM25 around the turn."""
-    speaker: float = 1.84
+    speaker: FiniteFloat = 1.84
     """Added where the question names the turn's speaker."""
-    date: float = 3.54
+    date: FiniteFloat = 3.54
     """Added where the turn's day is one the question names; half of it up to two days off."""
-    asks: float = -0.62
+    asks: FiniteFloat = -0.62
     """Added to a turn with a question mark."""
-    answers: float = 0.75
+    answers: FiniteFloat = 0.75
     """Added to the turn that follows one."""
-    length: float = -0.46
+    length: FiniteFloat = -0.46
     """Weight of ln(1 + tokens). Short turns rarely are evidence, but a budget in tokens pays for long ones: this is the
     fitted weight, .54, less 1, so that what is ranked is about evidence per token."""
-    sigma: float = 3.0
+    sigma: Annotated[float, Range(gt=0, le=10_000)] = 3.0
     """Width in turns of the Gaussian that "around" means; it does not leave a run of turns."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            if not math.isfinite(getattr(self, entry.name)):
-                raise ConfigError(f"fuse: {entry.name} must be a number, not {getattr(self, entry.name)}")
-        if self.sigma <= 0:
-            raise ConfigError(f"fuse: sigma must be more than 0, not {self.sigma}")
+        check_ranges(self, ConfigError)
 
     @property
     def reads_text(self) -> bool:
@@ -99,17 +106,17 @@ class FusionConfig:
 class GroundingConfig:
     """Guidance, resonance, turn selection. Where the paper gives a value it is the default."""
 
-    alpha: float = 6.0
+    alpha: NonNegativeFloat = 6.0
     """Weight of an anchor token against a reasoning token in the guidance (α of Eq. 3)."""
-    beta: float = 4.0
+    beta: NonNegativeFloat = 4.0
     """Weight of the speaker-conditioned broadcast (β of Eq. 4), in units of `beta_unit`."""
-    beta_unit: float | None = 0.025
+    beta_unit: PositiveFloat | None = 0.025
     """Unit of β, as a share of the mean active code. The broadcast sums weights without activations, so the effect of a
     β depends on the scale of the SAE's codes, which the paper does not give; with codes of 1.4 on average, a plain 4
     drowns the local alignment. None: the codes' own units, Eq. 4 as printed."""
-    lam: float = 0.3
+    lam: Share = 0.3
     """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
-    sigma: float = 0.5
+    sigma: Annotated[float, Range(ge=0, le=10_000)] = 0.5
     """Width in tokens of the Gaussian that smooths resonance within a run of turns; 0: none. Not given in the paper; on
     real dialogues every wider one finds less evidence."""
     anchor_codes: Literal["strategy", "question"] = "strategy"
@@ -124,16 +131,16 @@ class GroundingConfig:
     agg: str = "top3"
     """How token scores become one score (Agg of Eq. 5): mean, max, or top<m> for the mean of the m largest. The paper
     does not say which; on real dialogues the plain mean finds far less evidence."""
-    budget_tokens: int = 3200
+    budget_tokens: NonNegativeInt = 3200
     """Tokens that the marked blocks may hold in all (the paper sets δ so that 3.2K tokens are kept)."""
-    budget_share: float = 0.44
+    budget_share: PositiveShare = 0.44
     """Share of the retrieved tokens that the blocks may hold; the smaller of the two budgets holds. Without it a short
     history would be marked from end to end. 0.44 is 3.2K tokens of the paper's 7.2K."""
-    threshold: float | None = None
+    threshold: FiniteFloat | None = None
     """Salience threshold δ in place of both budgets: raw resonance with one layer, standard deviations with several."""
-    window: int = 1
+    window: NonNegativeInt = 1
     """Turns on either side of a salient one that are marked with it (w)."""
-    smooth_turns: float = 0.0
+    smooth_turns: NonNegativeFloat = 0.0
     """Weight of each neighbouring turn's salience in a turn's own, before selection; 0: none, as in the paper. 0.5 with
     window 0 is a softer alternative to a window."""
     fuse: FusionConfig | None = None
@@ -144,9 +151,9 @@ class GroundingConfig:
     """Where codes come from. joint: one forward of the x0 prompt, so that dialogue tokens see all of the retrieved
     dialogue before them. windowed: the whole dialogue in windows, cached for its other questions, and the strategy
     apart. auto: joint for causal models, windowed for encoders."""
-    window_tokens: int = 256
+    window_tokens: PositiveInt = 256
     """Longest window of `windowed`, in tokens; never more than the model takes."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Windows encoded at once. Does not change results beyond rounding."""
     idf: Literal["auto", "dialogue", "corpus", "none"] = "auto"
     """Documents that features' idf is counted over. dialogue: the turns at hand (all of the dialogue's in `windowed`,
@@ -154,33 +161,17 @@ class GroundingConfig:
     where the SAEs have one. none: every feature weighs the same, for comparison."""
     anchor_idf: bool = True
     """Weigh anchor features by idf too. Eq. 3 does not; on real dialogues it finds more evidence."""
-    sink_ratio: float = 10.0
+    sink_ratio: Annotated[float, Range(gt=1)] = 10.0
     """Tokens whose hidden state is longer than this many times the median of their window are attention sinks, which
     SAEs are not trained on: they get no codes."""
-    cached_dialogues: int = 4
+    cached_dialogues: NonNegativeInt = 4
     """Dialogues whose codes stay in memory in `windowed`."""
     codes_folder: str | None = None
     """Folder that keeps the codes of `windowed` for later runs; None: in memory only."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         parse_aggregate(self.agg)
-        kernel_radius(self.sigma)
-        limits = {"budget_tokens": 0, "window": 0, "smooth_turns": 0, "window_tokens": 1, "batch_size": 1}
-        for name, least in {**limits, "cached_dialogues": 0}.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"grounding: {name} must be at least {least}, not {getattr(self, name)}")
-        for name, ok, rule in (
-            ("lam", 0 <= self.lam <= 1, "lie between 0 and 1"),
-            ("budget_share", 0 < self.budget_share <= 1, "lie in (0, 1]"),
-            ("beta_unit", self.beta_unit is None or self.beta_unit > 0, "be more than 0, or none"),
-            ("sink_ratio", self.sink_ratio > 1, "be more than 1"),
-        ):
-            if not ok:
-                raise ConfigError(f"grounding: {name} must {rule}, not {getattr(self, name)}")
-        for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                choices = ", ".join(get_args(hint))
-                raise ConfigError(f"grounding: {name} is one of {choices}, not {getattr(self, name)!r}")
 
 
 def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) -> GroundingConfig:
@@ -192,28 +183,16 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
     Raises:
         DataError: a value that its field cannot hold.
     """
+    # a manifest may be somebody else's, and must name no folder to write to
+    known = _known(GroundingConfig, values) | {"codes_folder": None}
     try:
-        # a manifest may be somebody else's, and must name no folder to write to
-        given = _checked(GroundingConfig, {name: value for name, value in values.items() if name != "codes_folder"})
-        return GroundingConfig(**given)
-    except (ConfigError, OverflowError) as error:
+        if isinstance(known.get("fuse"), Mapping):
+            known["fuse"] = FusionConfig(**_known(FusionConfig, known["fuse"]))
+        return GroundingConfig(**known)
+    except ConfigError as error:
         raise DataError(str(error), path) from None
 
 
-def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config class among the values. Raises ConfigError for a value of another type than its field."""
-    hints = get_type_hints(kind)
-    known = {name: value for name, value in values.items() if name in hints}
-    if isinstance(known.get("fuse"), Mapping):
-        known["fuse"] = FusionConfig(**_checked(FusionConfig, known["fuse"]))
-    for name, value in known.items():
-        if not _fits(value, hints[name]):
-            raise ConfigError(f"grounding: {name} cannot be {shown(value)}")
-    return known
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if parts := get_args(hint):
-        return value in parts if get_origin(hint) is Literal else any(_fits(value, part) for part in parts)
-    # YAML gives whole numbers where the decimal point was left out
-    return type(value) in ((float, int) if hint is float else (hint,))
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config class among the values."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.llm.request import Stage
+from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -45,20 +46,20 @@ class EndpointConfig:
     """Stands for base_url in cache keys and reports, so that a server may move; None: base_url itself."""
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
-    timeout: float = 120.0
+    timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
     """Seconds a try may take."""
-    retries: int = 6
+    retries: Annotated[int, Range(ge=0, le=1000)] = 6
     """Further tries after 429, 5xx, time-outs, broken connections and broken replies. Waits grow up to 8 s, or are what
     Retry-After says, up to 120 s."""
-    concurrency: int = 8
+    concurrency: Annotated[int, Range(ge=1, le=10_000)] = 8
     """Requests under way at once; for a local model: prompts per forward."""
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Room for each reply; None: what the request asks for."""
-    temperature: float | None = None
+    temperature: NonNegativeFloat | None = None
     """Temperature; None: what the request asks for, mostly 0."""
-    price_prompt: float = 0.0
+    price_prompt: NonNegativeFloat = 0.0
     """USD per million prompt tokens."""
-    price_completion: float = 0.0
+    price_completion: NonNegativeFloat = 0.0
     """USD per million completion tokens."""
     structured: bool = False
     """Send the JSON schema of a request as response_format; for servers that can hold a model to it."""
@@ -72,13 +73,7 @@ class EndpointConfig:
 
     def check(self) -> None:
         """Raise ConfigError for a value out of range, an address that is none, and what holds or may hold a key."""
-        least = {"retries": 0, "concurrency": 1, "max_tokens": 1, "temperature": 0, "price_prompt": 0}
-        for name, bound in {**least, "price_completion": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigError(f"{name} must be at least {bound}, not {value}")
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout must be above 0 seconds, not {self.timeout}")
+        check_ranges(self, ConfigError)
         # a key there would end up in manifests and reports
         if (secret := _key_name(self.extra_body)) is not None:
             raise ConfigError(f"extra_body must hold no {secret[:40]}; keys come from the environment (key_env)")
@@ -138,6 +133,7 @@ class LLMConfig:
     """File for the prompts that would be sent (JSONL); nothing is asked then, and tokens and costs are estimated."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         # here and not in the endpoints: the parser prints a whole optional group when one of its values is refused
         for name in ("default", *get_args(Stage)):
             if (endpoint := getattr(self, name)) is not None:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
+from sae.ranges import FiniteFloat, PositiveInt, PositiveShare, Range, Share, check_ranges
 
 
 @dataclass
 class SegmentConfig:
     """How a session is cut into segments."""
 
-    max_tokens: int = 128
+    max_tokens: PositiveInt = 128
     """A segment of more tokens is cut further, at its deepest dips; a single longer turn stays a segment of its own."""
-    min_turns: int = 2
+    min_turns: PositiveInt = 2
     """A dip that would leave fewer turns on a side is no boundary, unless the token cap asks for one there."""
-    window: int = 3
+    window: PositiveInt = 3
     """How many turns on each side of a gap are compared."""
-    depth: float = 0.5
+    depth: FiniteFloat = 0.5
     """A dip is a boundary from this many standard deviations above the mean depth of the dialogue's gaps."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.min_turns < 1 or self.window < 1:
-            raise ConfigError("segment: max_tokens, min_turns and window must be at least 1")
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -33,26 +33,19 @@ class RetrieveConfig:
     method: Literal["cue", "hybrid"] = "cue"
     """cue: Eq. 1, the segments whose cues are closest to the question. hybrid: turns by BM25 and sentence vectors
     together, merged into segments, within the tokens Eq. 1 would spend."""
-    top_share: float = 0.2
+    top_share: PositiveShare = 0.2
     """Share of the dialogue's segments to keep; ceil(top_share × N) of them."""
-    max_context_tokens: int = 7200
+    max_context_tokens: PositiveInt = 7200
     """Cap on the dialogue section of the prompt, in tokens of the sentence encoder; the lowest segments go first."""
-    sigma: float = 2.5
+    sigma: Annotated[float, Range(ge=0, le=10_000)] = 2.5
     """hybrid: width in turns of the Gaussian that mixes a turn's scores with those of its neighbours in the session."""
-    lexical_context: float = 0.8
+    lexical_context: Share = 0.8
     """hybrid: share of the BM25 score that comes from that neighbourhood; the rest is the turn's own."""
-    dense_context: float = 0.3
+    dense_context: Share = 0.3
     """hybrid: the same for the cosine."""
 
     def __post_init__(self) -> None:
-        if self.method not in ("cue", "hybrid"):
-            raise ConfigError(f"retrieve: no method {self.method!r}; there are cue and hybrid")
-        if not 0 < self.top_share <= 1:
-            raise ConfigError(f"retrieve: top_share {self.top_share} must be above 0 and at most 1")
-        if self.max_context_tokens < 1:
-            raise ConfigError("retrieve: max_context_tokens must be at least 1")
-        if self.sigma < 0 or not 0 <= self.lexical_context <= 1 or not 0 <= self.dense_context <= 1:
-            raise ConfigError("retrieve: sigma must not be negative, and the context shares lie between 0 and 1")
+        check_ranges(self, ConfigError)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from remind.data.split import SplitConfig
 from remind.grounding import GroundingConfig
 from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
+from sae.ranges import PositiveInt, Share, Workers, check_ranges
 
 
 @dataclass
@@ -34,13 +35,13 @@ class BuildStatesConfig:
     """Guidance, resonance, selection (Section 4.3)."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Who writes cues, strategies and summaries: chat models, or the offline stand-in for those without an endpoint."""
-    max_failed: float = 0.1
+    max_failed: Share = 0.1
     """Share of a stage's requests that may fail, each then written by the stand-in; beyond it nothing is built."""
     split: SplitConfig = field(default_factory=SplitConfig)
     """Train, dev and test."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many questions per dialogue, the first ones; for a quick look."""
-    workers: int = 1
+    workers: Workers = 1
     """Processes, each with models of its own, that dialogues are dealt out to; 0: one for every core."""
     shard: str | None = "auto"
     """Which dialogues this process builds where several are started on the same input, out and cache: i/n (from 1);
@@ -58,12 +59,7 @@ class BuildStatesConfig:
     """Replace an existing states folder."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_failed <= 1:
-            raise ConfigError(f"max_failed is a share from 0 to 1, not {self.max_failed}")
-        if self.workers < 0:
-            raise ConfigError(f"workers must be 0 or more, not {self.workers}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit must be at least 1, not {self.limit}")
+        check_ranges(self, ConfigError)
 
     @property
     def inputs(self) -> list[str]:

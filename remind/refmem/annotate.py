@@ -20,6 +20,7 @@ from remind.refmem.items import Item, read_items
 from remind.states.pyramid import LETTERS
 from remind.text.strategy import guide
 from sae.pages import page
+from sae.ranges import NonNegativeInt, Seed, check_ranges
 
 #: Longer side of a picture in the page, in pixels.
 PICTURE_SIZE = 480
@@ -39,19 +40,18 @@ class AnnotateConfig:
     """Their names; a name and the seed set the order of items and candidate answers."""
     format: str | None = None
     """Format of the dialogues; None: recognised from the content."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the orders."""
-    around: int = 4
+    around: NonNegativeInt = 4
     """Turns shown before and after each proposed evidence turn; a key shows the rest of the dialogue."""
     pictures: bool = True
     """Put images that have a file into the page, scaled down; otherwise captions alone."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         names = [file_name(name) for name in self.annotators]
         if not names or not all(name.strip() for name in self.annotators) or len(set(names)) < len(names):
             raise ConfigError("annotators: give at least one name, all different as file names")
-        if self.around < 0:
-            raise ConfigError(f"around is at least 0, not {self.around}")
 
 
 def file_name(annotator: str) -> str:

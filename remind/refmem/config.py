@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
 from remind.perception.config import SegmentConfig
+from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
 #: The stages in order; each writes a folder of that name.
@@ -19,40 +20,38 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 class ClusterConfig:
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
-    distance: float = 0.55
+    distance: Annotated[float, Range(gt=0, le=2)] = 0.55
     """Cosine distance up to which clusters are merged; the number of clusters follows from it."""
     linkage: Literal["average", "complete", "single"] = "average"
     """Linkage of the agglomerative clustering."""
-    max_size: int = 12
+    max_size: PositiveInt = 12
     """A cluster with more members is divided by K-Means into as few parts as this needs."""
-    min_size: int = 2
+    min_size: PositiveInt = 2
     """A cluster with fewer members gets no questions."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of K-Means."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.distance <= 2:
-            raise ConfigError(f"cluster: a cosine distance lies between 0 and 2, not {self.distance}")
-        if not 1 <= self.min_size <= self.max_size:
-            raise ConfigError("cluster: min_size must be at least 1 and at most max_size")
+        check_ranges(self, ConfigError)
+        if self.min_size > self.max_size:
+            raise ConfigError("cluster: min_size must be at most max_size")
 
 
 @dataclass
 class ItemsConfig:
     """Questions of a cluster."""
 
-    per_cluster: int = 2
+    per_cluster: PositiveInt = 2
     """Items of each dimension and format per cluster, at most."""
     formats: list[str] = field(default_factory=lambda: list(FORMATS))
     """Formats to ask for: single, multi, direct."""
-    max_turns: int = 60
+    max_turns: PositiveInt = 60
     """Turns of a cluster that the chat model is shown at most, spread over it evenly."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order in which options are listed."""
 
     def __post_init__(self) -> None:
-        if self.per_cluster < 1 or self.max_turns < 1:
-            raise ConfigError("questions: per_cluster and max_turns must be at least 1")
+        check_ranges(self, ConfigError)
         if not self.formats or set(self.formats) - set(FORMATS):
             raise ConfigError(f"questions: formats are {', '.join(FORMATS)}, not {self.formats}")
 
@@ -61,23 +60,20 @@ class ItemsConfig:
 class FilterConfig:
     """What is removed before annotation."""
 
-    near_duplicate: float = 0.85
+    near_duplicate: PositiveShare = 0.85
     """Jaccard similarity from which two items of a dialogue and format are the same one: over the stems of their
     questions, and over those of their correct answers."""
-    length_ratio: float = 2.0
+    length_ratio: Annotated[float, Range(ge=1)] = 2.0
     """The longest option may have this many times the characters of the shortest."""
-    length_slack: int = 12
+    length_slack: NonNegativeInt = 12
     """Characters of difference that never count as uneven."""
-    blind_draws: int = 3
+    blind_draws: NonNegativeInt = 3
     """Attempts of llm.answer without the dialogue; an item answered correctly in all of them is removed. 0: none."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the order of the options in each attempt."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.near_duplicate <= 1:
-            raise ConfigError(f"filters: near_duplicate is a share above 0 and up to 1, not {self.near_duplicate}")
-        if self.length_ratio < 1 or self.length_slack < 0 or self.blind_draws < 0:
-            raise ConfigError("filters: length_ratio is at least 1; length_slack and blind_draws at least 0")
+        check_ranges(self, ConfigError)
 
 
 @dataclass
@@ -91,7 +87,7 @@ class RefMemConfig:
     """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
     """Format of the input; None: recognised from the content."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     until: StageName = "benchmark"
     """Last stage to run: clusters, items, filtered or benchmark."""
@@ -109,9 +105,9 @@ class RefMemConfig:
     """Questions."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters."""
-    train: float = 0.2
+    train: Share = 0.2
     """Share of the items for training; the rest is the test split (the paper divides 2:8)."""
-    seed: int = 0
+    seed: Seed = 0
     """Order in which evidence clusters are dealt to the two splits."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Chat models: llm.questions writes the items, llm.answer tries them without the dialogue; or llm.default both."""
@@ -119,10 +115,7 @@ class RefMemConfig:
     """Device of the encoders."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.train <= 1:
-            raise ConfigError(f"train is a share from 0 to 1, not {self.train}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is at least 1, not {self.limit}")
+        check_ranges(self, ConfigError)
         if self.llm.dry_run is not None:
             raise ConfigError("a build has no dry run: each stage needs the result of the one before it")
 

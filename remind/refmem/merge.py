@@ -16,6 +16,7 @@ from remind.refmem.agreement import agreement
 from remind.refmem.annotations import Row, check_answers, read_annotations
 from remind.refmem.items import Item, image_indices, read_items, write_items
 from remind.refmem.votes import Outcome, decide
+from sae.ranges import PositiveInt, check_ranges
 
 FINAL, CONFLICTS, DECISIONS = "final.jsonl", "conflicts.jsonl", "decisions.jsonl"
 
@@ -36,12 +37,11 @@ class MergeConfig:
     """Refuse to write final.jsonl while any item is undecided. false: undecided items are listed and left out of it."""
     discuss: Literal["undecided", "all"] = "undecided"
     """What needs a resolution: items without a majority, or every item on which annotators differ."""
-    quorum: int = 1
+    quorum: PositiveInt = 1
     """An item with fewer rows than this is undecided too."""
 
     def __post_init__(self) -> None:
-        if self.quorum < 1:
-            raise ConfigError(f"quorum is at least 1, not {self.quorum}")
+        check_ranges(self, ConfigError)
         if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
             raise ConfigError(f"resolutions: {self.resolutions} is written anew by the merge; give an edited copy")
 

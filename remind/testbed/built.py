@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from remind.core.errors import ConfigError
 from remind.data.dialogue import Corpus
 from remind.data.readers.refmem import write_refmem
 from remind.grounding.config import WEIGHTS, FusionConfig, GroundingConfig
@@ -15,6 +16,7 @@ from remind.perception.config import PerceptionConfig, RetrieveConfig
 from remind.testbed.reader import Reader, ReaderConfig, served
 from remind.testbed.world import World, WorldConfig, make_world
 from sae.config import SAETrainConfig
+from sae.ranges import NonNegativeInt, PositiveInt, check_ranges
 
 if TYPE_CHECKING:
     from remind.states.records import StateRecord
@@ -43,13 +45,13 @@ def _grounding() -> GroundingConfig:
 class BuiltConfig:
     """How a world's states are built from its dialogue files."""
 
-    layers: tuple[int, ...] = (2, 3)
+    layers: tuple[NonNegativeInt, ...] = (2, 3)
     """Layers of the backbone that get an SAE."""
     sae: SAETrainConfig = field(
         default_factory=lambda: SAETrainConfig(d_sae=256, k=8, steps=400, batch_size=512, lr=1e-3)
     )
     """Training of the SAEs."""
-    talk: int = 12
+    talk: PositiveInt = 12
     """Dialogues that they are trained on, of a world without the rule."""
     perception: PerceptionConfig = field(default_factory=_perception)
     """Segments, cues, retrieval (Section 4.2)."""
@@ -59,6 +61,7 @@ class BuiltConfig:
     """The simulated LLM that writes strategies and summaries."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         self.layers = tuple(self.layers)
 
 

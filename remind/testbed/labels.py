@@ -8,29 +8,28 @@ from dataclasses import dataclass, replace
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Question
-from remind.testbed.lexicon import check_shares, lexicon, statements
+from remind.testbed.lexicon import lexicon, statements
 from remind.testbed.world import Trait, WorldQuestion
+from sae.ranges import NonNegativeInt, Seed, Share, check_ranges
 
 
 @dataclass
 class LabelConfig:
     """Labels of the training questions. Choices are nested: fewer labels are some of more, less noise some of more."""
 
-    noise: float = 0.0
+    noise: Share = 0.0
     """Share of the labelled training questions whose label is that of another value."""
-    labelled: int | None = None
+    labelled: NonNegativeInt | None = None
     """Training questions that keep their label; None: all."""
     pool: bool = True
     """Keep the training questions without a label, for `data.unlabelled`; otherwise they are left out."""
     paraphrased: bool = False
     """Training labels of direct questions in other acceptable words than the first ones."""
-    seed: int = 0
+    seed: Seed = 0
     """Which questions lose their label or get a wrong one."""
 
     def __post_init__(self) -> None:
-        check_shares(self, "noise")
-        if self.labelled is not None and self.labelled < 0:
-            raise ConfigError(f"labelled is {self.labelled}; it must be 0 or more")
+        check_ranges(self, ConfigError)
 
 
 def with_labels(questions: Sequence[WorldQuestion], config: LabelConfig) -> list[WorldQuestion]:

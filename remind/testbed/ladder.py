@@ -22,30 +22,29 @@ from remind.states.pyramid import (
 )
 from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.lexicon import check_shares, fill, lexicon
+from remind.testbed.lexicon import fill, lexicon
 from remind.testbed.world import Trait, World, WorldQuestion
 from remind.text.strategy import guide
+from sae.ranges import NonNegativeInt, Share, check_ranges
 
 
 @dataclass
 class LadderConfig:
     """What the states of a world show of it."""
 
-    decoys: int = 4
+    decoys: NonNegativeInt = 4
     """Remarks in x0 that belong to other traits, half of them of the same dimension."""
-    missed_marks: float = 0.15
+    missed_marks: Share = 0.15
     """Share of the evidence that x1 leaves unmarked."""
-    false_marks: float = 0.12
+    false_marks: Share = 0.12
     """Share of the other remarks in x0 that x1 marks."""
-    wrong_summaries: float = 0.0
+    wrong_summaries: Share = 0.0
     """Share of the summaries that name another value than the true one; train, dev and test alike."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Of decoys, markers and summaries; they differ from question to question, not from one build to the next."""
 
     def __post_init__(self) -> None:
-        if self.decoys < 0:
-            raise ConfigError(f"decoys is {self.decoys}; it must be 0 or more")
-        check_shares(self, "missed_marks", "false_marks", "wrong_summaries")
+        check_ranges(self, ConfigError)
 
 
 def make_state(dialogue: Dialogue, item: WorldQuestion, config: LadderConfig) -> ReflectiveState:

@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-from remind.core.errors import ConfigError
-
 
 @cache
 def lexicon() -> dict[str, Any]:
@@ -39,10 +37,3 @@ def fill(text: str, **values: str) -> str:
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
-
-
-def check_shares(config: object, *names: str) -> None:
-    """Raise ConfigError for a setting that is no share."""
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}; it is a share, from 0 to 1")

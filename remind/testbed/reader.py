@@ -19,10 +19,12 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from remind.core.errors import ConfigError
 from remind.llm.request import ChatModel, Reply, Request
 from remind.llm.structured import read_value
-from remind.testbed.lexicon import check_shares, fill, lexicon, statements
+from remind.testbed.lexicon import fill, lexicon, statements
 from remind.text.strategy import guide
+from sae.ranges import Seed, Share, check_ranges
 
 BOUNDARY = "implicit_boundary_modeling"
 TEMPORAL = "temporal_dynamics"
@@ -33,15 +35,15 @@ _FENCED = re.compile(r"^<<<(\w+) (\w+)\n(.*?)\n\1 \2>>>$", re.MULTILINE | re.DOT
 class ReaderConfig:
     """How often the simulated LLM errs."""
 
-    errors: float = 0.0
+    errors: Share = 0.0
     """Share of the summaries that name another value than the one it read."""
-    overlooked: float = 0.0
+    overlooked: Share = 0.0
     """Share of the lines outside of marked blocks that it does not take in, all lines where nothing is marked."""
-    seed: int = 0
+    seed: Seed = 0
     """Which ones; the same request always gets the same reply."""
 
     def __post_init__(self) -> None:
-        check_shares(self, "errors", "overlooked")
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
-from remind.testbed.lexicon import check_shares, fill, lexicon, statements, wordings
+from remind.testbed.lexicon import fill, lexicon, statements, wordings
+from sae.ranges import NonNegativeInt, PositiveInt, Range, Share, check_ranges
 
 Rule = Literal["flag", "none"]
 Place = Literal["cue", "reply"]
@@ -32,23 +33,23 @@ _PARTS = ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1))
 class WorldConfig:
     """How many dialogues, and how hard they are."""
 
-    train: int = 30
+    train: NonNegativeInt = 30
     """Training dialogues, 20 questions each with two speakers."""
-    dev: int = 10
+    dev: NonNegativeInt = 10
     """Dialogues to choose settings on."""
-    test: int = 30
+    test: NonNegativeInt = 30
     """Dialogues to report on."""
-    speakers: int = 2
+    speakers: Annotated[int, Range(ge=2, le=6)] = 2
     """Speakers of a dialogue, 2 to 6."""
-    sessions: int = 6
+    sessions: Annotated[int, Range(ge=2)] = 6
     """Sessions of a dialogue, 2 or more."""
-    evidence: tuple[int, int] = (2, 2)
+    evidence: tuple[PositiveInt, PositiveInt] = (2, 2)
     """Fewest and most remarks that show a value; in each half of a course over time one fewer, but at least one."""
-    contrary: tuple[int, int] = (1, 3)
+    contrary: tuple[NonNegativeInt, NonNegativeInt] = (1, 3)
     """Fewest and most contrary remarks that speak together for one other value."""
-    second_voice: float = 0.4
+    second_voice: Share = 0.4
     """Share of the traits with one or two more contrary remarks, for a value of their own."""
-    leads: float = 0.25
+    leads: Share = 0.25
     """Share of the other remarks that begin with a word that means nothing."""
     rule: Rule = "flag"
     """flag: contrary remarks begin with the flag word, no other remark does. none: the flag is a lead like others."""
@@ -59,32 +60,23 @@ class WorldConfig:
     """Formats of the questions, drawn about evenly."""
     by_template: bool = True
     """Training questions and remarks use other wordings than those of dev and test."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Fixes every word."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         # YAML gives lists
         self.evidence = (self.evidence[0], self.evidence[1])
         self.contrary = (self.contrary[0], self.contrary[1])
         self.formats = tuple(self.formats)
-        most = len(lexicon()["names"]) // 2
-        if not 2 <= self.speakers <= most:
-            raise ConfigError(f"speakers is {self.speakers}; a world has 2 to {most}")
-        if self.sessions < 2:
-            raise ConfigError(f"sessions is {self.sessions}; a course over time needs 2 or more")
-        if min(self.train, self.dev, self.test) < 0 or self.train + self.dev + self.test < 1:
-            raise ConfigError("train, dev and test are numbers of dialogues, 0 or more, and not all 0")
-        for name, least in (("evidence", 1), ("contrary", 0)):
+        if self.train + self.dev + self.test < 1:
+            raise ConfigError("train, dev and test are numbers of dialogues, and not all 0")
+        for name in ("evidence", "contrary"):
             low, high = getattr(self, name)
-            if not least <= low <= high:
-                raise ConfigError(f"{name} is {(low, high)}; it is the fewest, at least {least}, and the most")
-        check_shares(self, "second_voice", "leads")
-        if self.rule not in ("flag", "none"):
-            raise ConfigError(f"rule is {self.rule!r}; it is flag or none")
-        if self.flag_at not in ("cue", "reply"):
-            raise ConfigError(f"flag_at is {self.flag_at!r}; it is cue or reply")
-        if not self.formats or set(self.formats) - set(FORMATS):
-            raise ConfigError(f"formats is {list(self.formats)}; there are {', '.join(FORMATS)}")
+            if low > high:
+                raise ConfigError(f"{name} is {(low, high)}; it is the fewest and the most")
+        if not self.formats:
+            raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True)

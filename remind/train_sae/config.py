@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from remind.core.errors import ConfigError
 from sae.config import SAETrainConfig
+from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, ShareBelowOne, check_ranges
 
 
 @dataclass
@@ -20,35 +22,35 @@ class TrainSAEConfig:
     """Format of the data; None: recognised from the content of each file."""
     backbone: str = "minilm"
     """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
-    layers: list[int | str] | None = None
+    layers: list[NonNegativeInt | str] | None = None
     """Layers by number (0 embeddings … n output of the last block) or name (see `sae.hooks`). None: four."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """Use at most this many turns, of dialogues drawn at random."""
-    held_out: float = 0.1
+    held_out: ShareBelowOne = 0.1
     """Share of the dialogues kept for evaluation."""
     evaluate_on: list[str] = field(default_factory=list)
     """Files or folders of dialogues to evaluate on instead of held-out ones; all of `data` is then trained on."""
     name_speakers: bool = True
     """Give numbered speakers ("Speaker 1") random names in training, since the SAE will read dialogues with names."""
-    window: int | None = None
+    window: PositiveInt | None = None
     """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
-    windows_per_batch: int = 16
+    windows_per_batch: PositiveInt = 16
     """Rows per forward."""
-    image_tokens: int = 0
+    image_tokens: NonNegativeInt = 0
     """Show a vision-language backbone the images that lie on disk, each as at most so many tokens; 0: captions only."""
-    buffer_tokens: int = 1 << 18
+    buffer_tokens: Annotated[int, Range(ge=1, le=2**28)] = 1 << 18
     """Tokens per layer held for shuffling, by each process; a corpus that fits is run through the model once."""
-    sink_factor: float = 10.0
+    sink_factor: NonNegativeFloat = 10.0
     """Tokens whose norm exceeds this many times the median are dropped as attention sinks; 0 keeps all."""
     cache: str | None = None
     """Folder for activations on disk: the backbone runs once, later epochs and runs read. None: no cache."""
-    idf_turns: int | None = 10_000
+    idf_turns: PositiveInt | None = 10_000
     """Training turns over which document frequencies are counted (another pass over them); None: all."""
-    loss_windows: int = 32
+    loss_windows: NonNegativeInt = 32
     """Evaluation windows on which the loss recovered by splicing is measured (causal backbones); 0: not at all."""
     trainer: SAETrainConfig = field(default_factory=SAETrainConfig)
     """Size, optimiser and schedule."""
-    checkpoint_every: int = 500
+    checkpoint_every: NonNegativeInt = 500
     """Steps between checkpoints, kept in <out>.partial until the run is through; 0: none."""
     resume: bool = False
     """Go on with an interrupted run of the same settings from its last checkpoint."""
@@ -62,13 +64,7 @@ class TrainSAEConfig:
     """Replace an existing folder, and forget an interrupted run."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.held_out < 1:
-            raise ConfigError(f"held_out must be at least 0 and below 1, not {self.held_out}")
-        lowest = dict.fromkeys(("limit", "window", "windows_per_batch", "idf_turns"), 1)
-        for name, least in (lowest | dict.fromkeys(("image_tokens", "checkpoint_every", "loss_windows"), 0)).items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
+        check_ranges(self, ConfigError)
 
 
 def default_layers(n_layers: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
+from sae.ranges import PositiveInt, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -27,7 +28,7 @@ class InspectConfig:
     """Folder for the pages and index.html. With one question also a file name ending in .html."""
     split: Literal["train", "dev", "test"] | None = None
     """With all: only questions of this split."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """With all: at most this many questions, the first ones."""
     corpus: str | list[str] | None = None
     """The dialogues of the states, whose codes are computed again. None: those the states were built from."""
@@ -42,15 +43,15 @@ class InspectConfig:
     """Settings of grounding; None: those the states were built with."""
     examples: str | list[str] | None = None
     """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
-    examples_limit: int = 4000
+    examples_limit: PositiveInt = 4000
     """Turns of them to read, the first ones."""
     model: str | None = None
     """Causal model whose answers under x0, x1 and x2 are shown; None: no answers."""
-    max_new_tokens: int = 160
+    max_new_tokens: PositiveInt = 160
     """Longest answer."""
-    features: int | None = 12
+    features: PositiveInt | None = 12
     """Features shown of each token and layer; half are those that add most to its resonance. None: all."""
-    per_feature: int = 4
+    per_feature: PositiveInt = 4
     """Examples shown of each feature."""
     device: str = "cpu"
     """Device of models and SAEs."""
@@ -60,14 +61,11 @@ class InspectConfig:
     """Replace pages that are there already."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         if self.all == (self.question is not None):
             raise ConfigError("name a question (--question ID), or set --all true")
         if self.all and self.out.endswith(".html"):
             raise ConfigError("with all, out is a folder")
-        for name in ("limit", "features", "per_feature", "max_new_tokens", "examples_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
 
 
 @dataclass
@@ -80,15 +78,14 @@ class PlotRunConfig:
     """File to write: .png, .svg or .pdf. None: trajectory.png in the first run folder."""
     panels: tuple[str, ...] = ()
     """Which of shares, jsd, ce, entropy, accuracy, lr to plot. None given: all that a run has measured, except lr."""
-    smooth: int = 1
+    smooth: PositiveInt = 1
     """Steps over which lines of training batches are averaged, each with those before it; 1: no smoothing."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         self.panels = tuple(self.panels)
         if not self.run:
             raise ConfigError("name a run folder: --run '[runs/pra]'")
-        if self.smooth < 1:
-            raise ConfigError(f"smooth is {self.smooth}; it must be 1 or more")
         check_panels(self.panels)
 
 

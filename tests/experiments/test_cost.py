@@ -189,7 +189,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path, nano: tuple[Shape, Co
         load_config(str(tmp_path))
     with pytest.raises(ConfigError, match="layers 0 to 4"):
         Inference(small(sae_layers=(5,)), nano[0], None, encoder)
-    with pytest.raises(ConfigError, match=r"sizes\.turn"):
+    with pytest.raises(ConfigError, match="turn must be at least 1"):
         TokenSizes(turn=0)
 
 

@@ -71,7 +71,7 @@ def test_small_groups_are_left_out_and_a_zero_vector_is_refused() -> None:
     assert groups(np.zeros((0, 4)), config) == []
     with pytest.raises(DataError, match="zero"):
         cluster(np.array([[1.0, 0.0], [0.0, 0.0]]), config)
-    with pytest.raises(ConfigError, match="cosine distance"):
+    with pytest.raises(ConfigError, match="distance must be above 0 and at most 2"):
         ClusterConfig(distance=3)
 
 
