@@ -35,7 +35,18 @@ def test_from_dialogues_to_an_exported_model_that_answers(tmp_path: Path) -> Non
     run(
         "train-sae", "--config", "configs/sae_smollm2.yaml", "--data", sample_path() / "dev.jsonl", "--out", sae, *small
     )
-    build = ["--config", "configs/build_smollm2.yaml", "--backbone", "smollm2", "--sae", sae, "--out", states, "--limit", 1]
+    build = [
+        "--config",
+        "configs/build_smollm2.yaml",
+        "--backbone",
+        "smollm2",
+        "--sae",
+        sae,
+        "--out",
+        states,
+        "--limit",
+        1,
+    ]
     run("build-states", *build, "--input", sample_path() / "train.jsonl")
     records = list(read_states(states))
     assert records
