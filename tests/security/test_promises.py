@@ -18,7 +18,7 @@ TESTS = {
     "Chat servers": "security/test_keys llm/test_client llm/test_transport llm/test_auxiliary docs/test_page_commands "
     "states/test_prompts",
     "The model hub": "security/test_offline models/test_backbone",
-    "States folders": "viewing/test_run alignment/test_pixels",
+    "States folders": "viewing/test_run alignment/test_pixels states/test_states",
     "Trackers": "security/test_offline",
     "Keys": "security/test_keys llm/test_client llm/test_endpoints",
     "Dialogues are data": "models/test_chat states/test_prompts",
