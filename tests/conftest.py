@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,22 @@ def remind_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"REMIND_DATA={folder} is not a folder")
     return path
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Callable[[Path], None]:
+    """Puts a pipe in the place of a file. Who opens it reads nothing from it, but need not wait for ever."""
+
+    def put(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        threading.Thread(target=answer, args=[path], daemon=True).start()
+
+    def answer(path: Path) -> None:
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY))
+
+    return put
 
 
 def chromium() -> str | None:

@@ -17,6 +17,7 @@ from remind.data.readers.source import Place
 from remind.data.split import check_overlap
 from remind.states.pyramid import LEVELS, Rendered, TurnSpan
 from remind.states.records import Picture, StateRecord, problems
+from sae.regular import check_regular
 
 FORMAT_VERSION = 2
 #: Version 1 knew nothing of image files.
@@ -146,7 +147,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         DataError: a manifest that cannot be read, or an entry that others build on is of another kind.
     """
     path = Path(folder) / MANIFEST
-    if not os.path.isfile(path):  # False for names that the system cannot take, too
+    if not os.path.exists(path):  # False for names that the system cannot take, too
         raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
@@ -207,16 +208,10 @@ def state_parts(folder: str | Path) -> list[Path]:
         what = "is missing" if min(other) in known else "is not of this build"
         raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
     for path in parts:
-        _check_regular(path)
+        check_regular(path, DataError)
         if sha256_file(path) != known[path.name]:
             raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
     return parts
-
-
-def _check_regular(path: Path) -> None:
-    # a pipe would be waited for
-    if not path.is_file():
-        raise DataError("no such file, or not a regular one", path)
 
 
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
@@ -268,7 +263,7 @@ def _record(row: dict[str, Any], levels: Sequence[str], spans: bool, place: Plac
 
 def _batches(path: Path, levels: Sequence[str], spans: bool) -> Iterator[pa.Table | pa.RecordBatch]:
     """The columns asked for, each value of the type it should be; some rows at a time where they may be large."""
-    _check_regular(path)
+    check_regular(path, DataError)
     plain = [name for name in SCHEMA.names if name not in LEVELS]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

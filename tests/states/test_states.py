@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -314,4 +315,13 @@ def test_a_part_changed_missing_foreign_or_twice(tmp_path: Path) -> None:
         read_states(tmp_path)
     write_manifest(tmp_path, {"parts": dict.fromkeys(map(part_name, range(3)), "")})
     with pytest.raises(FormatError, match=r"'part-00002\.parquet' is missing"):
+        read_states(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", part_name(0)])
+def test_only_regular_files_are_opened(name: str, tmp_path: Path, pipe: Callable[[Path], None]) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {})
+    pipe(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name}: is not a regular file"):
         read_states(tmp_path)
