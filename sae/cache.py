@@ -25,6 +25,7 @@ from torch import Tensor
 from sae import files
 from sae.errors import ConfigError, FormatError, ShapeError, StorageError
 from sae.harvest import TokenBatch
+from sae.regular import check_regular
 
 FORMAT = 1
 INDEX = "index.json"
@@ -259,6 +260,7 @@ class _Shard:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    check_regular(path)
     try:
         yield
     except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:

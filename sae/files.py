@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sae.errors import FormatError, StorageError
+from sae.regular import check_regular
 
 
 @contextmanager
@@ -75,11 +76,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises FormatError if it is missing or is not one."""
+    """Read a JSON object. Raises FormatError if it is missing, no regular file, or not one."""
+    check_regular(path)
     try:
         value = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise FormatError("no such file", path) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"not readable as JSON ({error})", path) from None
     if not isinstance(value, dict):
@@ -96,9 +96,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a safetensors file, on the CPU. Raises FormatError if it is missing or damaged."""
+    check_regular(path)
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise FormatError("no such file", path) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"damaged, or not a safetensors file ({error})", path) from None

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import DataError, RemindError
+from sae.regular import check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,18 +202,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:
     """The content of a regular file. Raises DataError, also for one of more than `most` bytes before it is read."""
+    check_regular(path, DataError)
     try:
-        status = Path(path).stat()
-        if not stat.S_ISREG(status.st_mode):
-            what = "is a folder, a file was expected" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-            raise DataError(what, path)
-        if most is not None and status.st_size > most:
-            raise DataError(f"has {status.st_size:,} bytes; at most {most:,} are read", path)
+        if most is not None and (size := Path(path).stat().st_size) > most:
+            raise DataError(f"has {size:,} bytes; at most {most:,} are read", path)
         return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise DataError("no such file", path) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
 
 
 def read_json(path: str | Path) -> Any:

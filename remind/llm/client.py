@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
@@ -21,11 +21,12 @@ from remind.llm.chat_models import CachedChat, Put
 from remind.llm.endpoints import OPENAI, EndpointConfig
 from remind.llm.ledger import Exchange, Ledger
 from remind.llm.request import Reply, ReplyFailure, Request, usage
+from remind.llm.transport import Limits, Refused, limit
 
 #: Seconds between looks at a request that another thread or process is asking.
 _POLL = 0.2
 #: Headers that say how a body is sent.
-_TRANSPORT = ("accept-encoding", "connection", "content-length", "transfer-encoding")
+_TRANSPORT = ("connection", "content-length", "transfer-encoding")
 #: Statuses besides 5xx that may pass, and that the package openai retries: time-out, conflict, too many requests.
 _PASSING = frozenset({408, 409, 429})
 #: How servers say that prompt and answer do not fit the model: vLLM, SGLang, llama.cpp, TGI, OpenAI, Gemini, Claude.
@@ -57,7 +58,7 @@ class OpenAIChat(CachedChat):
         self._key = _key(endpoint)
         self._places = threading.BoundedSemaphore(endpoint.concurrency)
         self._reached = False
-        # of the request that a thread has under way: stop, tries, deadline of the last one and reply to it
+        # of the request that a thread has under way: stop, tries and the reply to the last one
         self._call = threading.local()
         self._client, self._http = self._open()
 
@@ -104,6 +105,8 @@ class OpenAIChat(CachedChat):
             reply = self._call.reply
         except openai.APIConnectionError as error:
             reply = self._unanswered(error.__cause__ or error)
+        except Refused as error:
+            reply = self._failed("refused", str(error))
         except (UnicodeError, TypeError) as error:  # a lone surrogate in the text, a value JSON has no word for
             reply = self._failed("refused", f"the request cannot be sent: {error}")
         tries = self._call.tries
@@ -129,33 +132,20 @@ class OpenAIChat(CachedChat):
         endpoint, call = self.endpoint, self._call
         key = self._key or "none"  # servers without keys still want the header
         package = sys.modules[openai.DefaultHttpxClient.__bases__[0].__module__]
+        limits = Limits(package.ReadTimeout)
         headers = {
             "accept": "application/json",
+            "accept-encoding": "identity",  # what is small on the wire may be huge
             "authorization": f"Bearer {key}",
             "content-type": "application/json",
             "user-agent": f"OpenAI/Python {openai.__version__}",
         }
 
-        class Limited(package.SyncByteStream):  # type: ignore[misc, name-defined]
-            """A body that must be there in time: a server that drips its reply would hold a try for ever."""
-
-            def __init__(self, stream: Any) -> None:
-                self.stream = stream
-
-            def __iter__(self) -> Iterator[bytes]:
-                for piece in self.stream:
-                    if time.monotonic() > call.deadline:
-                        raise package.ReadTimeout("the reply took too long")
-                    yield piece
-
-            def close(self) -> None:
-                self.stream.close()
-
         def on_request(request: Any) -> None:
             if call.stop.is_set():
                 raise _Stopped
             call.tries += 1
-            call.deadline = time.monotonic() + endpoint.timeout
+            limits.start(endpoint.timeout)
             # the package adds what it finds in the environment (OPENAI_ORG_ID, OPENAI_PROJECT_ID,
             # OPENAI_CUSTOM_HEADERS) and describes the machine; these are all that a server gets
             transport = {name: request.headers[name] for name in _TRANSPORT if name in request.headers}
@@ -164,7 +154,10 @@ class OpenAIChat(CachedChat):
 
         def on_response(response: Any) -> None:
             self._reached = True
-            response.stream = Limited(response.stream)
+            http.cookies.clear()  # a server could fill the memory with them
+            response.encoding = "utf-8"  # a server could name a codec that takes hours
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                raise Refused(f"HTTP {response.status_code}: the reply is compressed, which was not asked for")
             response.read()
             try:
                 call.reply = self._read(response)
@@ -179,6 +172,7 @@ class OpenAIChat(CachedChat):
             timeout=endpoint.timeout,
             event_hooks={"request": [on_request], "response": [on_response]},
         )
+        limit(http, limits)
         options: dict[str, Any] = {"base_url": endpoint.base_url, "api_key": key, "http_client": http}
         return openai.OpenAI(timeout=endpoint.timeout, max_retries=endpoint.retries, **options), package
 

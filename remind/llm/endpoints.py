@@ -47,7 +47,7 @@ class EndpointConfig:
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
-    """Seconds a try may take."""
+    """Seconds a try may take, from the connection to the last byte of the reply."""
     retries: Annotated[int, Range(ge=0, le=1000)] = 6
     """Further tries after 429, 5xx, time-outs, broken connections and broken replies. Waits grow up to 8 s, or are what
     Retry-After says, up to 120 s."""

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from remind.core.errors import ModelError
+from sae.regular import check_regular
 
 #: Implementations that are part of transformers; any other name is or maps to a repository of the hub.
 _KNOWN = {
@@ -21,17 +23,21 @@ _KNOWN = {
 
 
 def check_kernels(name: str) -> None:
-    """Refuse a model whose configuration names external kernels, at any depth, before anything of it is loaded.
+    """Refuse a model before anything of it is loaded: external kernels in its configuration, files that would hang.
 
     Args:
         name: a Hugging Face folder or hub id; one without a usable configuration is left to its loader.
 
     Raises:
-        ModelError: it names such a kernel, or flash attention if the installed package `kernels` might fetch it.
+        ModelError: a file of its folder is a pipe, a device or a socket; it names such a kernel, at any depth, or flash
+            attention if the installed package `kernels` might fetch it.
     """
     from transformers import PretrainedConfig
     from transformers.utils import is_kernels_available
 
+    for file in (one for pattern in ("*", "*/*") for one in Path(name).glob(pattern)):
+        if file.exists() and not file.is_dir():
+            check_regular(file, lambda message, path: ModelError(f"{path}: {message}"))
     try:
         config: Any = PretrainedConfig.get_config_dict(name)[0]
     except Exception:  # the library raises OSError, ValueError, KeyError and errors of its own

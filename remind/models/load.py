@@ -181,7 +181,7 @@ def _config(name: str) -> Any:
 
     _check_name(name)
     folder = Path(name)
-    if folder.exists() and not (folder / "config.json").is_file():
+    if folder.exists() and not (folder / "config.json").exists():
         if (folder / "adapter_config.json").is_file():
             raise ModelError(f"{name}: holds a LoRA adapter, not a model; export it first")
         raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")

@@ -17,11 +17,14 @@ from remind.data.readers.source import Place
 from remind.data.split import check_overlap
 from remind.states.pyramid import LEVELS, Rendered, TurnSpan
 from remind.states.records import Picture, StateRecord, problems
+from sae.regular import check_regular
 
 FORMAT_VERSION = 2
 #: Version 1 knew nothing of image files.
 _READABLE = (1, 2)
 MANIFEST = "manifest.json"
+#: What a part may hold: questions, characters of a text of a level, and bytes of all its values, uncompressed.
+MAX_QUESTIONS, MAX_TEXT, MAX_BYTES = 10_000, 2**24, 2**29
 #: Columns that may be null.
 _NULLABLE = ("dimension", "category", "target", "pictures")
 
@@ -119,12 +122,16 @@ def write_part(folder: str | Path, number: int, records: Sequence[StateRecord]) 
 
 
 def write_records(path: str | Path, records: Sequence[StateRecord]) -> None:
-    """Write states as a Parquet file."""
+    """Write states as a Parquet file. Raises DataError where they are too many or too large to be read again."""
     rows = [{**asdict(record), "pictures": [one._asdict() for one in record.pictures]} for record in records]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with atomic_path(path) as temporary:
         # sums tell a flipped bit, which compression alone may not
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        for record in records:
+            for name in LEVELS:
+                _check_text(record.level(name), name, Place(Path(path)).at(record.question_id))
+        _check_size(path, len(records), max(table.nbytes, _size(pq.read_metadata(temporary))))
 
 
 def write_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
@@ -145,7 +152,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         DataError: a manifest that cannot be read, or an entry that others build on is of another kind.
     """
     path = Path(folder) / MANIFEST
-    if not os.path.isfile(path):  # False for names that the system cannot take, too
+    if not os.path.exists(path):  # False for names that the system cannot take, too
         raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
@@ -206,7 +213,7 @@ def state_parts(folder: str | Path) -> list[Path]:
         what = "is missing" if min(other) in known else "is not of this build"
         raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
     for path in parts:
-        _check_regular(path)
+        check_regular(path, DataError)
         if sha256_file(path) != known[path.name]:
             raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
     return parts
@@ -214,12 +221,6 @@ def state_parts(folder: str | Path) -> list[Path]:
 
 def _parts(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
-
-
-def _check_regular(path: Path) -> None:
-    # a pipe would be waited for
-    if not path.is_file():
-        raise DataError("no such file, or not a regular one", path)
 
 
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
@@ -230,10 +231,12 @@ def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) ->
         spans: whether to read where turns, strategy and markers stand in them, too.
 
     Raises:
-        DataError: it cannot be read, or holds what no state can: see `problems`. FormatError: it is not of states.
+        DataError: it cannot be read, is larger than any part, or holds what no state can: see `problems`. FormatError:
+            it is not of states.
     """
     records = []
-    for number, row in enumerate(_table(path, levels, spans).to_pylist()):
+    rows = (row for batch in _batches(path, levels, spans) for row in batch.to_pylist())
+    for number, row in enumerate(rows):
         place = Place(path).at(row["question_id"] or f"row {number}")
         record = _record(row, levels, spans, place)
         if (problem := next(problems(record, levels if spans else ()), None)) is not None:
@@ -260,15 +263,16 @@ def _record(row: dict[str, Any], levels: Sequence[str], spans: bool, place: Plac
                 raise place.error(
                     f"{name}: a text or a span is missing or incomplete; build the states again"
                 ) from None
+            _check_text(values[name], name, place)
     values["pictures"] = tuple(Picture(**picture) for picture in row.get("pictures") or ())
     if any(None in picture for picture in values["pictures"]):
         raise place.error("a picture is incomplete; build the states again")
     return StateRecord(**values)
 
 
-def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:
-    """The columns asked for, each value of the type it should be."""
-    _check_regular(path)
+def _batches(path: Path, levels: Sequence[str], spans: bool) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The columns asked for, each value of the type it should be; some rows at a time where they may be large."""
+    check_regular(path, DataError)
     plain = [name for name in SCHEMA.names if name not in LEVELS]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -277,13 +281,38 @@ def _table(path: Path, levels: Sequence[str], spans: bool) -> pa.Table:
                 raise FormatError("its columns are not those of states", path)
             if wrong := [name for name in schema.names if schema.field(name).type != SCHEMA.field(name).type]:
                 raise FormatError(f"its column {wrong[0]} is not of the type that states have", path)
+            size, decoded = _size(file.metadata), 0
+            _check_size(path, file.metadata.num_rows, size)
             wanted = [*(n for n in plain if n in schema.names), *(name if spans else f"{name}.text" for name in levels)]
-            table = file.read(columns=wanted)
-        # a damaged file may hold text that is no UTF-8, or lists that end before they begin
-        table.validate(full=True)
+            # a value that stands once in the file may be that of every row; reading whole files is faster
+            rows = MAX_BYTES // max(1, size)
+            whole = file.metadata.num_rows <= rows
+            batches = [file.read(wanted)] if whole else file.iter_batches(max(1, rows), columns=wanted)
+            for batch in batches:
+                decoded += batch.nbytes
+                _check_size(path, file.metadata.num_rows, decoded)
+                # a damaged file may hold text that is no UTF-8, or lists that end before they begin
+                batch.validate(full=True)
+                yield batch
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"cannot be read as Parquet: {error}", path) from None
-    return table
+
+
+def _size(metadata: pq.FileMetaData) -> int:
+    """Bytes of all values of a file as it stores them, uncompressed."""
+    return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+
+
+def _check_size(path: str | Path, questions: int, size: int) -> None:
+    if questions > MAX_QUESTIONS:
+        raise DataError(f"has {questions:,} questions; a part has at most {MAX_QUESTIONS:,}", path)
+    if size > MAX_BYTES:
+        raise DataError(f"unpacks to {size:,} bytes or more; a part has at most {MAX_BYTES:,}", path)
+
+
+def _check_text(level: Rendered, name: str, place: Place) -> None:
+    if (length := len(level.text or "")) > MAX_TEXT:  # it may be missing, which others report
+        raise place.error(f"{name} has {length:,} characters; a state has at most {MAX_TEXT:,}")
 
 
 def read_states(folder: str | Path, split: str | None = None) -> list[StateRecord]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,6 +101,47 @@ class Proxy:
         with self._lock:
             self.busy -= 1
             self.paid.update([json.dumps(body["messages"])] if whole else [])
+
+
+class Raw:
+    """`with Raw(speak) as server:` gives every connection on a loopback port to `speak`, in a thread of its own.
+
+    Args:
+        speak: called with the socket after each whole request; what it yields is sent.
+        window: bytes of a request that the system takes before `speak` reads on; None: it is read whole before.
+
+    Attributes:
+        heads: the headers of every request.
+    """
+
+    def __init__(self, speak: Callable[[socket.socket], Iterable[bytes]], window: int | None = None) -> None:
+        self.speak, self.window = speak, window
+        self.heads: list[bytes] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        if window is not None:
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
+
+    def __enter__(self) -> Raw:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=self.listener.accept()[:1], daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer, peer.makefile("rb") as file, suppress(OSError):
+            while head := b"".join(iter(file.readline, b"\r\n")).lower():
+                self.heads.append(head)
+                if self.window is None:
+                    file.read(int(head.partition(b"content-length: ")[2].split()[0]))
+                for piece in self.speak(peer):
+                    peer.sendall(piece)
 
 
 class _Server(ThreadingHTTPServer):

@@ -65,8 +65,8 @@ def test_files_that_hold_none(tmp_path: Path, read: Any) -> None:
     path.write_text('{"id": "a",' + json.dumps(asdict(SINGLE))[1:])
     (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff"}\n')
     for name, message in (
-        (".", "not a regular file"),
-        ("gone.jsonl", "cannot be read"),
+        (".", "a file was expected"),
+        ("gone.jsonl", "no such file"),
         ("i.jsonl", "the key 'id' occurs twice"),
         ("bytes.jsonl", "not UTF-8"),
     ):

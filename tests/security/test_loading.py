@@ -54,6 +54,28 @@ def canary(tmp_path: Path) -> Iterator[Path]:
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [
+        (load_backbone, "config.json"),
+        (load_backbone, "tokenizer.json"),
+        (load_backbone, "chat_template.jinja"),
+        (load_backbone, "model.safetensors"),
+        (SentenceEncoder, "modules.json"),
+        (SentenceEncoder, "1_Pooling/config.json"),
+        (ClipEncoder, "model.safetensors"),
+    ],
+)
+def test_a_pipe_in_a_model_folder_is_not_waited_for(
+    load: Callable[[str], object], name: str, tiny: Path, tmp_path: Path, pipe: Callable[[Path], None]
+) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
+    (folder / name).parent.mkdir(exist_ok=True)
+    pipe(folder / name)
+    with pytest.raises(ModelError, match=f"{name}: is not a regular file"):
+        load(str(folder))
+
+
 def test_the_bomb_works(canary: Path) -> None:
     """Otherwise the tests below would pass whatever is opened."""
     torch.save({"weight": Bomb(canary)}, canary.with_name("bomb.bin"))

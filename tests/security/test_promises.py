@@ -15,16 +15,17 @@ TESTS = {
     "alignment/test_checkpoint",
     "No code of a model folder is run": "security/test_loading",
     "Nothing leaves the machine by itself": "security/test_offline security/test_source",
-    "Chat servers": "security/test_keys llm/test_client llm/test_auxiliary docs/test_page_commands states/test_prompts",
+    "Chat servers": "security/test_keys llm/test_client llm/test_transport llm/test_auxiliary docs/test_page_commands "
+    "states/test_prompts",
     "The model hub": "security/test_offline models/test_backbone",
-    "States folders": "viewing/test_run alignment/test_pixels",
+    "States folders": "viewing/test_run alignment/test_pixels states/test_states",
     "Trackers": "security/test_offline",
     "Keys": "security/test_keys llm/test_client llm/test_endpoints",
     "Dialogues are data": "models/test_chat states/test_prompts",
     "Pages": "security/test_pages viewing/test_pages sae/test_dashboard refmem/test_annotation_page "
     "evaluation/test_report",
     "Pictures": "security/test_loading data/test_chat models/test_chat models/test_windows refmem/test_clusters",
-    "Files": "security/test_keys security/test_files core/test_files",
+    "Files": "security/test_keys security/test_files security/test_loading core/test_files sae/test_files",
     "Notebooks": "test_notebooks viewing/test_workbench",
 }
 

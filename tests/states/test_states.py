@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from remind.core.errors import DataError, FormatError
 from remind.core.files import sha256_file
 from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.pipeline import Tally, record_of
+from remind.states import parquet
 from remind.states.parquet import (
     Picture,
     StateRecord,
@@ -89,6 +91,43 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError, match=part_name(0)):
         read_states(tmp_path)
+
+
+def test_rows_are_the_same_whole_and_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [make_record(str(number)) for number in range(7)]
+    part = write_part(tmp_path, 0, records)
+    table = pq.read_table(part)
+    pq.write_table(table, part, row_group_size=3, use_dictionary=False)
+    monkeypatch.setattr(parquet, "MAX_BYTES", 2 * table.nbytes)
+    assert read_part(part) == records
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "problem"),
+    [
+        ("MAX_QUESTIONS", 60, "has 64 questions; a part has at most 60"),
+        ("MAX_TEXT", 5000, r"\[q0\]: x1 has 100,000 characters; a state has at most 5,000"),
+        ("MAX_BYTES", 2**19, r" [5-9]\d\d,\d{3} bytes or more; a part has at most 524,288"),
+        ("MAX_BYTES", 2**14, r" 1\d\d,\d{3} bytes or more; a part has at most 16,384"),
+    ],
+)
+def test_small_files_that_unpack_to_large_ones(
+    limit: str, most: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither written nor read on: the figure in the message is what was unpacked of 8 MB."""
+    record = make_record()
+    text = record.x1.text.ljust(100_000)
+    record = dataclasses.replace(record, x1=dataclasses.replace(record.x1, text=text), x2=record.x1)
+    records = [dataclasses.replace(record, question_id=f"q{number}") for number in range(64)]
+    part = write_part(tmp_path, 0, records)
+    assert part.stat().st_size < 2**17
+    assert read_part(part) == records
+    monkeypatch.setattr(parquet, limit, most)
+    with pytest.raises(DataError, match=problem):
+        read_part(part)
+    with pytest.raises(DataError, match=problem.rpartition("; ")[2]):
+        write_part(tmp_path, 1, records)
+    assert [path.name for path in tmp_path.iterdir()] == [part.name]
 
 
 def test_shared_evidence_between_train_and_test_is_an_error() -> None:
@@ -276,4 +315,13 @@ def test_a_part_changed_missing_foreign_or_twice(tmp_path: Path) -> None:
         read_states(tmp_path)
     write_manifest(tmp_path, {"parts": dict.fromkeys(map(part_name, range(3)), "")})
     with pytest.raises(FormatError, match=r"'part-00002\.parquet' is missing"):
+        read_states(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", part_name(0)])
+def test_only_regular_files_are_opened(name: str, tmp_path: Path, pipe: Callable[[Path], None]) -> None:
+    write_part(tmp_path, 0, [make_record()])
+    write_manifest(tmp_path, {})
+    pipe(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name}: is not a regular file"):
         read_states(tmp_path)

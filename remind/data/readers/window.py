@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any
 
 from remind.core.errors import DataError
 from remind.core.files import DuplicateKeyError, unique_keys
+from sae.regular import check_regular
 
 #: Characters read at a time; more for a value that does not fit.
 CHUNK = 1 << 20
@@ -38,12 +38,11 @@ class Window:
         self.text = ""
         self.position = 0
         self._line = 1
+        check_regular(path, DataError)
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise DataError("not a regular file; copy what it gives into one", path)
             self._file = path.open(encoding="utf-8-sig", newline="\n")
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", path) from None
 
     def __enter__(self) -> Window:
         return self
