@@ -37,6 +37,9 @@ class RetrieveConfig:
     """Share of the dialogue's segments to keep; ceil(top_share × N) of them."""
     max_context_tokens: int = 7200
     """Cap on the dialogue section of the prompt, in tokens of the sentence encoder; the lowest segments go first."""
+    whole_tokens: int = 1000
+    """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
+    Shares are meant for long histories; of a chat of three sessions they would keep one."""
     sigma: float = 2.5
     """hybrid: width in turns of the Gaussian that mixes a turn's scores with those of its neighbours in the session."""
     lexical_context: float = 0.8
@@ -51,6 +54,8 @@ class RetrieveConfig:
             raise ConfigError(f"retrieve: top_share {self.top_share} must be above 0 and at most 1")
         if self.max_context_tokens < 1:
             raise ConfigError("retrieve: max_context_tokens must be at least 1")
+        if self.whole_tokens < 0:
+            raise ConfigError("retrieve: whole_tokens must be 0 or more")
         if self.sigma < 0 or not 0 <= self.lexical_context <= 1 or not 0 <= self.dense_context <= 1:
             raise ConfigError("retrieve: sigma must not be negative, and the context shares lie between 0 and 1")
 
