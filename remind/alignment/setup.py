@@ -117,8 +117,8 @@ def set_up(cfg: TrainConfig) -> Setup:
         print(f"held-out loss: {len(data.held_out)} questions of split {data.eval_split}", file=sys.stderr)
     elif folder.main:
         print(
-            f"warning: no questions of split {trainer.eval_split} for a held-out loss, so that no collapse is noticed and "
-            "no best checkpoint chosen; build states with such a split, or name another one as trainer.eval_split",
+            f"warning: no questions of split {trainer.eval_split} for a held-out loss, so that no collapse is noticed "
+            "and no best checkpoint chosen; build states with such a split, or name another one as trainer.eval_split",
             file=sys.stderr,
         )
     with folder.refusing(RemindError):
