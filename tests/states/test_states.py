@@ -85,6 +85,11 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
     with pytest.raises(FormatError, match="not a states folder"):
         read_states("x" * 5000)
     write_manifest(tmp_path, {})
+    below = tmp_path / "above" / "states"
+    below.mkdir(parents=True)
+    write_manifest(below, {})
+    with pytest.raises(FormatError, match="one lies in states/: name that"):
+        read_states(below.parent)
     with pytest.raises(DataError, match="there are: train"):
         read_states(tmp_path, "test")
     manifest = tmp_path / "manifest.json"
