@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,10 @@ def trainable(model: Any, lora: LoraConfig | None, vision: bool = False, marker:
         model.get_decoder().requires_grad_(True)
         head_weight(model).requires_grad_(True)
     else:
-        model = optional("peft", "LoRA").get_peft_model(model, _peft_config(model, lora, marker))
+        with warnings.catch_warnings():
+            # peft still asks by the old name, which is nothing that a user could change
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            model = optional("peft", "LoRA").get_peft_model(model, _peft_config(model, lora, marker))
         for name, parameter in model.named_parameters():
             # in bfloat16 the row of the marker would not move at small learning rates
             if parameter.requires_grad and "trainable_tokens" in name:
