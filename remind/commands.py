@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -22,12 +23,14 @@ class Command:
         function: what runs it, as "module:name"; takes the config.
         help: one line.
         positional: fields that may be given as leading plain words, in this order.
+        repeatable: fields that may be given several times.
     """
 
     config: str
     function: str
     help: str
     positional: tuple[str, ...] = ()
+    repeatable: tuple[str, ...] = ()
 
     def config_type(self) -> type:
         """The config dataclass, imported."""
@@ -49,7 +52,8 @@ COMMANDS = {
     "build-states": Command(
         "remind.pipeline.config:BuildStatesConfig",
         "remind.pipeline:build_states",
-        "Build the factual, attentional and reflective states of every question of a dialogue file.",
+        "Build the factual, attentional and reflective states of every question of a dialogue file, or of your own.",
+        repeatable=("ask",),
     ),
     "train-pra": Command(
         "remind.alignment.config:TrainConfig",
@@ -123,7 +127,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(remind.__version__)
         return
     if words[0] not in COMMANDS:
-        print(f"error: no command {words[0]!r}; choose from {', '.join(COMMANDS)}", file=sys.stderr)
+        close = get_close_matches(words[0], COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}"
+        print(f"error: no command {words[0]!r}; {hint}", file=sys.stderr)
         raise SystemExit(2)
     run(words[0], words[1:])
 
@@ -145,6 +151,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> None:
         argv,
         prog=f"remind {name}",
         positional=command.positional,
+        repeatable=command.repeatable,
     )
 
 

@@ -38,7 +38,8 @@ class SAETrainConfig:
     batch_size: Size = 2048
     """Tokens per step, over all processes."""
     lr: PositiveFloat = 5e-5
-    """Peak learning rate of AdamW (5e-5 in the paper); small coders trained briefly need about 1e-3."""
+    """Peak learning rate of AdamW. 5e-5 is the paper's, for states 4,096 wide and long training; for small models and a
+    few thousand steps the shipped configs take 1e-3 and more."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly from 0."""
     decay_share: Share = 0.0

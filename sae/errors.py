@@ -43,3 +43,7 @@ class StorageError(SAEError, OSError):
         super().__init__(f"{path}: {message}")
         self.path = Path(path)
         self.errno = errno
+
+
+class Stopped(Exception):
+    """Training that ended early because it was asked to; a checkpoint is written where there are any."""

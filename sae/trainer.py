@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sae import checkpoint, files, step
 from sae.config import SAETrainConfig
-from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError
+from sae.errors import ActivationError, ConfigError, FormatError, LayerError, ShapeError, Stopped
 from sae.parallel import Processes
 from sae.step import LayerState
 from sae.topk import TopKSAE
@@ -63,6 +63,7 @@ def train(
     progress: Progress | None = None,
     checkpoints: Checkpoints | None = None,
     accelerator: Any = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Trained:
     """Train one coder per layer. The seed and the batches fix the result bit for bit on CPU.
 
@@ -76,12 +77,14 @@ def train(
         checkpoints: None: a killed run is lost. Otherwise it resumes from its last checkpoint, to the same bits on CPU;
             batches without `load_state_dict` are drawn again.
         accelerator: an `accelerate.Accelerator` that joined the processes; its trackers get the figures, too.
+        stop: asked after each step; where it is true in any process, all of them end with a checkpoint.
 
     Returns:
         Coders with the normalisation folded in, without gradient.
 
-    Raises ActivationError, ShapeError or LayerError for values that are not finite or batches that do not fit;
-    ConfigError for checkpoints of another configuration; FormatError or StorageError for files.
+    Raises Stopped where `stop` ended it before the last step; ActivationError, ShapeError or LayerError for values that
+    are not finite or batches that do not fit; ConfigError for checkpoints of another configuration; FormatError or
+    StorageError for files.
     """
     trainer = Trainer(config, device, metrics, Processes(accelerator))
     source = iter(batches)
@@ -100,8 +103,12 @@ def train(
         done = trainer.state.steps
         if progress is not None:
             progress(done, total, latest)
-        if checkpoints and done % checkpoints.every == 0 and done < total and not first:
+        stopping = stop is not None and trainer.processes.totals([int(stop())], trainer.device)[0] > 0
+        # what the start was computed from is not in a checkpoint, and is trained on first
+        if checkpoints and (stopping or done % checkpoints.every == 0) and done < total and not first:
             trainer.save(checkpoints.folder, source)
+        if stopping and done < total and not (checkpoints and first):
+            raise Stopped(f"after step {done} of {total}")
     return trainer.finish()
 
 

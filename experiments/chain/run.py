@@ -19,13 +19,12 @@ from remind.alignment.cache import Cache
 from remind.alignment.checkpoint import FOLDER as CHECKPOINTS
 from remind.alignment.config import DataConfig, ExportConfig, Objective, TrainConfig
 from remind.alignment.export import export
-from remind.alignment.guard import TERMINATED
 from remind.alignment.model import fingerprint
 from remind.alignment.run_folder import flatten
 from remind.alignment.tokens import decode
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import sole_writer
+from remind.core.processes import TERMINATED, sole_writer
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig

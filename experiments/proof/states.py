@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.proof.conditions import Condition
-from experiments.proof.store import RunStore
+from experiments.proof.store import RunStore, built_settings
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
@@ -112,7 +112,7 @@ def built_records(
     if built is None or marks is None:
         raise ConfigError("built states take a condition with marks, and bench.built")
     folder, world = store.out / "built", make_world(config)
-    name = sha256_json([asdict(config), asdict(built), store.weights])[:12]
+    name = sha256_json([asdict(config), built_settings(built), store.weights])[:12]
     kind = "untrained" if marks == "untrained" else "built"
     states, variant = folder / f"{name}-{kind}", folder / f"{name}-marks-{marks}"
     # two workers may want the same states at once

@@ -12,6 +12,7 @@ from experiments.proof.conditions import Condition
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_file, sha256_json
 from remind.models.nano import nano_folder
+from remind.perception.config import RetrieveConfig
 from remind.states.pyramid import LEVELS
 from remind.testbed.built import BuiltConfig, Marks
 from remind.testbed.ladder import LadderConfig
@@ -86,6 +87,17 @@ class Spec:
     trace: int = 0
 
 
+def built_settings(built: BuiltConfig) -> dict[str, Any]:
+    """The settings that name built states and the runs on them: those there were when the first were published.
+
+    A newer one counts where it is not its default, which leaves a world's dialogues alone.
+    """
+    values = asdict(built)
+    if built.perception.retrieve.whole_tokens == RetrieveConfig().whole_tokens:
+        del values["perception"]["retrieve"]["whole_tokens"]
+    return values
+
+
 def base_spec(on: Split, marks: Marks | None = None) -> Spec:
     """The untrained model; it takes no condition but the marks of built states."""
     return Spec("base", Condition("clean", marks=marks), 0, SFT, 0, on)
@@ -113,6 +125,8 @@ class RunStore:
         common = {name: value for name, value in common.items() if name not in unread}
         # runs on states from the known evidence keep the names they had before states could be built
         common.pop("built" if self.config.built is None else "ladder")
+        if self.config.built is not None:
+            common["built"] = built_settings(self.config.built)
         world = {name: value for name, value in common["world"].items() if name not in (*unread, "seed")}
         about = asdict(spec)
         if spec.condition.marks is None:

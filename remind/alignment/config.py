@@ -274,8 +274,8 @@ class TrainerConfig:
     eval_every: NonNegativeInt = 50
     """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
     eval_split: str = "dev"
-    """Split for the held-out loss. Where the states have none, test is monitored instead, and no best checkpoint is
-    chosen: a choice by test loss would spoil the test."""
+    """Split for the held-out loss, by which collapses are noticed and the best checkpoint is chosen. Where the states
+    lack it none is measured. With test no checkpoint is chosen: a choice by test loss would spoil the test."""
     eval_limit: PositiveInt | None = 64
     """At most this many held-out questions, the first ones; None: all."""
     save_every: PositiveInt = 100

@@ -114,7 +114,7 @@ class Data:
     """What a run is trained and evaluated on.
 
     Attributes:
-        eval_split: split of `held_out`; None where there is neither the one asked for nor test.
+        eval_split: split of `held_out`; None where the states lack the one asked for.
         about: provenance and counts, for data.json.
     """
 
@@ -155,7 +155,7 @@ def load_data(
     everything = read_examples(parts, tokenizer, cache, ranks, shown)
     check_overlap(((e.id, e.dialogue_id, e.split, e.evidence) for e in everything), lambda _: states)
     splits = {example.split for example in everything}
-    monitored = next((split for split in (eval_split, "test") if split in splits), None)
+    monitored = eval_split if eval_split in splits else None
     train = [example for example in everything if example.split == "train"][: config.limit]
     held_out = [example for example in everything if example.split == monitored]
     labelled = [example for example in held_out if len(example.answer)]

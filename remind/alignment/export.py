@@ -16,6 +16,7 @@ from remind.alignment.config import ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import bitsandbytes, dequantise, left_alone, load, prepare, quantise, restored
 from remind.alignment.run_folder import BEST, DATA, as_dict, read_config
+from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
@@ -180,8 +181,7 @@ def _in_four_bits(folder: Path, dtype: str) -> Any:
 def _write_adapters(
     model: Any, backbone: Backbone, trained: TrainConfig, before: Tensor, probe: Tensor, folder: Path
 ) -> dict[str, float]:
-    from peft import PeftModel
-
+    PeftModel = optional("peft", "LoRA").PeftModel
     fresh = load_backbone(trained.model, dtype=trained.dtype)
     rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
     if rows[0] != rows[1]:

@@ -1,4 +1,4 @@
-"""What can end a run early: a collapse on held-out questions, SIGTERM, and too little memory.
+"""What can end a run early: a collapse on held-out questions, and too little memory.
 
 Live targets can drift: a student is drawn to a teacher that shares its weights, and both lose what they knew. The loss
 then falls while the held-out cross-entropy of the teachers rises.
@@ -6,11 +6,8 @@ then falls while the held-out cross-entropy of the teachers rises.
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,8 +21,6 @@ REMEDY = (
 )
 #: Nats per token of right answers above which a model does not know their language: a guess among 400 tokens.
 UNFAMILIAR = 6.0
-#: Exit status of a process that stopped because of SIGTERM, as shells report it.
-TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass
@@ -79,31 +74,6 @@ class Guard:
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
         self.first, self.lowest = dict(state["first"]), dict(state["lowest"])
-
-
-class Termination:
-    """While the block runs, SIGTERM sets `requested` and nothing else; afterwards it has its former effect.
-
-    Outside the main thread, where Python delivers no signals, it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._in_main_thread = threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> Termination:
-        if self._in_main_thread:
-            self._former = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._in_main_thread:
-            # None: a handler that was not set from Python and cannot be put back
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._former is None else self._former)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        # launchers may send it more than once; the first is enough
-        self.requested = True
 
 
 class OutOfMemory(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from remind.alignment import checkpoint
 from remind.alignment.config import LoraConfig, TrainConfig
 from remind.alignment.run_folder import read_config
+from remind.core import optional
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone
 from remind.models.chat import tokenize
@@ -57,6 +59,9 @@ def trainable(model: Any, lora: LoraConfig | None, vision: bool = False, marker:
 
     Returns:
         The model, in training mode; wrapped by PEFT where there are adapters.
+
+    Raises:
+        ModelError: no such layers or vision tower, or adapters without the package peft.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -71,9 +76,10 @@ def trainable(model: Any, lora: LoraConfig | None, vision: bool = False, marker:
         model.get_decoder().requires_grad_(True)
         head_weight(model).requires_grad_(True)
     else:
-        from peft import get_peft_model
-
-        model = get_peft_model(model, _peft_config(model, lora, marker))
+        with warnings.catch_warnings():
+            # peft still asks by the old name, which is nothing that a user could change
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            model = optional("peft", "LoRA").get_peft_model(model, _peft_config(model, lora, marker))
         for name, parameter in model.named_parameters():
             # in bfloat16 the row of the marker would not move at small learning rates
             if parameter.requires_grad and "trainable_tokens" in name:
@@ -119,15 +125,13 @@ def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
 
 
 def _peft_config(model: Any, lora: LoraConfig, marker: int | None) -> Any:
-    from peft import LoraConfig as PeftConfig
-
     names = {id(module): name for name, module in model.named_modules()}
     # vision towers may use the same names, so the pattern is tied to the language model
     decoder = re.escape(names[id(model.get_decoder())])
     for layer in lora.target_modules:
         if not any(re.fullmatch(rf"{decoder}\.(.*\.)?{re.escape(layer)}", name) for name in names.values()):
             raise ModelError(f"lora: the language model has no layer {layer!r}")
-    return PeftConfig(
+    return optional("peft", "LoRA").LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
@@ -269,11 +273,7 @@ def add_marker(backbone: Backbone) -> int:
 
 def bitsandbytes() -> Any:
     """The library, imported on first use. Raises ModelError where it is missing or does not load."""
-    try:
-        import bitsandbytes as library
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ModelError(f"4 bits need bitsandbytes (pip install bitsandbytes): {error}") from None
-    return library
+    return optional("bitsandbytes", "A base in 4 bits")
 
 
 def quantise(model: Any, device: str) -> None:

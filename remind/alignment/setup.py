@@ -113,6 +113,14 @@ def set_up(cfg: TrainConfig) -> Setup:
     left_out = {reason: len(ids) for reason, ids in data.train.left_out().items()}
     if folder.main and left_out:
         print(f"left out of training: {left_out}; the ids are in {folder.path / DATA}", file=sys.stderr)
+    if folder.main and data.held_out.items:
+        print(f"held-out loss: {len(data.held_out)} questions of split {data.eval_split}", file=sys.stderr)
+    elif folder.main:
+        print(
+            f"warning: no questions of split {trainer.eval_split} for a held-out loss, so that no collapse is noticed "
+            "and no best checkpoint chosen; build states with such a split, or name another one as trainer.eval_split",
+            file=sys.stderr,
+        )
     with folder.refusing(RemindError):
         examples = (*data.train.items, *data.held_out.items)
         if cfg.train_vision and not any(example.images for example in data.train.items):

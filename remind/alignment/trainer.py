@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from remind.alignment import checkpoint
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import share
-from remind.alignment.guard import REMEDY, TERMINATED, Guard, OutOfMemory, Termination, in_memory, memory_error
+from remind.alignment.guard import REMEDY, Guard, OutOfMemory, in_memory, memory_error
 from remind.alignment.metrics import load, peak_memory, summary
 from remind.alignment.optim import learning_rate
 from remind.alignment.run_folder import BEST, FAILURE
@@ -27,6 +27,7 @@ from remind.alignment.teachers import Ema, Live, Teachers
 from remind.alignment.tokens import Example
 from remind.core.distributed import sharded
 from remind.core.errors import ConfigError, ModelError
+from remind.core.processes import TERMINATED, Termination
 from remind.core.progress import ProgressBar
 
 

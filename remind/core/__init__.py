@@ -6,6 +6,36 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from remind.core.errors import ModelError
+
+#: Packages that not everyone has, and the extra of remind-toolkit that brings each.
+EXTRAS = {
+    "bitsandbytes": "gpu",
+    "gguf": "smollm2",
+    "jsonschema": "llm",
+    "openai": "llm",
+    "peft": "lora",
+    "statsmodels": "refmem",
+}
+
+
+def optional(module: str, purpose: str) -> Any:
+    """Import a module of a package in `EXTRAS`.
+
+    Args:
+        module: its name.
+        purpose: what needs it, as the subject of the message: "LoRA".
+
+    Raises:
+        ModelError: the package is not installed, or does not load.
+    """
+    try:
+        return import_module(module)
+    except (ImportError, RuntimeError, OSError) as error:
+        package = module.partition(".")[0]
+        line = f"{purpose} needs the package {package}: pip install 'remind-toolkit[{EXTRAS[package]}]'"
+        raise ModelError(f"{line} ({error})") from None
+
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of a package that imports names on first use, so that its configs are read without torch.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from itertools import takewhile
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
 
@@ -16,6 +18,14 @@ from remind.core.config_file import ConfigFile
 from remind.core.errors import ConfigError, RemindError
 
 C = TypeVar("C")
+#: Types by the words that a message has for their values.
+_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "list": "a list"}
+#: How the parser names an option that it does not know.
+_UNKNOWN = re.compile(r"(?:Group '(?P<group>[^']+)' does not accept option|^Option) '(?P<key>[^']+)'")
+#: How it refuses a value.
+_VALUE = re.compile(r'Parser key "(?P<key>[^"]+)":\s(?P<types>.*)(?:Got|Given) value: (?P<value>.*)', re.DOTALL)
+#: Options that the usage line of `--help` shows.
+_SHOWN = 5
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
@@ -45,14 +55,42 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         files = _files.get(_ConfigFiles())
+        said = f"{_in_words(message)}{self._suggestion(message)}"
         if files.reading is not None:
-            self.refuse(files.reading.error(message, files.reading.line_of(message)))
+            self.refuse(files.reading.error(said, files.reading.line_of(message)))
         note = files.note() if message.startswith("the following arguments are required") else ""
-        self.refuse(f"{message}{note}")
+        self.refuse(f"{said}{note}")
+
+    def _suggestion(self, message: str) -> str:
+        """The options whose names, or last parts of names, are closest to one that a message calls unknown."""
+        unknown, dashes = _UNKNOWN.search(message), ""
+        if unknown is None:
+            unknown, dashes = re.match(r"unrecognized arguments: .*?--(?P<group>)(?P<key>[\w.-]+)", message), "--"
+        if unknown is None:
+            return ""
+        wrong = ".".join(filter(None, unknown.group("group", "key")))
+        wrong = wrong.replace("-", "_")
+        names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
+        parts = {name.rpartition(".")[2] for name in names}
+        part = get_close_matches(wrong.rpartition(".")[2], parts, 1)
+        close = get_close_matches(wrong, names, 1, 0.8) or [name for name in names if [name.rpartition(".")[2]] == part]
+        return f"; did you mean {' or '.join(dashes + name for name in close[:3])}?" if close else ""
 
     def refuse(self, message: object, hint: str = " (see --help)") -> NoReturn:
         self.exit(2, f"error: {' '.join(str(message).split())}{hint}\n")
         raise AssertionError
+
+
+def _in_words(message: str) -> str:
+    """A parser's message about a value of the wrong type, in words; any other as it is."""
+    about = _VALUE.match(message)
+    kinds = [] if about is None else re.findall(r"Expected a <class '(\w+)'>", about["types"])
+    wanted = [_EXPECTED[kind] for kind in kinds if kind in _EXPECTED]
+    choices = [] if about is None else re.findall(r"Literal\[(.*?)\]", about["types"])
+    if about is None or set(kinds) - {*_EXPECTED, "NoneType"} or not (wanted or choices):
+        return message
+    wanted += [f"one of {choice}" for choice in choices]
+    return f"{about['key']}: {' or '.join(wanted)} is expected, not {about['value']!r}"
 
 
 class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
@@ -87,11 +125,23 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
 def make_parser(config: type, description: str, prog: str | None = None) -> _Parser:
     """The argument parser of a config dataclass whose fields carry docstrings."""
     _files.set(_ConfigFiles())
-    parser = _Parser(prog=prog, description=description, exit_on_error=True)
+    parser = _Parser(prog=prog, usage=_usage(config), description=description, exit_on_error=True)
     parser.add_argument("--config", action=_ReadConfig, help="YAML file with any of the fields below")
     parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
     _plain_defaults(parser)
     return parser
+
+
+def _usage(config: type) -> str:
+    """The first options of a config, in place of a page of all."""
+    hints = get_type_hints(config)
+    words = []
+    groups = {name for name, hint in hints.items() if any(map(is_dataclass, (hint, *get_args(hint))))}
+    for entry in [entry for entry in fields(config) if entry.name not in groups][:_SHOWN]:
+        word = f"--{entry.name} {entry.name.upper()}"
+        required = entry.default is MISSING and entry.default_factory is MISSING
+        words.append(word if required else f"[{word}]")
+    return " ".join(["%(prog)s", *words, "[--config FILE] [--FIELD VALUE ...]"])
 
 
 def parse(config: type[C], description: str, argv: Sequence[str] | None = None, prog: str | None = None) -> C:
@@ -128,6 +178,12 @@ def named(argv: Sequence[str], fields: Sequence[str]) -> list[str]:
     return [*options, *argv[len(plain) :]]
 
 
+def appending(argv: Sequence[str], repeatable: Sequence[str]) -> list[str]:
+    """Arguments in which options of lists add to what came before: `--a x --a y` becomes `--a+ x --a+ y`."""
+    options = "|".join(map(re.escape, repeatable))
+    return [re.sub(rf"^--({options})(?==|$)", r"--\1+", word) for word in argv] if repeatable else [*argv]
+
+
 def main(
     config: type[C],
     function: Callable[[C], Any],
@@ -135,6 +191,7 @@ def main(
     argv: Sequence[str] | None = None,
     prog: str | None = None,
     positional: Sequence[str] = (),
+    repeatable: Sequence[str] = (),
 ) -> None:
     """Parse and run. Our own errors become one line on standard error and status 2; others keep their traceback.
 
@@ -145,8 +202,9 @@ def main(
         argv: arguments; None: those of this process.
         prog: name of the program in `--help`; None: that of the process.
         positional: fields that may be given as leading plain words.
+        repeatable: fields that may be given several times, each adding an item to a list.
     """
-    argv = named(sys.argv[1:] if argv is None else argv, positional)
+    argv = appending(named(sys.argv[1:] if argv is None else argv, positional), repeatable)
     settings = parse(config, description, argv, prog)
     # where it is installed peft imports it, and on some CPUs it then advises to install a kernel
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

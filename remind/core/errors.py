@@ -60,4 +60,4 @@ class ConfigError(RemindError):
 
 
 class ModelError(RemindError):
-    """A model, layer, SAE or checkpoint that cannot be used here."""
+    """A model, layer, SAE or checkpoint that cannot be used here, or a package that is missing for it."""

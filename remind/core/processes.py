@@ -1,10 +1,11 @@
-"""Worker processes, locks between processes, memory and shards of work."""
+"""Worker processes, locks between processes, SIGTERM, memory and shards of work."""
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from remind.core.errors import ConfigError, DataError, named
 from remind.core.files import read_bytes, sweep
+
+#: Exit status of a process that stopped because of SIGTERM, as shells report it.
+TERMINATED = 128 + signal.SIGTERM
 
 
 def leave_with_parent() -> None:
@@ -220,3 +225,28 @@ def device_of(device: str, number: int) -> str:
     import torch
 
     return f"cuda:{number % torch.cuda.device_count()}" if torch.cuda.device_count() else device
+
+
+class Termination:
+    """While the block runs, SIGTERM sets `requested` and nothing else; afterwards it has its former effect.
+
+    Outside the main thread, where Python delivers no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Termination:
+        if self._in_main_thread:
+            self._former = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_main_thread:
+            # None: a handler that was not set from Python and cannot be put back
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._former is None else self._former)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # launchers may send it more than once; the first is enough
+        self.requested = True

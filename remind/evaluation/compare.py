@@ -12,7 +12,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json, sha256_json, write_json
 from remind.data.dialogue import FORMATS
 from remind.evaluation.config import CompareConfig
-from remind.evaluation.intervals import Difference, paired_bootstrap
+from remind.evaluation.intervals import Difference, paired_bootstrap, several
 from remind.evaluation.predictions import PREDICTIONS, parse_lines
 from remind.evaluation.tables import plain
 
@@ -32,11 +32,12 @@ def difference(
     second: Rows,
     measure: str,
     format: str | None = None,
-    by_dialogue: bool = False,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Difference | None:
     """Second less first over the questions that both have a score for, in the first's order; None for no questions.
+
+    Dialogues are resampled where there are several, else questions.
 
     Args:
         format: questions of this format alone; None: all.
@@ -49,7 +50,7 @@ def difference(
         and (one := _value(row, measure)) is not None
         and (two := _value(second[name], measure)) is not None
     ]
-    clusters = [dialogue for *_, dialogue in scored] if by_dialogue else None
+    clusters = several([dialogue for *_, dialogue in scored])
     return paired_bootstrap([one for one, *_ in scored], [two for _, two, _ in scored], clusters, resamples, seed)
 
 
@@ -200,9 +201,7 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
             measure: change
             for measure in first.report["overall"]
             if measure not in ("n", "failed")
-            and (
-                change := difference(first.rows, second.rows, measure, group, cfg.by_dialogue, cfg.resamples, cfg.seed)
-            )
+            and (change := difference(first.rows, second.rows, measure, group, cfg.resamples, cfg.seed))
         }
         for group in groups
     }
@@ -219,7 +218,7 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         "failed": [sum((row.get("score_failure") or row.get("failure")) is not None for row in rows) for rows in sides],
         "differing": {key: [one.get(key), two.get(key)] for key in keys},
         "yardstick": first.yardstick,
-        "resampled": "dialogues" if cfg.by_dialogue else "questions",
+        "resampled": "dialogues" if several([row.get("dialogue_id") for row in sides[0]]) else "questions",
         "resamples": cfg.resamples,
         "differences": differences,
     }

@@ -156,8 +156,6 @@ class CompareConfig:
     """JSON file for the differences; None: they are only printed."""
     only_common: bool = False
     """Compare what both runs asked where their questions differ, instead of refusing; printed in the result."""
-    by_dialogue: bool = False
-    """Resample whole dialogues instead of questions: wider intervals, right where few dialogues have many questions."""
     resamples: PositiveInt = 2000
     """Bootstrap resamples behind each interval and p-value."""
     seed: Seed = 0

@@ -1,6 +1,7 @@
 """95 % intervals: Wilson's for shares, percentile bootstraps for means and for differences of two runs.
 
-Without clusters questions count as independent, although questions about one dialogue are not quite.
+Answers about one dialogue rise and fall together, so that dialogues are resampled wherever there are several. Without
+clusters, and of one dialogue, questions count as independent.
 """
 
 from __future__ import annotations
@@ -51,6 +52,29 @@ def wilson(values: Sequence[float]) -> Estimate | None:
     return Estimate(value=sum(values) / len(values), low=float(interval.low), high=float(interval.high), n=len(values))
 
 
+def several(clusters: Sequence[Hashable]) -> Sequence[Hashable] | None:
+    """The clusters where there are two or more; of a single one nothing but its values can be resampled."""
+    return clusters if len(set(clusters)) > 1 else None
+
+
+def share(
+    values: Sequence[float], clusters: Sequence[Hashable], resamples: int = 1000, seed: int = 0
+) -> Estimate | None:
+    """Share of ones with an interval that knows of clusters; None for no values.
+
+    Where several clusters hold more than a value each they are resampled, else the interval is Wilson's. So it is where
+    all values agree, which resampling takes for certainty; its n is then the number of clusters.
+    """
+    units = len(set(clusters))
+    if not 1 < units < len(values):
+        return wilson(values)
+    if min(values) < max(values):
+        return bootstrap(values, resamples, seed, clusters)
+    estimate = wilson([values[0]] * units)
+    assert estimate is not None
+    return {**estimate, "n": len(values)}
+
+
 def cluster_bootstrap(
     values: Sequence[float] | np.ndarray,
     clusters: Sequence[Hashable] | np.ndarray | None = None,
@@ -93,11 +117,13 @@ def interval(means: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap(values: Sequence[float], resamples: int = 1000, seed: int = 0) -> Estimate | None:
-    """Mean with the percentile interval of resampled means; None for no values."""
+def bootstrap(
+    values: Sequence[float], resamples: int = 1000, seed: int = 0, clusters: Sequence[Hashable] | None = None
+) -> Estimate | None:
+    """Mean with the percentile interval of resampled means; None for no values. `clusters` as in cluster_bootstrap."""
     if len(values) == 0:
         return None
-    low, high = interval(cluster_bootstrap(values, None, resamples, seed))
+    low, high = interval(cluster_bootstrap(values, clusters, resamples, seed))
     return Estimate(value=float(np.mean(values)), low=low, high=high, n=len(values))
 
 

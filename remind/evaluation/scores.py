@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remind.evaluation import metrics
-from remind.evaluation.intervals import Estimate, bootstrap, wilson
+from remind.evaluation.intervals import Estimate, bootstrap, several, share
 from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.models.generate import Generation
@@ -149,14 +149,22 @@ def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> 
     """One row: counts, and for each of `MEASURES` an `Estimate` over the questions that take part, or None.
 
     Accuracy is over the questions that were answered and have a gold answer; `accuracy_failures_wrong` counts the
-    failed ones with a gold answer as wrong besides, so that leaving questions out cannot raise it.
+    failed ones with a gold answer as wrong besides, so that leaving questions out cannot raise it. Intervals are of
+    resampled dialogues where there are several.
     """
     row: dict[str, Any] = {"n": len(scores), "failed": sum(s.failure is not None for s in scores)}
     for name in MEASURES:
-        values = [value for s in scores if (value := getattr(s, name)) is not None]
-        estimate: Estimate | None = wilson(values) if name == "accuracy" else bootstrap(values, resamples, seed)
+        part = [(value, s.record.dialogue_id) for s in scores if (value := getattr(s, name)) is not None]
+        values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
+        estimate: Estimate | None
+        if name == "accuracy":
+            estimate = share(values, dialogues, resamples, seed)
+        else:
+            estimate = bootstrap(values, resamples, seed, several(dialogues))
         row[name] = estimate
-    row["accuracy_failures_wrong"] = wilson([s.accuracy or 0.0 for s in scores if s.record.answers])
+    gold = [s for s in scores if s.record.answers]
+    dialogues = [s.record.dialogue_id for s in gold]
+    row["accuracy_failures_wrong"] = share([s.accuracy or 0.0 for s in gold], dialogues, resamples, seed)
     return row
 
 
@@ -175,6 +183,7 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
     answered = [s for s in scores if s.generation.failure is None]
     return {
         "questions": len(scores),
+        "dialogues": len({s.record.dialogue_id for s in scores}),
         "answered": len(answered),
         "failures": dict(sorted(Counter(s.failure for s in scores if s.failure is not None).items())),
         "judge_failures": dict(sorted(Counter(s.why for s in scores if s.failure == "judge").items())),

@@ -80,7 +80,8 @@ class Grounder:
         """x1 of a factual state: its turns' salience (Eq. 5) and the blocks to be marked.
 
         A strategy without anchors is grounded by its reasoning alone. Where the strategy has no active feature at all
-        nothing is salient and nothing is marked; neither where not even one turn fits the budget.
+        nothing is salient and nothing is marked. Where the most salient turn does not fit the budget together with its
+        window, it is marked alone; where it does not fit by itself, nothing is.
 
         Raises:
             ModelError: in `joint`, a prompt longer than the model takes.
@@ -126,6 +127,10 @@ class Grounder:
                 window=config.window,
                 run=state.runs,
             )
+            if not blocks and budget is not None and len(salience):
+                best = int(salience.argmax())
+                if salience[best] > -torch.inf and codes.turn_tokens[best] <= budget:
+                    blocks = [(best, best)]
         return GroundingTrace(
             state=AttentionalState(state, tuple(blocks), tuple(salience.tolist())),
             codes=codes,

@@ -39,11 +39,12 @@ class GroundingTrace:
         """The strategy's heaviest features as (feature, weight in v_guide), falling; none of weight 0."""
         return _largest(self._layer(layer), n)
 
-    def top_features(self, layer: int, turn: int, n: int = 10) -> list[tuple[int, float]]:
+    def top_features(self, layer: int, turn: int, n: int | None = 10) -> list[tuple[int, float]]:
         """What a turn's local alignment is made of: (feature, Σ over its tokens of v[j] h̃_t[j]), falling; none of 0.
 
         Args:
             turn: index into the retrieved turns.
+            n: at most so many; None: all.
 
         Raises:
             ModelError: a layer without an SAE.
@@ -59,7 +60,7 @@ class GroundingTrace:
         return self.guidance[layer]
 
 
-def _largest(weights: Tensor, n: int) -> list[tuple[int, float]]:
+def _largest(weights: Tensor, n: int | None) -> list[tuple[int, float]]:
     values, features = weights.sort(descending=True, stable=True)
     pairs = zip(features[:n].tolist(), values[:n].tolist(), strict=True)
     return [(feature, value) for feature, value in pairs if value > 0]

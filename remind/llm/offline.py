@@ -100,7 +100,7 @@ class OfflineLLM(AuxiliaryLLM):
         ask = guide(kind_of(question))
         parts = [f"Understanding: the question asks for {ask.demand}."]
         if not marked:
-            return "\n".join([*parts, "Evidence: no turn was marked.", "Conclusion: the marked turns settle nothing."])
+            return "\n".join([*parts, "Evidence: no turn stands out.", "Conclusion: the evidence is unclear."])
         weights = self._rarity(state.factual.dialogue)
         if question.options:
             parts += self._weigh_options(question, marked, weights)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from remind.core.errors import ModelError
+from remind.core import optional
 from remind.llm.request import Message
 
 #: What reasoning models write before they answer, where the server leaves it in; to the end where it was cut off.
@@ -102,12 +102,8 @@ def _refuse(name: str) -> Any:
 
 
 def _problem(value: Any, schema: Mapping[str, Any]) -> str | None:
-    try:
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import best_match
-    except ImportError:
-        raise ModelError("JSON replies need the package jsonschema: pip install 'remind-toolkit[llm]'") from None
-    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    library = optional("jsonschema", "A JSON reply")
+    error = library.exceptions.best_match(library.Draft202012Validator(schema).iter_errors(value))
     if error is None:
         return None
     place = error.json_path.removeprefix("$").lstrip(".") or "the value"

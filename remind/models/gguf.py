@@ -6,6 +6,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
+from remind.core import optional
 from remind.core.errors import ModelError
 from remind.core.files import atomic_folder, sha256_file
 from remind.core.processes import locked
@@ -44,12 +45,11 @@ def gguf_folder(file: Path, cache: str | Path = CACHE) -> Path:
     """
     if not file.is_file():
         raise ModelError(f"{file}: no such file")
-    if find_spec("gguf") is None:
-        raise ModelError(f"{file}: GGUF files need the package gguf: pip install 'remind-toolkit[smollm2]'")
     try:
         folder = Path(cache).expanduser() / f"{file.stem}-{sha256_file(file)[:16]}"
         with locked(folder.parent / f".{folder.name}.lock"):
             if not folder.is_dir():
+                optional("gguf", f"{file}: a GGUF file")
                 _log.warning("converting %s to %s (once)", file.name, folder)
                 with atomic_folder(folder) as target:
                     _convert(file, target)

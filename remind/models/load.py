@@ -219,6 +219,8 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
             reason = "its weights are pickle files, which are not opened; convert them to safetensors"
         elif "ignore_mismatched_sizes" in str(error):
             reason = "its weights have other sizes than its config.json says"
+        elif isinstance(error, ImportError):
+            reason = f"a package that loading it needs is missing or broken: {_brief(error)}"
         else:
             reason = f"its weights cannot be loaded: {_brief(error)}"
         raise ModelError(f"{name}: {reason}") from None

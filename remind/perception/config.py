@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
-from sae.ranges import FiniteFloat, PositiveInt, PositiveShare, Range, Share, check_ranges
+from sae.ranges import FiniteFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Share, check_ranges
 
 
 @dataclass
@@ -37,6 +37,9 @@ class RetrieveConfig:
     """Share of the dialogue's segments to keep; ceil(top_share × N) of them."""
     max_context_tokens: PositiveInt = 7200
     """Cap on the dialogue section of the prompt, in tokens of the sentence encoder; the lowest segments go first."""
+    whole_tokens: NonNegativeInt = 1000
+    """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
+    Shares are meant for long histories; of a chat of three sessions they would keep one."""
     sigma: Annotated[float, Range(ge=0, le=10_000)] = 2.5
     """hybrid: width in turns of the Gaussian that mixes a turn's scores with those of its neighbours in the session."""
     lexical_context: Share = 0.8

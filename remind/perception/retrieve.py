@@ -16,7 +16,7 @@ from torch import Tensor
 from remind.perception.config import RetrieveConfig
 from remind.perception.costs import Section
 from remind.perception.ranking import first_count
-from remind.states.pyramid import Segment
+from remind.states.pyramid import Segment, segments_of
 
 if TYPE_CHECKING:
     from remind.perception.index import DialogueIndex
@@ -42,12 +42,17 @@ def top_count(n: int, share: float) -> int:
 def retrieve(
     index: DialogueIndex, question: str, vector: Tensor, dimension: str | None, config: RetrieveConfig
 ) -> tuple[Segment, ...]:
-    """C_ret in time order, at most `max_context_tokens` long unless a single turn is longer.
+    """C_ret in time order, at most `max_context_tokens` long unless a single turn is longer; short dialogues whole.
 
     Args:
         question, vector: the question's text and φ of it [d].
         dimension: which cues Eq. 1 compares with.
     """
+    whole = range(len(index.prices))
+    # the first comparison is a sum of an array; the second counts headings too, of what is known to be short
+    most = min(config.whole_tokens, config.max_context_tokens)
+    if index.prices.sum() <= most and index.cost(whole) <= most:
+        return segments_of(index.dialogue, whole)
     cues = index.cues(dimension).scan
     segments = retrieve_segments(index, lambda first: cues.falling(vector, first), vector, config)
     if config.method == "cue":

@@ -131,9 +131,7 @@ def manifest_of(
         "grounding_tokenizer": cfg.backbone,
         "sae": {file.parent.name: sha256_file(file) for file in sorted(saes.glob("layer_*/sae_weights.safetensors"))},
         "counts": {
-            "dialogues": tally.dialogues,
-            "questions": tally.questions,
-            "without_answer": tally.without_answer,
+            **{name: getattr(tally, name) for name in tally.COUNTS},
             "evidence_references": corpus.references,
             "evidence_dangling": len(corpus.dangling),
         },
@@ -149,6 +147,7 @@ def summary_of(tally: Tally, corpus: Outline) -> str:
     lines = [
         f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",
         f"{tally.without_answer} questions have no gold answer",
+        f"{tally.without_marks} questions have no marked turn: their x1 is x0",
         f"{len(corpus.dangling)} of {corpus.references} evidence references name no turn and are left out",
         *(f"  {item.question_id}: {item.reference!r}" for item in corpus.dangling[:5]),
     ]

@@ -63,7 +63,7 @@ class _Build:
         corpus: Outline | None = None
         if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
             # an input that is refused is refused before SAEs are trained for it
-            corpus = outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+            corpus = outline(cfg)
         with locked(self.cache / "sae.lock"):
             self.saes = folder_of_saes(cfg.sae, cfg.sae_inputs, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
         if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
@@ -80,7 +80,7 @@ class _Build:
             return self.out
         # before hours of work, of which the first dialogue's is minutes already
         check_saes(size_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
-        corpus = corpus or outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)
+        corpus = corpus or outline(cfg)
         keys = self._build(corpus)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
             print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues are other shards' and not built yet")
@@ -105,7 +105,7 @@ class _Build:
     def _stamp(self, inputs: dict[str, str]) -> str:
         """Hash of all that decides the finished folder."""
         cfg = self.cfg
-        rest = [cfg.split, cfg.limit, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
+        rest = [cfg.split, cfg.limit, cfg.ask, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
         return sha256_json([inputs, self.identity, [str(value) for value in rest]])
 
     def _build(self, corpus: Outline) -> list[str]:
@@ -123,7 +123,7 @@ class _Build:
 
         def missing() -> Iterator[Task]:
             nonlocal finished
-            for task in tasks(self.cfg.inputs, self.cfg.format, self.cfg.limit, corpus):
+            for task in tasks(self.cfg, corpus):
                 keys.append(namer.key(task))
                 if not self.shard.holds(task.number):
                     continue
@@ -183,7 +183,7 @@ class _Build:
             raise ConfigError("a dry run needs llm.default or another endpoint; the offline stand-in asks nothing")
         cfg = self.cfg
         perception = Perception(cfg.perception, self.encoder, self.chat)
-        for task in tasks(cfg.inputs, cfg.format, cfg.limit, outline(cfg.inputs, cfg.format, cfg.split, cfg.limit)):
+        for task in tasks(cfg, outline(cfg)):
             states = perception.perceive_all(task.dialogue, task.questions)
             self.chat.summaries([AttentionalState(state, ()) for state in states])
         print(self.chat.dry.report())

@@ -21,14 +21,17 @@ class BuildStatesConfig:
     out: str
     """Folder for the states (part-*.parquet and manifest.json). One that was built from the same input with the same
     settings is left as it is; any other must not exist unless overwrite is set."""
-    format: str | None = None
-    """Format of the input; None: recognised from the content."""
+    ask: list[str] | None = None
+    """Questions of your own about each dialogue, in place of those of the input: --ask "Who …?" --ask "When …?". They
+    have no gold answer, and their split is test."""
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     sae: str | None = None
     """Folder of trained SAEs (from `remind train-sae`). None: a small one is trained on sae_data first, and cached."""
     sae_data: str | list[str] | None = None
     """Dialogues to train that small SAE on; they should share nothing with the input. None: synthetic small talk."""
+    format: str | None = None
+    """Format of the input; None: recognised from the content."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
@@ -60,6 +63,8 @@ class BuildStatesConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
+        if self.ask is not None and not (self.ask and all(text.strip() for text in self.ask)):
+            raise ConfigError("ask needs one or more questions, none of them blank")
 
     @property
     def inputs(self) -> list[str]:

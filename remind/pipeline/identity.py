@@ -48,8 +48,10 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
     Args:
         llm: name of the auxiliary LLM. saes: folder of the SAEs.
     """
-    # the LLM is identified by its name, however it was reached; a limit by the questions that are left
-    settings = {k: v for k, v in settings_of(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "format")}
+    # the LLM is identified by its name, however it was reached; limit and ask by the questions there are
+    settings = {
+        k: v for k, v in settings_of(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "ask", "format")
+    }
     del settings["sae"], settings["sae_data"]
     grounding = {k: v for k, v in settings["grounding"].items() if k not in ("codes_folder", "cached_dialogues")}
     return {

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from remind.core.errors import ConfigError, DataError, named
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
 from remind.data.readers import stream
-from remind.data.split import SplitConfig, assign_splits, check_overlap
+from remind.data.split import assign_splits, check_overlap
+from remind.pipeline.config import BuildStatesConfig
 
 #: The stages of a dialogue whose time is measured, in order.
 STAGES = ("segments", "cues", "retrieval", "codes", "grounding", "summaries", "states")
@@ -69,7 +70,7 @@ class Outline:
     dangling: list[Dangling] = field(default_factory=list)
 
 
-def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig, limit: int | None) -> Outline:
+def outline(cfg: BuildStatesConfig) -> Outline:
     """Read everything once.
 
     Raises:
@@ -79,7 +80,8 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
     """
     corpus = Outline()
     first: dict[tuple[str, str], str | Path] = {}
-    for path, piece in _stream(paths, format):
+    limit = cfg.limit
+    for path, piece in _stream(cfg):
         note_ids(piece, path, first)
         corpus.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
         built: set[str] = set()
@@ -90,8 +92,8 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
         corpus.references += sum(count for name, count in piece.referenced.items() if name in built)
         corpus.dangling += [item for item in piece.dangling if item.question_id in built]
     if not corpus.questions:
-        raise ConfigError(f"{', '.join(map(str, paths))}: holds dialogues but no questions; states are of questions")
-    corpus.splits = assign_splits(corpus.questions, split)
+        raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
+    corpus.splits = assign_splits(corpus.questions, cfg.split)
     check_overlap(
         ((q.id, q.dialogue_id, corpus.splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions),
         lambda dialogue_id: first["dialogue", dialogue_id],
@@ -99,18 +101,18 @@ def outline(paths: Sequence[str | Path], format: str | None, split: SplitConfig,
     return corpus
 
 
-def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, corpus: Outline) -> Iterator[Task]:
+def tasks(cfg: BuildStatesConfig, corpus: Outline) -> Iterator[Task]:
     """Read everything again, one dialogue in memory at a time.
 
     Raises:
         DataError: the input has changed since it was outlined.
     """
     number, parts = 0, len(corpus.work)
-    for _, piece in _stream(paths, format):
+    for _, piece in _stream(cfg):
         for dialogue, questions in piece.by_dialogue():
             if not questions:
                 continue
-            chosen = questions[:limit]
+            chosen = questions[: cfg.limit]
             if number >= parts or any(question.id not in corpus.splits for question in chosen):
                 raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
             splits = {question.id: corpus.splits[question.id] for question in chosen}
@@ -120,7 +122,19 @@ def tasks(paths: Sequence[str | Path], format: str | None, limit: int | None, co
         raise DataError(f"the input has changed while it was read: {parts - number} dialogues are gone")
 
 
-def _stream(paths: Sequence[str | Path], format: str | None) -> Iterator[tuple[str | Path, Corpus]]:
-    for path in paths:
-        for corpus in stream(path, format):
-            yield path, corpus
+def _stream(cfg: BuildStatesConfig) -> Iterator[tuple[str, Corpus]]:
+    for path in cfg.inputs:
+        for corpus in stream(path, cfg.format):
+            yield path, corpus if cfg.ask is None else asked(corpus, cfg.ask)
+
+
+def asked(corpus: Corpus, texts: Sequence[str]) -> Corpus:
+    """The dialogues, each with the same questions, which nobody has answered."""
+    return Corpus(
+        corpus.dialogues,
+        tuple(
+            Question(f"{dialogue.id}-ask{number}", dialogue.id, text.strip(), split="test")
+            for dialogue in corpus.dialogues
+            for number, text in enumerate(texts, start=1)
+        ),
+    )

@@ -50,8 +50,11 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
 class Tally:
     """Counts and evidence recall; those of dialogues add up, in whatever process they were counted."""
 
+    #: Attributes that are plain counts; the manifest lists them.
+    COUNTS = ("dialogues", "questions", "without_answer", "without_marks")
+
     def __init__(self) -> None:
-        self.dialogues = self.questions = self.without_answer = 0
+        self.dialogues = self.questions = self.without_answer = self.without_marks = 0
         self.splits: Counter[str] = Counter()
         #: By kind of question: how many have gold evidence, and the sums of what x0 holds of it and of what is marked.
         self._sums: dict[str, list[float]] = {}
@@ -59,6 +62,7 @@ class Tally:
     def add(self, record: StateRecord) -> None:
         self.questions += 1
         self.without_answer += record.target is None
+        self.without_marks += not record.x1.markers
         self.splits[record.split] += 1
         share = evidence_share(record)
         if share is not None:
@@ -68,14 +72,13 @@ class Tally:
 
     def dump(self) -> dict[str, Any]:
         """As JSON, for `merge`."""
-        counts = {"dialogues": self.dialogues, "questions": self.questions, "without_answer": self.without_answer}
+        counts = {name: getattr(self, name) for name in self.COUNTS}
         return {**counts, "splits": dict(self.splits), "sums": self._sums}
 
     def merge(self, dumped: Mapping[str, Any]) -> None:
         """Add what another tally has counted."""
-        self.dialogues += dumped["dialogues"]
-        self.questions += dumped["questions"]
-        self.without_answer += dumped["without_answer"]
+        for name in self.COUNTS:
+            setattr(self, name, getattr(self, name) + dumped[name])
         self.splits.update(dumped["splits"])
         for key, sums in dumped["sums"].items():
             self._add(key, sums)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from remind.core.errors import ConfigError
+from remind.core import optional
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.refmem.annotations import Row
 from remind.refmem.items import Item
@@ -30,18 +30,15 @@ def fleiss(subjects: Sequence[Sequence[str]]) -> float | None:
     """κ of subjects with one label per rater; None where it is undefined: no subject, one rater, or one label.
 
     Raises:
-        ConfigError: statsmodels is not installed.
+        ModelError: statsmodels is not installed.
     """
     if not subjects or len(subjects[0]) < 2:
         return None
-    try:
-        from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
-    except ImportError:
-        raise ConfigError("agreement needs statsmodels: pip install 'remind-toolkit[refmem]'") from None
-    counts, labels = aggregate_raters(np.array(subjects))
+    library = optional("statsmodels.stats.inter_rater", "Agreement")
+    counts, labels = library.aggregate_raters(np.array(subjects))
     if len(labels) < 2:
         return None
-    kappa = float(fleiss_kappa(counts, method="fleiss"))
+    kappa = float(library.fleiss_kappa(counts, method="fleiss"))
     return kappa if math.isfinite(kappa) else None
 
 

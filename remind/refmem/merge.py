@@ -178,7 +178,7 @@ def merge(cfg: MergeConfig) -> dict[str, Any]:
 
     Raises:
         DataError: inputs that cannot be used; undecided items under `require_complete` (there is no final file then).
-        ConfigError: statsmodels is missing.
+        ModelError: statsmodels is missing.
     """
     items = read_items(cfg.drafts)
     ballots, annotators = read_ballots(cfg.annotations, items)

@@ -153,7 +153,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / MANIFEST
     if not os.path.exists(path):  # False for names that the system cannot take, too
-        raise FormatError("no manifest.json: not a states folder, or its build did not finish", folder)
+        below = sorted(Path(folder).glob(f"*/{MANIFEST}")) if os.path.isdir(folder) else []
+        hint = f"; one lies in {below[0].parent.name}/: name that" if below else ""
+        raise FormatError(f"no manifest.json: not a states folder, or its build did not finish{hint}", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
         raise FormatError("not the manifest of a states folder", path)

@@ -6,6 +6,7 @@ import hashlib
 import math
 import platform
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.core.files import atomic_folder, write_json
+from remind.core.processes import TERMINATED, Termination
 from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Dialogue
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
@@ -24,6 +26,7 @@ from remind.train_sae.config import TrainSAEConfig
 from sae import DocumentFrequency, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
+from sae.errors import Stopped
 from sae.harvest import HarvestStats, TokenBatch, harvest
 from sae.metrics import Sums, evaluate
 from sae.parallel import Processes
@@ -121,15 +124,23 @@ class Run:
             buffer.progress = lambda written, wanted: bar.step(
                 0, f"filling the activation buffer: {written:,} of {wanted:,} tokens"
             )
-            self.trained = train(
-                buffer,
-                cfg.trainer,
-                device=cfg.device,
-                metrics=self.folder / _METRICS,
-                progress=progress,
-                checkpoints=checkpoints,
-                accelerator=processes.accelerator,
-            )
+            try:
+                with Termination() as termination:
+                    self.trained = train(
+                        buffer,
+                        cfg.trainer,
+                        device=cfg.device,
+                        metrics=self.folder / _METRICS,
+                        progress=progress,
+                        checkpoints=checkpoints,
+                        accelerator=processes.accelerator,
+                        stop=lambda: termination.requested,
+                    )
+            except Stopped as early:
+                hint = "set resume to go on" if checkpoints else "checkpoint_every is 0, so nothing is kept"
+                if processes.main:
+                    print(f"stopped by SIGTERM {early}; {hint}", file=sys.stderr)
+                raise SystemExit(TERMINATED) from None
         self.stats = HarvestStats(*processes.totals(list(astuple(harvester.stats)), self.device))
 
     def evaluate(self, dialogues: Sequence[Dialogue]) -> None:

@@ -29,6 +29,8 @@ _FREE = {"out", "resume", "overwrite", "trackers", "checkpoint_every", "cache", 
 def train_sae(cfg: TrainSAEConfig) -> Path:
     """Train, evaluate and save one SAE per layer, alone or under `accelerate launch`, on a part of each batch each.
 
+    After SIGTERM to any process all of them end the step under way, save, and raise SystemExit with status 143.
+
     Returns the folder with `metrics.jsonl` and one SAE per layer, each with `training.json` and `idf.safetensors`.
 
     Raises:

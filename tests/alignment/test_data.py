@@ -51,9 +51,11 @@ def test_questions_without_an_answer_are_counted(states: Path, tokenizer: Any) -
     assert data.about["left_out"] == {"without_target": ["q006"]}
     assert data.eval_split == "dev"
     assert [item.id for item in data.held_out.items] == ["q010", "q011", "q012"]
-    # without the split asked for, test is watched
-    data = load_data(states, tokenizer, DataConfig(), 4096, eval_split="validation", eval_limit=1)
+    # test is watched where it is asked for, and in no other's place
+    data = load_data(states, tokenizer, DataConfig(), 4096, eval_split="test", eval_limit=1)
     assert (data.eval_split, [item.id for item in data.held_out.items]) == ("test", ["q020"])
+    data = load_data(states, tokenizer, DataConfig(), 4096, eval_split="validation")
+    assert (data.eval_split, data.held_out.items) == (None, [])
 
 
 def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: Any) -> None:

@@ -15,12 +15,12 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor
 
 from remind.alignment import checkpoint
-from remind.alignment.guard import Termination
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.step import AlignmentModel
 from remind.alignment.trainer import Trainer, train
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
+from remind.core.processes import Termination
 
 
 @pytest.fixture(scope="module")

@@ -254,9 +254,15 @@ def test_other_examples_are_noticed_on_resume(
         train(replace(cfg, resume=True))
 
 
-def test_test_is_watched_but_chooses_nothing(runs: Any, tmp_path: Path, make_record: Any, make_states: Any) -> None:
+def test_test_is_watched_only_by_name_and_chooses_nothing(
+    runs: Any, tmp_path: Path, make_record: Any, make_states: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_states(tmp_path / "s", [make_record(1), make_record(2, "test")])
-    out = train(runs.config(folder, tmp_path / "r", max_steps=2))
+    out = train(runs.config(folder, tmp_path / "plain", max_steps=1))
+    assert not [row for row in read_metrics(out) if row["kind"] == "eval"]
+    assert "warning: no questions of split dev" in capsys.readouterr().err
+    out = train(runs.config(folder, tmp_path / "r", max_steps=2, eval_split="test"))
+    assert "held-out loss: 1 questions of split test" in capsys.readouterr().err
     assert [row["split"] for row in read_metrics(out) if row["kind"] == "eval"] == ["test", "test"]
     assert not (out / "best.json").exists()
 

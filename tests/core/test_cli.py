@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -40,6 +41,12 @@ class Outer:
     """How many."""
     extra: Extra | None = None
     """Optional."""
+    limit: int | None = None
+    """A number or nothing."""
+    kind: Literal["a", "b"] = "a"
+    """A choice."""
+    words: list[str] | None = None
+    """Some."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -48,7 +55,7 @@ class Outer:
 
 def run(argv: list[str]) -> Outer:
     seen: list[Outer] = []
-    main(Outer, seen.append, "A test.", argv)
+    main(Outer, seen.append, "A test.", argv, repeatable=("words",))
     return seen[0]
 
 
@@ -70,6 +77,8 @@ def test_config_file_and_dotted_overrides(tmp_path: Path) -> None:
     cfg = run(["--config", str(file), "--inner.lr", "2e-5"])
     assert (cfg.input, cfg.inner.lr, cfg.size) == ("a", 2e-5, 7)
     assert run(["--input", "[x,y]"]).input == ["x", "y"]
+    file.write_text("input: a\nwords: [one]\n")
+    assert run(["--config", str(file), "--words", "a: b?", "--words=[c] d?"]).words == ["one", "a: b?", "[c] d?"]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +94,26 @@ def test_help_and_print_config(argv: list[str], texts: tuple[str, ...], capsys: 
     assert stop.value.code == 0
     page = capsys.readouterr().out
     assert all(text in page for text in texts)
+    if argv == ["--help"]:
+        # what it does and what one needs, before a page of everything
+        first = page.splitlines()[0]
+        some = "--input INPUT [--size SIZE] [--limit LIMIT] [--kind KIND] [--words WORDS]"
+        assert first.endswith(f"{some} [--config FILE] [--FIELD VALUE ...]")
 
 
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
-        (["--input", "a", "--colour", "3"], "colour"),
+        (["--input", "a", "--colour", "3"], "unrecognized arguments: --colour 3 (see --help)"),
         (["--input", "a", "--inner.colour", "3"], "colour"),
+        (["--input", "a", "--sizes", "3"], "--sizes 3; did you mean --size?"),
+        (["--input", "a", "--lr", "3"], "did you mean --inner.lr?"),
+        (["--input", "a", "--extra.rang", "3"], "'rang' is not accepted; did you mean rank?"),
         ([], "input"),
-        (["--input", "a", "--inner.lr", "fast"], "inner.lr"),
+        (["--input", "a", "--inner.lr", "fast"], "error: inner.lr: a number is expected, not 'fast'"),
+        (["--input", "a", "--size", "three"], "error: size: an integer is expected, not 'three'"),
+        (["--input", "a", "--limit", "three"], "error: limit: an integer is expected, not 'three'"),
+        (["--input", "a", "--kind", "c"], "error: kind: one of 'a', 'b' is expected, not 'c'"),
         (["--input", "a", "--size", "0"], "size must be at least 1"),
     ],
 )

@@ -61,7 +61,12 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"), [(["train"], "no command 'train'"), (["compare", "/no/one", "/no/two"], "/no/one")]
+    ("argv", "message"),
+    [
+        (["build-stats"], "no command 'build-stats'; did you mean build-states?"),
+        (["train"], "no command 'train'"),
+        (["compare", "/no/one", "/no/two"], "/no/one"),
+    ],
 )
 def test_a_mistake_is_one_line_and_status_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -49,7 +49,8 @@ ZERO = {
         ChainConfig.dev_dialogues ChainConfig.dev_questions ChainConfig.trace_every DemoConfig.workers
         EndpointConfig.retries EvaluateConfig.examples FilterConfig.length_slack FilterConfig.blind_draws
         GroundingConfig.budget_tokens GroundingConfig.window GroundingConfig.cached_dialogues LabelConfig.labelled
-        LadderConfig.decoys ProofConfig.workers SAETrainConfig.warmup_steps StabilityConfig.workers TraceConfig.every
+        LadderConfig.decoys ProofConfig.workers RetrieveConfig.whole_tokens SAETrainConfig.warmup_steps
+        StabilityConfig.workers TraceConfig.every
         TrainSAEConfig.image_tokens TrainSAEConfig.loss_windows TrainSAEConfig.checkpoint_every
         TrainerConfig.eval_every WorldConfig.train WorldConfig.dev WorldConfig.test WorldConfig.contrary""",
     "a share or a decay, which may be nothing": """

@@ -41,8 +41,9 @@ def test_two_processes_write_what_one_does_and_the_export_opens(desk: Desk) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("block", snippets(), ids=lambda block: f"{block.page}:{block.line}")
 def test_a_snippet_runs(desk: Desk, block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    if "runs/sae" in "\n".join(block.lines):
-        desk.run(next(command for command in page_commands() if command.option("--out") == "runs/sae"))
+    for name in ("runs/sae", "runs/states"):
+        if name in "\n".join(block.lines):
+            desk.run(next(command for command in page_commands() if command.option("--out") == name))
     source = "\n" * (block.line - 1) + "\n".join(block.lines)
     with contextlib.chdir(desk.folder):
         exec(compile(source, block.page, "exec"), {"__name__": "__main__"})

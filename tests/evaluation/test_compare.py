@@ -64,7 +64,10 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     result = compare(CompareConfig(str(one), str(two), str(out), resamples=200))
     direct = result["differences"]["direct"]
     assert (direct["accuracy"]["first"], direct["accuracy"]["second"]) == (0.5, 0.75)
-    expected = paired_bootstrap([r["accuracy"] for r in FIRST], [r["accuracy"] for r in SECOND], resamples=200)
+    dialogues = [r["dialogue_id"] for r in FIRST]
+    expected = paired_bootstrap(
+        [r["accuracy"] for r in FIRST], [r["accuracy"] for r in SECOND], dialogues, resamples=200
+    )
     assert direct["accuracy"] == direct["f1"] == expected
     # a failure is in no accuracy, and wrong where failures count
     assert list(result["differences"]["single"]) == ["accuracy_failures_wrong"]
@@ -77,9 +80,8 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     shown = table(result)
     assert "differs: level: x0 and x1" in shown
     assert "only_common" not in shown
-    clustered = compare(CompareConfig(str(one), str(two), by_dialogue=True, resamples=200))
-    assert clustered["differences"]["direct"]["accuracy"]["units"] == 2
-    assert "over dialogues" in table(clustered)
+    assert direct["accuracy"]["units"] == 2
+    assert "over dialogues" in shown
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from remind.core.errors import ConfigError
-from remind.evaluation.intervals import bootstrap, cluster_bootstrap, interval, paired_bootstrap, wilson
+from remind.evaluation.intervals import bootstrap, cluster_bootstrap, interval, paired_bootstrap, share, wilson
 
 
 def every_mean(sums: list[float], sizes: list[int]) -> np.ndarray:
@@ -61,6 +61,23 @@ def test_bootstrap_edges() -> None:
     assert estimate is not None
     assert gain is not None
     assert all(estimate[key] == gain[key] for key in ("value", "low", "high", "n"))
+
+
+def test_the_interval_of_a_share_knows_of_dialogues() -> None:
+    values, dialogues = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0], list("abaacdd")
+    means = every_mean([2.0, 1.0, 0.0, 1.0], [3, 1, 1, 2])
+    found = share(values, dialogues, resamples=40_000)
+    assert found is not None
+    assert (found["value"], found["n"]) == (pytest.approx(4 / 7), 7)
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])), abs=0.02)
+    # one dialogue, a dialogue for each question, and none
+    assert share(values, ["a"] * 7) == share(values, list("abcdefg")) == wilson(values)
+    assert share([], []) is None
+    # six answers about two dialogues that are all right say as much as two
+    sure, two = share([1.0] * 6, list("aaabbb")), wilson([1.0, 1.0])
+    assert sure is not None
+    assert two is not None
+    assert sure == {**two, "n": 6}
 
 
 @pytest.mark.parametrize(("ones", "n"), [(0, 1), (0, 10), (3, 10), (10, 10), (500, 1000), (1, 1)])

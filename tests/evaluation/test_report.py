@@ -152,6 +152,21 @@ def test_conditions_examples_and_costs_are_on_the_page(scores: list[Score]) -> N
     assert [line.split()[0] for line in lines if line] == ["condition", "x0", "rag", "condition", "x0", "rag"]
 
 
+def test_the_table_by_dimension_is_shown_whole(browser: Any, scores: list[Score]) -> None:
+    """All measures, in numbers as wide as they can be, on a window of 1,200 pixels."""
+    report = make_report(scores)
+    full = {"value": 1.0, "low": 1.0, "high": 1.0, "n": 1000}
+    row = {**dict.fromkeys(report["overall"], full), "n": 1000, "failed": 1000}
+    names = ["cross_modal_latent_inference", "temporal_preference_dynamics", "belief_modeling"]
+    report["by_dimension"] = report["conditions"]["x0"]["by_dimension"] = dict.fromkeys(names, row)
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    page.set_content(reports.html(report))
+    widths = page.eval_on_selector_all(".wide", "all => all.map(one => [one.scrollWidth, one.clientWidth])")
+    page.close()
+    assert len(widths) >= 3
+    assert all(needed <= room for needed, room in widths), widths
+
+
 def test_examples_show_evidence_found_and_missed_by_turns(scores: list[Score]) -> None:
     shown = reports.examples(scores, 9)
     assert [item["id"] for item in shown] == [HOSTILE, "a"]

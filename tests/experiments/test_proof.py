@@ -19,10 +19,11 @@ from experiments.proof.config import ChooseConfig, ProofConfig, TraceConfig
 from experiments.proof.plan import cells, final_runs, grid_runs
 from experiments.proof.prove import prove
 from experiments.proof.queue import groups
-from experiments.proof.store import BenchConfig, RunStore, Spec, open_store
+from experiments.proof.store import BenchConfig, RunStore, Spec, built_settings, open_store
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.models.nano import save_nano
+from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 
@@ -118,6 +119,10 @@ def test_the_name_of_a_run_depends_on_what_it_reads_and_on_nothing_else(tmp_path
     others = [replace(store, weights="x"), *(replace(store, config=replace(config, **change)) for change in changes)]
     assert key not in {changed.key(spec) for changed in others}
     assert store.key(replace(spec, knobs=replace(spec.knobs, lr=1.0))) != key
+    short, usual = (RetrieveConfig(method="hybrid", whole_tokens=tokens) for tokens in (5000, 1000))
+    plain, long = (built_settings(BuiltConfig(perception=PerceptionConfig(retrieve=one))) for one in (usual, short))
+    # of settings that came later, a run on built states is named by those that are not their default
+    assert plain["perception"]["retrieve"].keys() ^ long["perception"]["retrieve"].keys() == {"whole_tokens"}
 
 
 def test_published_runs_can_be_read_back() -> None:

@@ -343,6 +343,25 @@ def test_budget_is_the_smaller_of_tokens_and_share(minilm: Backbone) -> None:
     assert trace(threshold=-1.0)[0].budget is None
 
 
+def test_the_best_turn_is_marked_alone_where_its_window_does_not_fit(minilm: Backbone) -> None:
+    coders, state = saes_for(minilm, (3,)), state_of()
+
+    def trace(budget: int) -> GroundingTrace:
+        return Grounder(minilm, coders, None, GroundingConfig(window=1, budget_tokens=budget)).trace(state)
+
+    whole = trace(3200)
+    best = max(range(len(state.turns)), key=whole.state.salience.__getitem__)
+    alone, lengths = int(whole.codes.turn_tokens[best]), whole.codes.turn_tokens.tolist()
+    block = sum(lengths[n] for n in (best - 1, best, best + 1) if state.runs[n] == state.runs[best])
+    assert alone < block - 1
+    for budget in (alone, block - 1):
+        assert trace(budget).state.blocks == ((best, best),)
+    assert (best, best) not in trace(block).state.blocks
+    nothing = trace(alone - 1).state
+    assert nothing.blocks == ()
+    assert render(nothing) == render(state)
+
+
 @pytest.mark.parametrize(
     ("saes", "idf", "settings", "message"),
     [

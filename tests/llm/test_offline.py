@@ -76,7 +76,7 @@ def test_summary_quotes_marked_turns_only() -> None:
     assert "violin" in text
     assert "smoking" not in text
     assert "misty" not in text
-    assert "settle nothing" in OfflineLLM().summary(state(options(), blocks=()))
+    assert "marked" not in OfflineLLM().summary(state(options(), blocks=()))
     text = OfflineLLM().summary(state(Question("q", "talk", "When did Ben quit smoking?")))
     assert text.splitlines()[-1].startswith("Conclusion: the answer most likely rests on Ben: I quit smoking in March.")
     texts = ("runs at dawn along the river", "his sister bought a violin", "collects stamps")

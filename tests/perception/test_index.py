@@ -22,7 +22,7 @@ from remind.perception.bm25 import BM25
 from remind.perception.index import DialogueIndex, content_key
 from remind.states.pyramid import FactualState, Segment, Strategy
 
-CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid"))
+CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
 #: Builds the index of the same dialogue elsewhere, after other work; starts to write when a second process does.
 OTHER = """

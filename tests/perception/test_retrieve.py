@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
+from remind.data.sample import sample_path
 from remind.llm.offline import OfflineLLM
+from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig, scan
+from remind.perception.costs import prompt_costs
 from remind.perception.index import DialogueIndex
 from remind.perception.ranking import falling
 from remind.perception.retrieve import relevance, retrieve, retrieve_segments, top_count
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
+from remind.testbed.world import WorldConfig, make_world
 from remind.text.words import stems
 from tests.perception.conftest import Bag
 
@@ -105,6 +109,9 @@ def greedy(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
 
 
 def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: RetrieveConfig) -> list[int]:
+    everything = list(range(len(index.dialogue.turns)))
+    if section(index, everything) <= min(config.whole_tokens, config.max_context_tokens):
+        return everything
     kept = within(by_eq_1(index, vector, config))
     if config.method == "cue":
         return kept
@@ -159,6 +166,7 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
                 method=data.draw(st.sampled_from(["cue", "hybrid"])),
                 top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
                 max_context_tokens=data.draw(st.sampled_from([40, 200, 7200])),
+                whole_tokens=data.draw(st.sampled_from([0, 150, 1000])),
                 sigma=data.draw(st.sampled_from([0.0, 1.5, 2.5])),
                 dense_context=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
             )
@@ -232,7 +240,7 @@ def test_finds_the_turns_a_question_is_about(
     method: str, encoder: object, bag: object, park: Dialogue, make_dialogue: Callable[..., Dialogue]
 ) -> None:
     index = index_of(park, encoder, max_tokens=40)
-    config = RetrieveConfig(method=method)  # type: ignore[arg-type]
+    config = RetrieveConfig(method=method, whole_tokens=0)  # type: ignore[arg-type]
     for question, wanted in (
         ("What is the name of Ana's greyhound?", "1:3"),
         ("Which bowl did Ben make in pottery class?", "1:8"),
@@ -246,6 +254,27 @@ def test_finds_the_turns_a_question_is_about(
     assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config)
     single = index_of(make_dialogue(["Ana: hello"]), bag)
     assert retrieve(single, "hello?", torch.ones(32), None, config) == (Segment(0, 0),)
+
+
+@pytest.mark.parametrize("method", ["cue", "hybrid"])
+def test_a_short_dialogue_is_kept_whole_where_it_fits_the_cap(method: str, encoder: object, park: Dialogue) -> None:
+    index = index_of(park, encoder, max_tokens=40)
+    everything = list(range(len(park.turns)))
+    tokens, vector = rendered_cost(index, everything), index.vectors[0]
+
+    def kept(**limits: int) -> list[int]:
+        config = RetrieveConfig(method=method, **limits)  # type: ignore[arg-type]
+        return within(retrieve(index, "Who is Pixel?", vector, None, config))
+
+    assert kept() == kept(whole_tokens=tokens) == kept(max_context_tokens=tokens) == everything
+    for limits in ({"whole_tokens": tokens - 1}, {"whole_tokens": 0}, {"max_context_tokens": tokens - 1}):
+        assert 0 < len(kept(**limits)) < len(everything)
+
+
+def test_the_dialogues_of_a_world_are_longer_than_those_kept_whole(encoder: SentenceEncoder) -> None:
+    for dialogue in (*read(sample_path()).dialogues, *make_world(WorldConfig(train=4, dev=1, test=1)).dialogues):
+        costs = prompt_costs(dialogue, encoder)
+        assert sum(costs.turns) + sum(costs.headings) > RetrieveConfig().whole_tokens
 
 
 def test_a_turn_longer_than_the_cap_is_kept_and_logged(
@@ -275,7 +304,15 @@ def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialog
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"method": "best"}, {"top_share": 0}, {"top_share": 1.5}, {"max_context_tokens": 0}, {"sigma": -1}]
+    "wrong",
+    [
+        {"method": "best"},
+        {"top_share": 0},
+        {"top_share": 1.5},
+        {"max_context_tokens": 0},
+        {"sigma": -1},
+        {"whole_tokens": -1},
+    ],
 )
 def test_configuration_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

@@ -15,10 +15,10 @@ import remind.pipeline.dialogue
 from remind import read
 from remind.alignment.config import TrainerConfig
 from remind.alignment.run_folder import read_config
-from remind.core.errors import DataError, ModelError
+from remind.commands import main
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
 from remind.data.sample import sample_path
-from remind.data.split import SplitConfig
 from remind.demo import DemoConfig, demo
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
@@ -167,11 +167,37 @@ def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> 
     data["qa"] = [{**data["qa"][0], "evidence": evidence} for evidence in cited]
     path = tmp_path / "in.json"
     path.write_text(json.dumps([data, {**data, "sample_id": "conv-2"}]))
-    outlines = {limit: outline([path], None, SplitConfig(), limit) for limit in (1, 2, None)}
+    outlines = {limit: outline(BuildStatesConfig(str(path), "", limit=limit)) for limit in (1, 2, None)}
     assert [(corpus.references, len(corpus.dangling)) for corpus in outlines.values()] == [(4, 0), (8, 2), (14, 6)]
     assert {item.question_id for item in outlines[2].dangling} == {"conv-1-q001", "conv-2-q001"}
     whole = read(path)
     assert (outlines[None].references, tuple(outlines[None].dangling)) == (whole.references, whole.dangling)
+
+
+def test_questions_of_ones_own_about_each_dialogue(
+    tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(2)))
+    words = ["build-states", "--input", path, "--out", out, "--cache", tmp_path / "cache", "--sae", minilm_sae]
+    texts = ["What does Ana drink: tea?", "[Who] sold a violin?"]
+    asking = [word for text in texts for word in ("--ask", text)]
+    main([*map(str, words), *asking])
+    assert "4 questions over 2 dialogues (4 test)" in capsys.readouterr().out
+    records = read_states(out, "test")
+    assert [record.question_id for record in records] == ["c0-ask1", "c0-ask2", "c1-ask1", "c1-ask2"]
+    assert [record.question for record in records] == 2 * texts
+    assert {(record.target, record.evidence) for record in records} == {(None, ())}
+    main([*map(str, words), *asking])
+    assert "unchanged" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*map(str, words), "--ask", texts[0]])
+    assert "of other input or settings" in capsys.readouterr().err
+    main(["inspect", "--states", str(out), "--question", "c1-ask2", "--out", str(tmp_path / "page.html")])
+    assert texts[1] in (tmp_path / "page.html").read_text()
+    for wrong in ([], ["good?", " "]):
+        with pytest.raises(ConfigError, match="none of them blank"):
+            BuildStatesConfig("in", "out", ask=wrong)
 
 
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
@@ -303,6 +329,6 @@ def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:
         ([first, evidence], f"{evidence} [q3]: "),
     ):
         with pytest.raises(DataError) as caught:
-            outline(files, None, SplitConfig(), None)
+            outline(BuildStatesConfig(list(map(str, files)), ""))
         assert str(caught.value).startswith(message)
     assert "split by evidence cluster" in str(caught.value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from remind.train_sae.corpus import read_dialogues, split_dialogues
 from remind.train_sae.run import Harvester
 from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
 from sae.trainer import SAETrainConfig
+from sae.trainer import Trainer as SAETrainer
 
 TINY = SAETrainConfig(d_sae=256, k=8, steps=30, batch_size=256, lr=1e-3, log_every=10, init_tokens=1024)
 
@@ -162,6 +165,33 @@ def stopped(cfg: TrainSAEConfig, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(ProgressBar, "advance_to", advance)
         train_sae(cfg)
+
+
+def test_sigterm_ends_a_run_with_a_checkpoint(
+    run: tuple[Path, TrainSAEConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, cfg = run
+    cfg = changed(cfg, out=str(tmp_path / "out"), checkpoint_every=1000)
+    step = SAETrainer.step
+
+    def ended(self: SAETrainer, batch: Any) -> Any:
+        if self.state.steps == 16:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch)
+
+    for every, hint in ((0, "checkpoint_every is 0"), (1000, "set resume to go on")):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+            patch.setattr(SAETrainer, "step", ended)
+            train_sae(changed(cfg, checkpoint_every=every))
+        assert stop.value.code == 143
+        assert f"stopped by SIGTERM after step 17 of 30; {hint}" in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == (["out.partial"] if every else [])
+    train_sae(changed(cfg, resume=True))
+    for name in ("metrics.jsonl", "layer_02/sae_weights.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("cached", [False, True])

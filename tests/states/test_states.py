@@ -14,6 +14,8 @@ from remind.core.errors import DataError, FormatError
 from remind.core.files import sha256_file
 from remind.data.dialogue import VISUAL_DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.pipeline import Tally, record_of
+from remind.pipeline.assemble import summary_of
+from remind.pipeline.outline import Outline
 from remind.states import parquet
 from remind.states.parquet import (
     Picture,
@@ -70,6 +72,12 @@ def test_record_says_what_x0_holds() -> None:
     tally.add(make_record("b", evidence=()))
     assert tally.recall()["all"] == {"n": 1, "x0": 0.5, "marked": 0.5}
     assert list(tally.recall()) == ["category 4", "all"]
+    tally.add(dataclasses.replace(record, x1=record.x0))
+    merged = Tally()
+    for _ in range(2):
+        merged.merge(tally.dump())
+    assert (merged.questions, merged.without_marks) == (6, 2)
+    assert "2 questions have no marked turn" in summary_of(merged, Outline())
 
 
 def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path) -> None:
@@ -79,6 +87,11 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
     with pytest.raises(FormatError, match="not a states folder"):
         read_states("x" * 5000)
     write_manifest(tmp_path, {})
+    below = tmp_path / "above" / "states"
+    below.mkdir(parents=True)
+    write_manifest(below, {})
+    with pytest.raises(FormatError, match="one lies in states/: name that"):
+        read_states(below.parent)
     with pytest.raises(DataError, match="there are: train"):
         read_states(tmp_path, "test")
     manifest = tmp_path / "manifest.json"

@@ -142,7 +142,8 @@ def test_turns_blocks_and_gold_stand_in_the_page(inspection: Inspection, tmp_pat
     said = re.findall(r'<span class="bar" title="salience ([^"]+)"', html)
     shown = [float(text.replace("\u2212", "-").replace(",", "")) for text in said]
     assert shown == pytest.approx(list(inspection.trace.state.salience), rel=1e-3)
-    assert f"gold evidence: 3 of 3 turns retrieved, {len(gold & marked)} marked" in html
+    style = {0: ' class="bad"', 3: ' class="good"'}.get(len(gold & marked), "")
+    assert f"<span{style}>gold evidence: 3 of 3 turns retrieved, {len(gold & marked)} marked" in html
 
 
 def test_numbers_are_those_of_text_and_equations(data: dict[str, Any], expected: Any, inspection: Inspection) -> None:

@@ -136,7 +136,11 @@ def test_pictures_of_grounding_show_its_numbers(trace: GroundingTrace) -> None:
     assert np.allclose([bar.get_height() for bar in bars], trace.state.salience, atol=1e-6)
     carried = trace.top_features(3, 0, 5)
     axes = plot_carried(trace, 3, 0, 5, {carried[0][0]: "dawn"}).figure.axes[0]
-    assert np.allclose([bar.get_width() for bar in axes.patches], [value for _, value in carried])
+    own, v = trace.codes.layers[3].dialogue[trace.codes.turn == 0], trace.guidance[3]
+    total = float((own.values * v[own.indices]).sum())
+    assert np.allclose([bar.get_width() for bar in axes.patches], [value / total for _, value in carried])
+    everything = plot_carried(trace, 3, 0, 10_000).figure.axes[0].patches
+    assert sum(bar.get_width() for bar in everything) == pytest.approx(1)
     assert axes.get_yticklabels()[0].get_text() == f"{carried[0][0]}  dawn"
     picture = plot_settings({"one": trace, "two": trace})
     assert picture._repr_png_().startswith(b"\x89PNG")

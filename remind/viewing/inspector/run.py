@@ -17,6 +17,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.grounding.config import grounding_config
 from remind.models import BUILT_IN
+from remind.pipeline.outline import asked
 from remind.viewing.config import InspectConfig
 
 if TYPE_CHECKING:
@@ -189,7 +190,8 @@ def _corpus(cfg: InspectConfig, built: Mapping[str, Any]) -> Corpus:
     if missing := [path for path in paths if not Path(path).exists()]:
         raise ConfigError(f"the dialogues {missing[0]} are not there; give --corpus")
     kind = built.get("format") if cfg.corpus is None else cfg.format
-    return Corpus.merge([read(path, kind) for path in paths], paths)
+    corpus = Corpus.merge([read(path, kind) for path in paths], paths)
+    return asked(corpus, list(map(str, built["ask"]))) if isinstance(built.get("ask"), list) else corpus
 
 
 def _corpus_examples(

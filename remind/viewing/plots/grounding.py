@@ -53,7 +53,7 @@ def plot_salience(trace: GroundingTrace) -> Picture:
 def plot_carried(
     trace: GroundingTrace, layer: int, turn: int | None = None, n: int = 10, names: Mapping[int, str] | None = None
 ) -> Picture:
-    """The features that a turn's alignment with the strategy is made of: Σ over its tokens of v[j] h̃_t[j].
+    """The features that a turn's alignment with the strategy is made of, as shares of Σ over its tokens of v[j] h̃_t[j].
 
     Args:
         layer: one that has an SAE.
@@ -71,14 +71,15 @@ def plot_carried(
         turn = max(range(len(turns)), key=lambda index: trace.state.salience[index])
     if not 0 <= turn < len(turns):
         raise DataError(f"there is no turn {turn}; {len(turns)} were retrieved", record=trace.state.factual.question.id)
-    features = trace.top_features(layer, turn, n)
+    everything = trace.top_features(layer, turn, n=None)
+    total, features = sum(value for _, value in everything), everything[:n]
     figure = new_figure(7, 1.1 + 0.26 * max(1, len(features)))
     axes = figure.subplots()
     labels = [f"{feature}  {names[feature]}" if names and feature in names else str(feature) for feature, _ in features]
-    axes.barh(range(len(features)), [value for _, value in features], color=_FEATURE)
+    axes.barh(range(len(features)), [value / total for _, value in features], color=_FEATURE)
     axes.set_yticks(range(len(features)), labels, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(f"share in the turn's alignment, layer {layer}")
+    axes.set_xlabel(f"share of the turn's alignment, layer {layer}")
     axes.spines[["top", "right"]].set_visible(False)
     text = f"{turns[turn].speaker}: {one_line(turns[turn].text)}"
     axes.set_title(_title(text if features else f"{text} - no active feature"), loc="left", fontsize=9)

@@ -1,0 +1,96 @@
+"""What needs a package that not everyone has says which extra brings it; each is blocked in turn."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remind.core import EXTRAS
+from remind.core.errors import ModelError
+
+ROOT = Path(__file__).parents[2]
+
+
+def lora(_: Path) -> None:
+    from remind.alignment.config import LoraConfig
+    from remind.alignment.model import trainable
+    from remind.models.load import load_backbone
+
+    trainable(load_backbone("nano-untrained").model, LoraConfig(r=2))
+
+
+def four_bits(_: Path) -> None:
+    from remind.alignment.model import quantise
+    from remind.models.load import load_backbone
+
+    quantise(load_backbone("nano-untrained").model, "cpu")
+
+
+def gguf(folder: Path) -> None:
+    from remind.models.gguf import gguf_folder
+
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    gguf_folder(folder / "model.gguf", folder / "cache")
+
+
+def reply(_: Path) -> None:
+    from remind.llm.structured import _problem
+
+    _problem({}, {})
+
+
+def server(_: Path) -> None:
+    from remind.llm.client import OpenAIChat
+    from remind.llm.endpoints import EndpointConfig
+    from remind.llm.ledger import Ledger
+
+    OpenAIChat(EndpointConfig(model="m", base_url="http://localhost:1", key_env=None), None, Ledger())
+
+
+def kappa(_: Path) -> None:
+    from remind.refmem.agreement import fleiss
+
+    fleiss([("x", "y")])
+
+
+NEEDS: dict[str, Callable[[Path], None]] = {
+    "bitsandbytes": four_bits,
+    "gguf": gguf,
+    "jsonschema": reply,
+    "openai": server,
+    "peft": lora,
+    "statsmodels": kappa,
+}
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_missing_package_is_named_with_its_extra(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModelError, match=rf"{package}.*'remind-toolkit\[{EXTRAS[package]}\]'") as error:
+        NEEDS[package](tmp_path)
+    assert "weights" not in str(error.value)
+
+
+def test_extras_hold_the_packages_and_nothing_else_imports_them() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        assert any(line.startswith(f"{package}>=") for line in extras[extra])
+    optional = {line.split(">=")[0].replace("-", "_") for lines in extras.values() for line in lines} - {"transformers"}
+    for file in [*(ROOT / "remind").rglob("*.py"), *(ROOT / "sae").rglob("*.py")]:
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.split(".")[0])
+        # the chat client names its extra itself, since it needs the type of what it imports
+        allowed = {"openai"} if file.name == "client.py" else set()
+        assert names & optional <= allowed, file
