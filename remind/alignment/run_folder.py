@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from remind.alignment.config import (
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.tokens import TOKENS
 from remind.core.errors import ConfigError, RemindError
-from remind.core.files import missing_folders, remove_empty, sweep, write_json, write_text
+from remind.core.files import missing_folders, remove_empty, write_json, write_text
+from remind.core.processes import sole_writer
 
 CONFIG = "config.yaml"
 DATA = "data.json"
@@ -96,12 +97,13 @@ class RunFolder:
         self.cfg, self.path, self.accelerator = cfg, Path(cfg.out), accelerator
         self.main: bool = accelerator.is_main_process
         self._missing: list[Path] = []
+        self._lock = ExitStack()
 
     def claim(self) -> Path | None:
         """The checkpoint to go on from, if any. Every process calls it before any of them writes.
 
         Raises:
-            ConfigError: the folder is in use, was run with other settings, or holds what is not of a run.
+            ConfigError: the folder was run with other settings, or holds what is not of a run.
             ModelError: there are checkpoints and all are damaged.
         """
         if not (self.path / CONFIG).exists():
@@ -142,14 +144,17 @@ class RunFolder:
             raise
 
     def begin(self, about: Mapping[str, Any], step: int, evaluated: int) -> None:
-        """Write what is known before the first step, and forget metrics of steps that are run again.
+        """Write what is known before the first step, and forget metrics of steps that are run again; `close` ends it.
 
         Args:
             evaluated: the last step after which the held-out loss was measured; -1: none.
+
+        Raises:
+            ConfigError: another process is training in the folder.
         """
         if self.main:
-            with checkpoint.saving(self.path):
-                sweep(self.path)
+            with ExitStack() as lock, checkpoint.saving(self.path):
+                lock.enter_context(sole_writer(self.path))
                 # first of all: it marks the folder as a run's
                 content = yaml.safe_dump(as_dict(self.cfg), sort_keys=False, allow_unicode=True)
                 write_text(self.path / CONFIG, content)
@@ -158,6 +163,7 @@ class RunFolder:
                     rows = read_metrics(self.path)
                     rows = [row for row in rows if row["step"] <= (step if row["kind"] == "train" else evaluated)]
                     write_text(log, "".join(f"{json.dumps(row)}\n" for row in rows))
+                self._lock = lock.pop_all()
         if self.cfg.trainer.trackers:
             settings = {key: str(value) for key, value in flatten(as_dict(self.cfg)).items()}
             self.accelerator.init_trackers("remind", config=settings)
@@ -184,5 +190,7 @@ class RunFolder:
         return path
 
     def close(self) -> None:
+        """Let others write here, and end the trackers."""
+        self._lock.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()

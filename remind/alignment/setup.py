@@ -66,7 +66,7 @@ def set_up(cfg: TrainConfig) -> Setup:
     """Claim the run folder, load and tokenise, and prepare for the processes there are.
 
     Raises:
-        ConfigError: settings that cannot work, a run folder in use, or other settings than those it was begun with.
+        ConfigError: settings that cannot work, or other settings than those the run was begun with.
         DataError: states that cannot be used.
         ModelError: a model that cannot be used.
     """

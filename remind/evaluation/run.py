@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -183,6 +184,9 @@ def _run(
     }
     report["seconds"] = {**report["seconds"], "comparing": time.perf_counter() - started}
     write_report(cfg.out, report, scored[base].scores, {name: item.scores for name, item in scored.items()})
+    if empty := report["counts"]["empty"]:
+        number = report["counts"]["answered"]
+        print(f"warning: {empty} of {number} answers are empty: the model may not know this language", file=sys.stderr)
     return report
 
 

@@ -185,6 +185,7 @@ def counts(scores: Sequence[Score]) -> dict[str, Any]:
         "questions": len(scores),
         "dialogues": len({s.record.dialogue_id for s in scores}),
         "answered": len(answered),
+        "empty": sum(not s.generation.text.strip() for s in answered),
         "failures": dict(sorted(Counter(s.failure for s in scores if s.failure is not None).items())),
         "judge_failures": dict(sorted(Counter(s.why for s in scores if s.failure == "judge").items())),
         "without_gold_answer": sum(not s.record.answers for s in scores),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from remind.alignment.trainer import Trainer, train
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, FormatError, ModelError
 from remind.core.files import read_json
+from remind.core.processes import sole_writer
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,6 +157,9 @@ def test_a_folder_in_use_is_refused(runs: Any, run: Path, states: Path) -> None:
         train(runs.config(states, run))
     with pytest.raises(ConfigError, match=r"other settings \(objective\.tau, trainer\.lr\)"):
         train(runs.config(states, run, resume=True, lr=0.5, objective=Objective(tau=1.0)))
+    # another process trains in it
+    with sole_writer(run), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {run}"):
+        train(replace(read_config(run), resume=True))
     assert (run / "metrics.jsonl").read_text() == before
 
 

@@ -146,6 +146,13 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
 
 
+def test_empty_answers_are_counted_and_told(cfg: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    report = evaluate(cfg, Judge(), chat=Chat({**RIGHT, "m1": " ", "d1": "", "m2": Reply("", failure="too_long")}))
+    assert (report["counts"]["answered"], report["counts"]["empty"]) == (5, 2)
+    assert "warning: 2 of 5 answers are empty" in capsys.readouterr().err
+    assert "5 answered, 2 of them with empty text." in (Path(cfg.out) / "report.html").read_text()
+
+
 def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
     local: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

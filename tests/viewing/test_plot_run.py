@@ -51,7 +51,9 @@ def test_lines_are_the_numbers_of_the_file(tmp_path: Path) -> None:
     tops = [area.get_paths()[0].vertices for area in shares.collections]
     assert np.isclose(max(tops[0][:, 1]), 0.5)
     assert np.isclose(max(tops[2][:, 1]), 1.0)
-    assert "not success" in figure._suptitle.get_text()
+    assert figure._suptitle.get_text().endswith("See the accuracy beside it")
+    without = plot_trajectory(tmp_path / "run", ["jsd"]).figure
+    assert without._suptitle.get_text().endswith("See the accuracy by remind evaluate")
     # a smoothed value is the mean of a step and those before it
     smoothed = plot_trajectory(tmp_path / "run", ["jsd"], smooth=2).figure.axes[0]
     assert np.allclose(line(smoothed, "x0 and x1").get_ydata()[:3], [1, (1 + 1 / 2) / 2, (1 / 2 + 1 / 3) / 2])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 LEVEL_COLOURS = {"x0": "#0072B2", "x1": "#E69F00", "x2": "#009E73"}
 _LEVEL_SHAPES = {"x0": "o", "x1": "s", "x2": "^"}
-_NOTE = "A low divergence (JSD) is not success: three wrong answers agree as well. See the accuracy beside it"
+_NOTE = "A low divergence (JSD) is not success: three wrong answers agree as well. See the accuracy"
 
 
 def plot_run(cfg: PlotRunConfig) -> Path:
@@ -69,7 +69,8 @@ def plot_trajectory(
         raise ConfigError(f"no run has measured {missing[0]}; there are {', '.join(measured)}")
     figure = new_figure(3.6 * len(names), 2.7 * len(rows_of) + 0.4)
     if "jsd" in names:
-        figure.suptitle(_NOTE, fontsize=9, color="#666666", x=0.01, ha="left")
+        where = "beside it" if "accuracy" in names else "by remind evaluate"
+        figure.suptitle(f"{_NOTE} {where}", fontsize=9, color="#666666", x=0.01, ha="left")
     grid = figure.subplots(len(rows_of), len(names), squeeze=False, sharex="row")
     for panel_row, (title, rows) in zip(grid, rows_of.items(), strict=True):
         for axes, name in zip(panel_row, names, strict=True):
