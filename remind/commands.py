@@ -81,6 +81,11 @@ COMMANDS = {
         "remind.viewing.inspector:inspect_grounding",
         "Write offline pages that show the grounding of one question or of all.",
     ),
+    "feature-pages": Command(
+        "remind.viewing.config:FeaturePagesConfig",
+        "remind.viewing.feature_pages:write_feature_pages",
+        "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
+    ),
     "plot-run": Command(
         "remind.viewing.config:PlotRunConfig",
         "remind.viewing.plots.trajectory:plot_run",

@@ -1,14 +1,14 @@
-"""Settings of the commands `inspect` and `plot-run`; reading them imports neither torch nor matplotlib."""
+"""Settings of the commands that show; reading them imports neither torch nor matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -66,6 +66,37 @@ class InspectConfig:
             raise ConfigError("name a question (--question ID), or set --all true")
         if self.all and self.out.endswith(".html"):
             raise ConfigError("with all, out is a folder")
+
+
+@dataclass
+class FeaturePagesConfig:
+    """Write pages of an SAE's features: where each fires, how often and how strongly, and its neighbours."""
+
+    sae: str
+    """Folder of SAEs (from `remind train-sae`)."""
+    data: list[str] = field(default_factory=list)
+    """Files or folders of dialogues to look for examples in. Empty: the bundled sample."""
+    backbone: str = "minilm"
+    """Model the SAEs were trained on: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
+    layers: list[NonNegativeInt] | None = None
+    """Layers to write pages of; None: all of the folder."""
+    out: str = "runs/features"
+    """Folder for the pages, layer_<number>.html each."""
+    most: PositiveInt = 500
+    """Features on a page, those with the largest activations."""
+    per_feature: PositiveInt = 10
+    """Examples shown of each feature."""
+    limit: PositiveInt | None = None
+    """Read at most this many sessions, the first ones."""
+    device: str = "cpu"
+    """Device of model and SAEs."""
+    dtype: str = "float32"
+    """Precision of the model."""
+    overwrite: bool = False
+    """Replace pages that are there already."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass

@@ -43,6 +43,7 @@ RECIPES: dict[str, str] = {
     " --built.sae.steps 2 --built.sae.d_sae 64 --built.talk 2",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
     "export": "",
+    "feature-pages": "--limit 2 --most 5",
     "inspect": "--per_feature 1 --features 2",
     "make-world": _WORLD.format("world"),
     "merge-annotations": "",
