@@ -28,7 +28,7 @@ from remind.alignment.tokens import Example
 from remind.core.distributed import sharded
 from remind.core.errors import ConfigError, ModelError
 from remind.core.processes import TERMINATED, Termination
-from remind.core.progress import ProgressBar
+from remind.core.progress import ProgressBar, warn
 
 
 def train(cfg: TrainConfig) -> Path:
@@ -314,7 +314,7 @@ class Trainer:
         self.folder.record(metrics)
         self.evaluated, self._saved = self.step, None
         if self.step == 0 and self.folder.main and (what := self.guard.unfamiliar(metrics, self.cfg.model)):
-            print(f"warning: {what}", file=sys.stderr)
+            warn(what)
         collapses = self.guard.collapses(metrics)
         # test may be monitored but must not choose a checkpoint
         if choose and self.data.eval_split != "test" and (self.best is None or metrics["ce0"] < self.best["ce0"]):
@@ -351,7 +351,7 @@ class Trainer:
                 f"{what}; saved in {self.save()}; {REMEDY}, or trainer.guard.mode warn to go on with this one"
             )
         if self.folder.main:
-            print(f"warning: {what}; {REMEDY}", file=sys.stderr)
+            warn(f"{what}; {REMEDY}")
 
     def save(self) -> Path:
         """Write the checkpoint of the present step, unless it is there already; remove older ones.

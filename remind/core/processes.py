@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -92,7 +92,7 @@ def locked(file: Path, wait: bool = True) -> Iterator[None]:
         raise ConfigError(f"{_holder(file)} is at work in {file.parent}; wait for it or choose another") from None
     try:
         with suppress(OSError):
-            file.write_text(f"{os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+            file.write_text(f"{os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
         lock.release()

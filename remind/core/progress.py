@@ -111,6 +111,11 @@ class ProgressBar:
             self._bar.update(n)
 
 
+def warn(message: str) -> None:
+    """Print a warning on standard error, on a line of its own where a bar is drawn."""
+    tqdm.write(f"warning: {message}", file=sys.stderr)
+
+
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Yield the items while showing how many of `total` are done."""
     with ProgressBar(description, total) as bar:

@@ -122,7 +122,7 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
         refused(ConfigError, "leave out", adapter_only=True, dtype="bfloat16")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "bitsandbytes", None)
-        refused(ModelError, "pip install bitsandbytes", quantise="nf4")
+        refused(ModelError, r"pip install 'remind-toolkit\[gpu\]'", quantise="nf4")
 
     def other(*args: Any, **kwargs: Any) -> Any:
         backbone = load_backbone(*args, **kwargs)

@@ -208,7 +208,8 @@ def _here(*_: object, **__: object) -> ThreadPoolExecutor:
 
 def _makes(command: Command, path: str) -> bool:
     out = output_of(command)
-    return out is not None and f"{path}/".startswith(f"{out}/")
+    dry = "--llm.dry_run" in command.words
+    return out is not None and not dry and f"{path}/".startswith(f"{out}/")
 
 
 def _in_process(command: Command, words: list[str]) -> str:

@@ -14,6 +14,7 @@ from remind.llm.auxiliary import ChatLLM
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import Reply, Request
 from remind.perception import Perception, PerceptionConfig
+from remind.perception.config import RetrieveConfig
 from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy
 
 TURNS = (
@@ -227,7 +228,7 @@ def test_a_dialogues_questions_are_asked_together_and_failed_cues_are_not_kept(t
     def fresh() -> tuple[Perception, Scripted, ChatLLM]:
         model = Scripted(answer)
         llm = ChatLLM({"cues": model, "strategy": model}, OfflineLLM(encoder))
-        return Perception(PerceptionConfig(), encoder, llm, tmp_path), model, llm
+        return Perception(PerceptionConfig(retrieve=RetrieveConfig(whole_tokens=0)), encoder, llm, tmp_path), model, llm
 
     perception, model, llm = fresh()
     made = perception.perceive_all(TALK, [SINGLE, DIRECT])

@@ -174,6 +174,7 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
+        cfg.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
         assert build_states(cfg) == tmp_path / "asked.jsonl"
         assert proxy.hits == 0
     stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
