@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,6 @@ class RunFolder:
         self.cfg, self.path, self.accelerator = cfg, Path(cfg.out), accelerator
         self.main: bool = accelerator.is_main_process
         self._missing: list[Path] = []
-        self._lock = ExitStack()
 
     def claim(self) -> Path | None:
         """The checkpoint to go on from, if any. Every process calls it before any of them writes.
@@ -143,8 +142,12 @@ class RunFolder:
                 remove_empty(self._missing)
             raise
 
+    def held(self) -> AbstractContextManager[None]:
+        """Keep other processes out. Raises ConfigError where one, which the message names, is training here."""
+        return sole_writer(self.path) if self.main else nullcontext()
+
     def begin(self, about: Mapping[str, Any], step: int, evaluated: int) -> None:
-        """Write what is known before the first step, and forget metrics of steps that are run again; `close` ends it.
+        """Write what is known before the first step, and forget metrics of steps that are run again.
 
         Args:
             evaluated: the last step after which the held-out loss was measured; -1: none.
@@ -153,8 +156,7 @@ class RunFolder:
             ConfigError: another process is training in the folder.
         """
         if self.main:
-            with ExitStack() as lock, checkpoint.saving(self.path):
-                lock.enter_context(sole_writer(self.path))
+            with checkpoint.saving(self.path), self.held():
                 # first of all: it marks the folder as a run's
                 content = yaml.safe_dump(as_dict(self.cfg), sort_keys=False, allow_unicode=True)
                 write_text(self.path / CONFIG, content)
@@ -163,7 +165,6 @@ class RunFolder:
                     rows = read_metrics(self.path)
                     rows = [row for row in rows if row["step"] <= (step if row["kind"] == "train" else evaluated)]
                     write_text(log, "".join(f"{json.dumps(row)}\n" for row in rows))
-                self._lock = lock.pop_all()
         if self.cfg.trainer.trackers:
             settings = {key: str(value) for key, value in flatten(as_dict(self.cfg)).items()}
             self.accelerator.init_trackers("remind", config=settings)
@@ -190,7 +191,5 @@ class RunFolder:
         return path
 
     def close(self) -> None:
-        """Let others write here, and end the trackers."""
-        self._lock.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()

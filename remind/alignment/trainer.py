@@ -108,7 +108,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Run the remaining steps; held-out loss and checkpoints on their way. Ends early on SIGTERM (`stopped`)."""
-        with self.termination, ProgressBar("train", self.parts.total, self.step) as bar:
+        with self.folder.held(), self.termination, ProgressBar("train", self.parts.total, self.step) as bar:
             self._bar = bar
             # a run that was stopped between a step and its evaluation makes up for it
             self._evaluate_if_due()

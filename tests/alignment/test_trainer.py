@@ -84,7 +84,7 @@ def test_metrics_of_every_step(run: Path) -> None:
 
 def test_the_run_folder(run: Path, states: Path) -> None:
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "data.json", "metrics.jsonl", "checkpoints", "best.json", "cache",
+        ".lock", "config.yaml", "data.json", "metrics.jsonl", "checkpoints", "best.json", "cache",
     }  # fmt: skip
     values = yaml.safe_load((run / "config.yaml").read_text())
     assert values["trainer"]["lr"] == 1e-3

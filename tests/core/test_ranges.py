@@ -41,7 +41,8 @@ ZERO = {
         ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed ScoreRetrievalConfig.seed
         SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed PretrainConfig.seed""",
     "a number that counts from 0: a layer, a level, a fold": """
-        BuiltConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers Edge.student Edge.teacher
+        BuiltConfig.layers FeaturePagesConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers
+        Edge.student Edge.teacher
         Knobs.hard_levels Objective.hard_levels StabilityConfig.hard_levels ChainConfig.sft_levels
         ChainConfig.only_folds""",
     "none of them, never, or in this process alone": """
