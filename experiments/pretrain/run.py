@@ -296,15 +296,15 @@ def _hash(lessons: Lessons) -> str:
     return digest.hexdigest()
 
 
-def measure(folder: str | Path, worlds: Iterable[str] = MEASURED) -> dict[str, Any]:
-    """Accuracy of a checkpoint by world, one of `MEASURED`, format and level, with 95 % Wilson intervals."""
+def measure(folder: str | Path, worlds: Iterable[str] | None = None) -> dict[str, Any]:
+    """Accuracy of a checkpoint by world of `MEASURED` (None: all), format and level, with 95 % Wilson intervals."""
     from remind.evaluation.intervals import wilson
     from remind.models.load import load_backbone
     from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(folder)
     scores: dict[str, Any] = {}
-    for world in worlds:
+    for world in worlds or MEASURED:
         questions = records(make_world(MEASURED[world]), LadderConfig())
         scores[world] = {name: {} for name in FORMATS}
         for level in LEVELS:
