@@ -214,6 +214,8 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
+        # the second name is what a file was copied or moved to
+        name = error.filename2 or error.filename
+        place = f"{name}: " if name else ""
         print(f"error: {place}{error.strerror or error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.cache import Cache
-from remind.core.errors import DataError, FormatError
+from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import (
     atomic_path,
     missing_folders,
@@ -81,16 +81,24 @@ def is_built(out: Path, stamp: str) -> bool:
     return all((out / name).is_file() and sha256_file(out / name) == digest for name, digest in parts.items())
 
 
+def check_built(out: Path, stamp: str) -> None:
+    """Raises ConfigError unless the folder holds the states of the build with that stamp."""
+    if not is_built(out, stamp):
+        raise ConfigError(f"{out} exists, of other input or settings; choose another out or set overwrite")
+
+
 def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str, Any], overwrite: bool) -> None:
     """Copy the parts to a new folder, write its manifest last, and give it its name.
 
     What a killed process left half-made is cleared away. Nothing is done where another process was first.
 
     Raises:
+        ConfigError: another process has meanwhile put states of other input or settings there.
         OSError: no room, no right to write. DataError: a part that has changed since it was built.
     """
     with locked(parts.folder / "states" / f"{sha256_json(str(out.resolve()))[:16]}.lock"):
-        if not overwrite and is_built(out, manifest["build"]):
+        if not overwrite and out.exists():
+            check_built(out, manifest["build"])
             return
         partial = out.with_name(f"{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -16,7 +16,7 @@ from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone, model_folder, size_of
 from remind.perception import Perception
-from remind.pipeline.assemble import Parts, assemble, is_built, manifest_of, summary_of
+from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.identity import build_identity
@@ -74,8 +74,7 @@ class _Build:
         inputs = input_hashes(cfg.inputs)
         stamp = self._stamp(inputs)
         if self.out.exists() and not cfg.overwrite:
-            if not is_built(self.out, stamp):
-                raise ConfigError(f"{self.out} exists, of other input or settings; choose another out or set overwrite")
+            check_built(self.out, stamp)
             print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
             return self.out
         # before hours of work, of which the first dialogue's is minutes already

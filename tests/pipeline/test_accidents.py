@@ -16,10 +16,10 @@ from forked import Forked
 from small_corpus import contents
 
 import remind.pipeline.build
-from remind.core.errors import DataError
+from remind.core.errors import ConfigError, DataError
 from remind.pipeline import BuildStatesConfig, build_states
-from remind.pipeline.assemble import Parts
-from remind.states.parquet import read_states
+from remind.pipeline.assemble import Parts, assemble
+from remind.states.parquet import read_manifest, read_states
 
 
 def written(cache: Path) -> int:
@@ -92,6 +92,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     assert process.returncode == 2
     last = errors.strip().splitlines()[-1]
     assert last.startswith("error: "), errors
+    assert f"{small_disk}/{place}" in last
     assert "No space left on device" in last
     assert not out.exists()
     assert not [path for path in small_disk.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
@@ -101,6 +102,17 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert len(read_states(out)) == 12
+
+
+def test_what_another_build_has_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    out, parts = tmp_path / "out", Parts(tmp_path / "cache")
+    for _ in range(2):
+        assemble(out, parts, [], {"build": "one"}, overwrite=False)
+    with pytest.raises(ConfigError, match="out exists, of other input or settings"):
+        assemble(out, parts, [], {"build": "other"}, overwrite=False)
+    assert read_manifest(out)["build"] == "one"
+    assemble(out, parts, [], {"build": "other"}, overwrite=True)
+    assert read_manifest(out)["build"] == "other"
 
 
 @pytest.mark.slow
