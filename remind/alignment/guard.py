@@ -19,8 +19,9 @@ from remind.core.errors import ModelError
 REMEDY = (
     "set objective.teacher_weights ema or base, or objective.hard_levels [0, 1, 2], or lower trainer.lr, in a new run"
 )
-#: Nats per token of right answers above which a model does not know their language: a guess among 400 tokens.
-UNFAMILIAR = 6.0
+#: Cross-entropy of right answers and entropy, in nats per token, above which a model guesses (among 400 tokens, 50).
+#: A cross-entropy alone may be high for want of the answers' form, of which a model that knows the language is sure.
+UNFAMILIAR = (6.0, 4.0)
 
 
 @dataclass
@@ -30,11 +31,13 @@ class Guard:
     Attributes:
         first: `ce0`, … and `entropy0`, … as first measured; empty before.
         lowest: the lowest `ce0`, … so far.
+        told: whether it has been said that the model guesses.
     """
 
     config: GuardConfig
     first: dict[str, float] = field(default_factory=dict)
     lowest: dict[str, float] = field(default_factory=dict)
+    told: bool = False
 
     def collapses(self, metrics: Mapping[str, float]) -> list[str]:
         """What in a measurement looks like a collapse, one sentence each; remembers the measurement.
@@ -60,12 +63,14 @@ class Guard:
         return [] if self.config.mode == "off" else collapses
 
     def unfamiliar(self, metrics: Mapping[str, float], model: str) -> str | None:
-        """What to say of a model that answers by chance before training (`ce0` above `UNFAMILIAR`), or None."""
-        if self.config.mode == "off" or not metrics["ce0"] > UNFAMILIAR:
+        """What to say, once, of a model that guesses (`ce0` and `entropy0` above `UNFAMILIAR`), or None."""
+        ce, entropy = metrics["ce0"], metrics["entropy0"]
+        if self.config.mode == "off" or self.told or not (ce > UNFAMILIAR[0] and entropy > UNFAMILIAR[1]):
             return None
+        self.told = True
         return (
-            f"before training {model} has a held-out loss of {metrics['ce0']:.1f} nats per token under x0: it does not "
-            "know the language of these answers, and a short training will not teach it; choose another model"
+            f"{model} guesses: under x0 its held-out loss is {ce:.1f} nats per token, its entropy {entropy:.1f}; it "
+            "does not know the language of these answers, and a short training will not teach it; choose another model"
         )
 
     def state(self) -> dict[str, dict[str, float]]:

@@ -313,7 +313,7 @@ class Trainer:
         }
         self.folder.record(metrics)
         self.evaluated, self._saved = self.step, None
-        if self.step == 0 and self.folder.main and (what := self.guard.unfamiliar(metrics, self.cfg.model)):
+        if self.folder.main and (what := self.guard.unfamiliar(metrics, self.cfg.model)):
             warn(what)
         collapses = self.guard.collapses(metrics)
         # test may be monitored but must not choose a checkpoint

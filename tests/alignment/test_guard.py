@@ -73,7 +73,11 @@ def test_warn_says_it_once_per_measurement_and_goes_on(
     assert [record["step"] for record in records] == [2, 4]
 
 
-@pytest.mark.parametrize(("ce", "mode", "warned"), [(7.6, "warn", 1), (7.6, "off", 0), (5.9, "warn", 0)])
+# the last is sure of answers in another form
+@pytest.mark.parametrize(
+    ("ce", "entropy", "mode", "warned"),
+    [(7.6, 8.0, "warn", 1), (7.6, 8.0, "off", 0), (5.9, 8.0, "warn", 0), (16.8, 1.1, "warn", 0)],
+)
 def test_a_model_that_does_not_know_the_language_is_named_once(
     runs: Any,
     states: Path,
@@ -81,6 +85,7 @@ def test_a_model_that_does_not_know_the_language_is_named_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     ce: float,
+    entropy: float,
     mode: Any,
     warned: int,
 ) -> None:
@@ -89,13 +94,13 @@ def test_a_model_that_does_not_know_the_language_is_named_once(
     def set_to(self: Trainer) -> dict[str, Tensor]:
         values = through(self)
         assert values is not None
-        return values | {"ce0": torch.full_like(values["ce0"], ce)}
+        return values | {name: torch.full_like(values[name], to) for name, to in (("ce0", ce), ("entropy0", entropy))}
 
     monkeypatch.setattr(Trainer, "_held_out", set_to)
     train(runs.config(states, tmp_path / "r", max_steps=2, guard=GuardConfig(mode=mode)))
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: before training")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if " guesses: " in line]
     assert len(lines) == warned
-    assert all(f"has a held-out loss of {ce} nats per token under x0" in line for line in lines)
+    assert all(f"held-out loss is {ce} nats per token, its entropy {entropy}" in line for line in lines)
 
 
 @pytest.mark.usefixtures("drifting")
