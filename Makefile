@@ -1,4 +1,4 @@
-# make demo | test | soak | lint | docs: each sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
+# make demo | test | soak | lint | docs | gpu: each but the last sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test soak lint docs notebooks clean
+.PHONY: demo test soak gpu lint docs notebooks clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
@@ -32,6 +32,10 @@ soak: $(VENV)/.ready
 	REMIND_KILLS=20 $(BIN)/python -m pytest tests/sae/test_checkpoint.py tests/alignment/test_kills.py tests/pipeline -k killed
 	$(PIP) -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/fuzzing --seconds 600
+
+# Figures of a machine with CUDA, by the Python that is there: nothing is installed. make gpu DATA="locomo10.json realtalk/"
+gpu:
+	$(PYTHON) -m benchmarks.gpu --out runs/gpu $(if $(DATA),--data $(DATA))
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -39,7 +39,6 @@ from remind.alignment.model import checkpoint_activations, head_weight, trainabl
 from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
 from remind.alignment.teachers import teach, topk_targets
-from remind.core.cli import main
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import resident, spawned_pool
@@ -389,4 +388,6 @@ def _table(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
+    from remind.core.cli import main
+
     main(BenchStepConfig, bench_step, __doc__)

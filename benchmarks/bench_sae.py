@@ -142,8 +142,15 @@ def take_turns(runs: dict[str, Callable[[int], None]], args: argparse.Namespace)
     return times
 
 
-def show(title: str, times: dict[str, list[float]], tokens: int, ratios: Sequence[tuple[str, str, str]]) -> None:
-    """ratios: (words, name above, name below)."""
+def show(
+    title: str, times: dict[str, list[float]], tokens: int, ratios: Sequence[tuple[str, str, str]]
+) -> dict[str, float]:
+    """Print and return medians: tokens a second by name of `times`, and the ratios by their words.
+
+    Args:
+        ratios: (words, name above, name below).
+    """
+    figures = {name: tokens / statistics.median(values) for name, values in times.items()}
     print(f"\n{title}", flush=True)
     for name, values in times.items():
         middle = statistics.median(values)
@@ -153,9 +160,11 @@ def show(title: str, times: dict[str, list[float]], tokens: int, ratios: Sequenc
         each = [one / other for one, other in zip(times[above], times[below], strict=True)]
         middle = statistics.median(times[above]) / statistics.median(times[below])
         print(f"  {words}: {middle:.2f} (per round {min(each):.2f}-{max(each):.2f})", flush=True)
+        figures[words] = middle
+    return figures
 
 
-def bench_step(args: argparse.Namespace, d_in: int, d_sae: int) -> None:
+def bench_step(args: argparse.Namespace, d_in: int, d_sae: int) -> dict[str, float]:
     data = batches(d_in, args.batch, 4)
     runs = {"ours": ours(args, data, d_sae), "encoder product": product(args, data, d_sae)}
     ratios = [("a step of ours in encoder products", "ours", "encoder product")]
@@ -163,7 +172,7 @@ def bench_step(args: argparse.Namespace, d_in: int, d_sae: int) -> None:
         runs["sae-lens"] = sae_lens(args, data, d_sae)
         ratios.append(("as fast as sae-lens's trainer", "sae-lens", "ours"))
     title = f"step: d {d_in} -> {d_sae}, k {args.k}, batch {args.batch}, {args.dtype}, {args.dead:.0%} dead"
-    show(f"{title}, AuxK on every {args.aux_stride}. token", take_turns(runs, args), args.batch, ratios)
+    return show(f"{title}, AuxK on every {args.aux_stride}. token", take_turns(runs, args), args.batch, ratios)
 
 
 def bench_layers(args: argparse.Namespace) -> None:
@@ -200,7 +209,7 @@ def backbone(args: argparse.Namespace) -> tuple[Any, list[int], int]:
     return loaded.model, default_layers(loaded.n_layers), min(args.length, loaded.max_length)
 
 
-def bench_harvest(args: argparse.Namespace) -> None:
+def bench_harvest(args: argparse.Namespace) -> dict[str, float]:
     model, layers, length = backbone(args)
     vocabulary = int(model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
@@ -219,7 +228,7 @@ def bench_harvest(args: argparse.Namespace) -> None:
             pass
 
     times = take_turns({"forward alone": forward, "harvest": gather}, args)
-    show(
+    return show(
         f"harvest: {args.backbone}, layers {layers}, {rows} x {length} tokens",
         times,
         rows * length,
@@ -227,7 +236,8 @@ def bench_harvest(args: argparse.Namespace) -> None:
     )
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Settings from words as on a command line; None: those of this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["step", "layers", "harvest"], help="step, layers, harvest")
     parser.add_argument("--sizes", type=json.loads, default=SIZES, help='e.g. "[[512, 4096]]"')
@@ -241,7 +251,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens per row of a harvest")
     parser.add_argument("--harvest_tokens", type=int, default=4096, help="tokens per harvest")
     parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    args = arguments()
     torch.set_num_threads(args.threads)
     print(headline(about("torch", *([] if args.no_sae_lens else ["sae-lens"]), device=args.device)))
     if "step" in args.parts:

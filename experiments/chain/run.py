@@ -159,7 +159,7 @@ class FoldRuns:
         answers = self._folder(name) / "answers"
         if missing := [one for one in asked if not (answers / f"{one.name}.jsonl").exists()]:
             model = self._model(name)
-            backbone = load_backbone(model, dtype=self.cfg.answer_dtype)
+            backbone = load_backbone(model, dtype=self.cfg.answer_dtype, device=self.cfg.build.device)
             answerer = LocalAnswers(backbone, model, self.cfg.max_new_tokens, self.cfg.batch_size)
             for one in missing:
                 rows = self._answer(answerer, one, answers / one.name)

