@@ -95,7 +95,8 @@ class ProgressBar:
     def advance_to(self, done: float, note: str = "") -> None:
         """Set how much is done."""
         if not self._bar.disable and done == self._bar.initial == self._bar.n:
-            self._bar.unpause()
+            # not unpause(): it also counts as a line just drawn, so that none would come during the preparation
+            self._bar.start_t = self._bar._time()
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._done)

@@ -39,8 +39,10 @@ def test_lines_now_and_then_where_there_is_no_terminal(
     monkeypatch.setattr(progress.tqdm, "monitor_interval", 0)
     with ProgressBar("states", 40.0, percent=True) as bar:
         bar.skip(20.0)
-        now += 500  # preparation
-        bar.step(0)
+        for _ in range(5):
+            now += 100
+            bar.step(0, "reading")
+        assert capsys.readouterr().err.count("reading") == 5
         for _ in range(8):
             now += progress.LINE_SECONDS / 4
             bar.step(1.0, "segments")
