@@ -44,8 +44,8 @@ MODULES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if re.search(r"__main__\":\n(    .*\n+)*? +main\(", path.read_text(encoding="utf-8"))
 )
-#: It has a command line of its own, since it measures in a process free of ours.
-PLAIN = "benchmarks.bench_sae"
+#: They have command lines of their own: one measures in a process free of ours, one runs where jsonargparse is not.
+PLAIN = ("benchmarks.bench_sae", "benchmarks.gpu")
 PROGRAMS = [*COMMANDS, *MODULES]
 #: What the pages shorten to a word: the rest of the line, or a file of one's own.
 ELIDED = {"…": "[locomo10.json]"}
@@ -71,16 +71,17 @@ def parser_of(program: str) -> Any:
 
 
 @cache
-def plain_help() -> str:
-    line = [sys.executable, "-m", PLAIN, "--help"]
+def plain_help(program: str) -> str:
+    line = [sys.executable, "-m", program, "--help"]
     return subprocess.run(line, capture_output=True, text=True, timeout=240, cwd=ROOT, check=True).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help_explains_every_field(program: str) -> None:
-    if program == PLAIN:
-        assert all(option in plain_help() for option in ("--sizes", "--dead", "--aux_stride", "--no_sae_lens"))
+    if program in PLAIN:
+        named = ("--sizes", "--dead", "--no_sae_lens") if program == PLAIN[0] else ("--small", "--data", "--limit")
+        assert all(option in plain_help(program) for option in named)
         return
     page = io.StringIO()
     with contextlib.redirect_stdout(page), pytest.raises(SystemExit) as end:
@@ -104,8 +105,8 @@ def test_a_command_that_is_not_run_is_one_its_program_takes(command: Command) ->
     """Measurements take hours, notebooks have tests of their own; options are checked, names and types of values."""
     program, words = str(command.program), [ELIDED.get(word, word) for word in command.arguments]
     assert program in PROGRAMS
-    if program == PLAIN:
-        assert all(word in plain_help() for word in words if word.startswith("--"))
+    if program in PLAIN:
+        assert all(word in plain_help(program) for word in words if word.startswith("--"))
     elif "--help" not in words:
         parser = parser_of(program)
         required = {name for action in parser._actions if action.required for name in action.option_strings}
@@ -116,9 +117,10 @@ def test_a_command_that_is_not_run_is_one_its_program_takes(command: Command) ->
 
 def test_every_option_the_text_names_exists() -> None:
     # of accelerate launch, git and pip
-    options = {"--print_config", "--config_file", "--help", "--version", *re.findall(r"--\w+", plain_help())}
+    options = {"--print_config", "--config_file", "--help", "--version"}
+    options.update(*(re.findall(r"--\w+", plain_help(program)) for program in PLAIN))
     for program in PROGRAMS:
-        if program != PLAIN:
+        if program not in PLAIN:
             options |= {option for action in parser_of(program)._actions for option in action.option_strings}
     comments = [
         Command(str(path.relative_to(ROOT)), line.lstrip("# "))
