@@ -39,8 +39,10 @@ def write_report(
 
 
 def examples(scores: Sequence[Score], limit: int) -> list[dict[str, Any]]:
-    """Wrong answers in file order, the formats by turns, with the evidence found and missed."""
-    wrong = [[s for s in scores if s.accuracy == 0.0 and s.record.format == name] for name in FORMATS]
+    """Wrong answers in file order, the formats by turns, with the evidence found and missed. Failures are apart."""
+    wrong = [
+        [s for s in scores if s.accuracy == 0.0 and s.failure is None and s.record.format == name] for name in FORMATS
+    ]
     return [_example(item) for item in _by_turns(wrong)[:limit]]
 
 

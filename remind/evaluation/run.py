@@ -115,9 +115,9 @@ def evaluate(
         answerer: answers, in place of both.
 
     Returns:
-        What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_category` (rows of `summarise`) of
-        the reference condition, the same of each under `conditions`, `differences`, identity, versions. After a dry
-        run: `dry_run`, what would have been asked.
+        What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_dimension_and_format`,
+        `by_category` (rows of `summarise`) of the reference condition, the same of each under `conditions`,
+        `differences`, identity, versions. After a dry run: `dry_run`, what would have been asked.
 
     Raises:
         DataError, FormatError: states, dialogue files or earlier rows that cannot be used.

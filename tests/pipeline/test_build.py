@@ -275,7 +275,7 @@ def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
     head, *rows = _rows(
         text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
     )
-    measures = {"Acc": "accuracy", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
+    measures = {"Acc": "accuracy", "parsed": "parse_rate", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
     assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]
     for name in ("single", "multi", "direct", "all"):
         parts = [side["overall"] if name == "all" else side["by_format"][name] for side in sides]
