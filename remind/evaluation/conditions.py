@@ -27,7 +27,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.rebuild import attentional_of, positions_of, strategy_end
+from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
@@ -94,28 +94,30 @@ class Prompter:
         return self.corpus.dialogue(record.dialogue_id), question
 
     def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
-        """x0's prompt with other turns: oracle keeps the strategy, which the others do without."""
+        """x0's prompt with other turns: oracle and the conditions named so keep the strategy."""
+        source = name.removesuffix("_strategy")
         if name == "oracle":
             positions = _gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
-        elif name == "rag":
+        elif source == "rag":
             assert self.contexts is not None
             positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
             assert self.contexts is not None
             positions = self.contexts.full(dialogue)
-        state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), Strategy(()))
+        segments, abstention = segments_of(dialogue, positions), abstention_of(record.x0)
+        state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
         if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
             message = "its states were built with other prompt templates, so that conditions would not compare"
             raise DataError(f"{message}; build them again", record=record.question_id)
         ids, images = {turn.id for turn in state.turns}, {image.index for turn in state.turns for image in turn.images}
         return Prompt(
-            _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle"),
+            _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle" or source != name),
             tuple(turn_id for turn_id in record.evidence if turn_id in ids),
             tuple(index for index in record.images if index in images),
-            len(dialogue.turns) - len(positions) if name == "full_context" else 0,
+            len(dialogue.turns) - len(positions) if source == "full_context" else 0,
         )
 
     def _altered(self, records: Sequence[StateRecord]) -> list[Prompt]:

@@ -238,7 +238,7 @@ def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any]) -> Iterator[dict[str
 def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """For the report: models, states, machine, versions, and what endpoints cost."""
     costs = models.chats.ledger.summary()
-    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer")
+    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
     # by stage how many items the offline stand-in wrote because an endpoint failed
     stood_in = Counter(failure.stage for failure in (() if models.llm is None else models.llm.failures))
     return {

@@ -52,15 +52,20 @@ class Perception:
         self._indexes.move_to_end(id(dialogue))
         return index
 
-    def perceive(self, dialogue: Dialogue, question: Question) -> FactualState:
+    def perceive(self, dialogue: Dialogue, question: Question, abstention: bool = True) -> FactualState:
         """x0 = [C_ret, S_str] of the question. Neither part depends on the question's gold.
+
+        Args:
+            abstention: as in `FactualState`.
 
         Raises:
             DataError: an empty question, an unknown dimension, or a question about another dialogue.
         """
-        return self.perceive_all(dialogue, [question])[0]
+        return self.perceive_all(dialogue, [question], abstention)[0]
 
-    def perceive_all(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[FactualState]:
+    def perceive_all(
+        self, dialogue: Dialogue, questions: Sequence[Question], abstention: bool = True
+    ) -> list[FactualState]:
         """x0 of each question, as `perceive`; the LLM is asked for all strategies at once."""
         for question in questions:
             if not question.text.strip():
@@ -77,6 +82,6 @@ class Perception:
                 retrieved.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
         strategies = self.llm.strategies(dialogue, [blind(question) for question in questions])
         return [
-            FactualState(dialogue, question, segments, strategy)
+            FactualState(dialogue, question, segments, strategy, abstention)
             for question, segments, strategy in zip(questions, retrieved, strategies, strict=True)
         ]

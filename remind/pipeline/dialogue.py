@@ -103,7 +103,7 @@ class DialogueBuilder:
         give_back_memory()
 
     def key(self, task: Task) -> str:
-        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits)
+        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits, task.abstention)
 
     def _open(self) -> tuple[Perception, AuxiliaryLLM, ChatLLM | None]:
         if self._opened is None:
@@ -124,7 +124,7 @@ class DialogueBuilder:
                 with part(number / len(dimensions), (number + 1) / len(dimensions)):
                     index.cues(dimension)
         with self._timed("retrieval"):
-            return perception.perceive_all(task.dialogue, task.questions)
+            return perception.perceive_all(task.dialogue, task.questions, task.abstention)
 
     def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
         prompts = [[state.question.text, render(state).text] for state in states]
