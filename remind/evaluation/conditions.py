@@ -13,7 +13,7 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.llm.offline import declines
 from remind.reflect import summarise_all
-from remind.states.auxiliary import blind
+from remind.states.auxiliary import blind, told
 from remind.states.parquet import StateRecord, check_split, read_part, state_parts
 from remind.states.pyramid import (
     LETTERS,
@@ -63,12 +63,17 @@ class Prompter:
         corpus: the dialogues that the states were built from; needed by the conditions marked so in `CONDITIONS`.
         contexts: chooses turns; needed by full_context and rag.
         llm: writes the summary of the altered order.
+        kind: what the states were tailored to, as in `PerceptionConfig`.
     """
 
     def __init__(
-        self, corpus: Corpus | None = None, contexts: Contexts | None = None, llm: AuxiliaryLLM | None = None
+        self,
+        corpus: Corpus | None = None,
+        contexts: Contexts | None = None,
+        llm: AuxiliaryLLM | None = None,
+        kind: str = "gold",
     ) -> None:
-        self.corpus, self.contexts, self.llm = corpus, contexts, llm
+        self.corpus, self.contexts, self.llm, self.kind = corpus, contexts, llm, kind
         self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
 
     def prompts(self, name: str, records: Sequence[StateRecord]) -> list[Prompt]:
@@ -124,7 +129,11 @@ class Prompter:
         assert self.llm is not None
         marked = [attentional_of(record, *self._source(record)) for record in records]
         # every turn marked is no turn singled out: the summary is one of x0
-        unguided = [AttentionalState(state.factual, _runs(state.factual)) for state in marked]
+        known = told(self.llm, [state.factual.question for state in marked], self.kind)
+        unguided = [
+            AttentionalState(replace(state.factual, told=question), _runs(state.factual))
+            for state, question in zip(marked, known, strict=True)
+        ]
         summaries = [state.summary for state in summarise_all(self.llm, unguided)]
         return [
             Prompt(render(ReflectiveState(state, summary)).text, record.evidence_found, record.images_found)

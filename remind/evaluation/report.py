@@ -116,7 +116,11 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("states hash", identity["states"]),
         ("model hash", identity["model"]),
         *((f"input {name}", value) for name, value in (report["states"]["inputs"] or {}).items()),
-        *((f"states: {name}", value) for name in ("abstention",) if (value := report["states"].get(name)) is not None),
+        *(
+            (f"states: {name}", value)
+            for name in ("kind", "abstention")
+            if (value := report["states"].get(name)) is not None
+        ),
         *((f"prompt {name}", value) for name, value in report["prompts"].items()),
         ("machine", report["machine"]),
         *((f"version of {name}", value) for name, value in report["versions"].items()),

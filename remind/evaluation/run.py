@@ -209,7 +209,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         _ = models.answerer  # summaries may cost money: the model that answers must be there first
         llm = models.summariser()
         known["llm"] = llm.name
-    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm)
+    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, manifest.get("kind", "gold"))
     return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
 
 
@@ -245,7 +245,8 @@ def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> 
         "format": "remind-evaluation-report",
         "config": asdict(cfg),
         "model": models.answerer.about,
-        "states": {key: manifest.get(key) for key in kept},
+        # earlier builds knew no other kind
+        "states": {"kind": manifest.get("kind", "gold"), **{key: manifest.get(key) for key in kept}},
         "prompts": prompts.fingerprints(),
         "machine": machine(cfg.device),
         "versions": versions(),

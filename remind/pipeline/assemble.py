@@ -137,6 +137,7 @@ def manifest_of(
         "llm": name,
         "llm_report": report,
         "abstention": corpus.abstention,
+        "kind": cfg.perception.kind,
         "grounding_tokenizer": cfg.backbone,
         "sae": {file.parent.name: sha256_file(file) for file in sorted(saes.glob("layer_*/sae_weights.safetensors"))},
         "counts": {

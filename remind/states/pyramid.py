@@ -84,6 +84,7 @@ class FactualState:
     Attributes:
         abstention: whether the prompt of a direct question says what to answer where the conversation does not tell;
             the same for all questions of a benchmark, since it would give away the unanswerable ones.
+        told: the question as perception took it where it inferred its kind: without gold, with the inferred dimension.
     """
 
     dialogue: Dialogue
@@ -91,6 +92,7 @@ class FactualState:
     segments: tuple[Segment, ...]
     strategy: Strategy
     abstention: bool = True
+    told: Question | None = None
 
     def __post_init__(self) -> None:
         last = -1

@@ -99,6 +99,9 @@ class Told:
     def __init__(self) -> None:
         self.asked: list[AttentionalState] = []
 
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        return ["belief_modeling" for _ in questions]
+
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         self.asked += states
         return [f"{len(state.blocks)} blocks" for state in states]
@@ -212,7 +215,12 @@ def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
     # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
     assert llm.asked[0].blocks == ((0, 1), (2, 4))
     assert (llm.asked[0].factual.question.answers, llm.asked[0].factual.question.evidence) == ((), ())
+    assert llm.asked[0].factual.question.dimension is None
     assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+    # states that went by an inferred kind are summarised by it, too
+    inferring = Prompter(Corpus((DIALOGUE,), (QUESTION,)), None, llm, kind="infer")  # type: ignore[arg-type]
+    assert inferring.prompts("altered", [RECORD]) == [prompt]
+    assert llm.asked[1].factual.question.dimension == "belief_modeling"
     assert prompt.text != RECORD.x2.text
     assert strategy_of(RECORD.x2) == STRATEGY
     again = attentional_of(RECORD, DIALOGUE, QUESTION)

@@ -139,9 +139,12 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
     assert (report["counts"]["prompt_tokens"], report["counts"]["new_tokens"]) == (45, 20)
     assert report["states"]["inputs"] == {"made.json": "0" * 64}
+    # nothing in the manifest: built before kinds could be inferred
+    assert report["states"]["kind"] == "gold"
     assert yaml.safe_load((out / "config.yaml").read_text())["model"] == "a name"
     page = (out / "report.html").read_text()
     assert "equal" in page
+    assert "kind of question: its gold dimension" in page
     assert "v1 line" not in page
     assert "image 1" in page
     assert sorted(path.name for path in out.iterdir()) == [

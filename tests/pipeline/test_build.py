@@ -207,6 +207,7 @@ def test_questions_of_ones_own_about_each_dialogue(
     path, out = tmp_path / "in.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(2)))
     words = ["build-states", "--input", path, "--out", out, "--cache", tmp_path / "cache", "--sae", minilm_sae]
+    words += ["--perception.kind", "infer"]
     texts = ["What does Ana drink: tea?", "[Who] sold a violin?"]
     asking = [word for text in texts for word in ("--ask", text)]
     main([*map(str, words), *asking])
@@ -215,6 +216,7 @@ def test_questions_of_ones_own_about_each_dialogue(
     assert [record.question_id for record in records] == ["c0-ask1", "c0-ask2", "c1-ask1", "c1-ask2"]
     assert [record.question for record in records] == 2 * texts
     assert {(record.target, record.evidence) for record in records} == {(None, ())}
+    assert read_manifest(out)["kind"] == "infer"
     assert read_manifest(out)["abstention"] is all(NO_INFORMATION in record.x0.text for record in records) is True
     main([*map(str, words), *asking])
     assert "unchanged" in capsys.readouterr().out
