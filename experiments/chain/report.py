@@ -34,10 +34,9 @@ _KEPT = (
 
 def value_of(row: Row) -> float | None:
     """The score of an answer: LoCoMo's F1 where the question has a category, F1 of other free answers, accuracy of
-    options, where an answer that names none is wrong. None for questions that were never answered."""
+    options (Eq. 8: an answer that names none is wrong). None for questions that were never answered."""
     measures = ("locomo_f1", "f1") if row.get("f1") is not None else ("accuracy",)
-    value = next((row[name] for name in measures if row.get(name) is not None), None)
-    return 0.0 if value is None and row["failure"] is None else value
+    return next((row[name] for name in measures if row.get(name) is not None), None)
 
 
 def outcome(row: Row, record: StateRecord) -> dict[str, Any]:

@@ -167,6 +167,11 @@ class Question:
         """Whether its evidence is images (Table 10) rather than dialogue lines (Table 9)."""
         return self.dimension in VISUAL_DIMENSIONS
 
+    @property
+    def unanswerable(self) -> bool:
+        """Whether by its gold the dialogue does not tell (LoCoMo category 5; LongMemEval, whose ids say so)."""
+        return self.format == "direct" and (NO_INFORMATION in self.answers or self.id.endswith("_abs"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dangling:

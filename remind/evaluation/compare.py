@@ -13,14 +13,14 @@ from remind.core.files import read_json, sha256_json, write_json
 from remind.data.dialogue import FORMATS
 from remind.evaluation.config import CompareConfig
 from remind.evaluation.intervals import Difference, paired_bootstrap, several
-from remind.evaluation.predictions import PREDICTIONS, parse_lines
+from remind.evaluation.predictions import NO_VERDICT, PREDICTIONS, parse_lines
 from remind.evaluation.tables import plain
 
 REPORT = "report.json"
-#: Accuracy with failures of a question that has a gold answer as wrong: leaving questions out cannot raise it.
-WITH_FAILURES = "accuracy_failures_wrong"
 #: Measures by which the conditions of one run are compared.
-CONDITION_MEASURES = ("accuracy", WITH_FAILURES, "memory_recall", "f1", "evidence_recall")
+CONDITION_MEASURES = ("accuracy", "parse_rate", "memory_recall", "f1", "evidence_recall")
+#: Counts in a report's rows, beside the measures.
+_COUNTS = ("n", "failed", "no_verdict")
 #: Question ids shown in a message before it says how many more there are.
 _SHOWN = 3
 #: Scored predictions by question id.
@@ -57,8 +57,6 @@ def difference(
 def _value(row: Mapping[str, Any], measure: str) -> float | None:
     if row.get("left_out") is not None:
         return None
-    if measure == WITH_FAILURES:
-        return float(row.get("accuracy") or 0.0) if row.get("gold") else None
     value = row.get(measure)
     return None if value is None else float(value)
 
@@ -115,12 +113,16 @@ def load_run(folder: str | Path) -> Run:
     """Read a run.
 
     Raises:
-        DataError: no report or predictions, or not those of an evaluation.
+        DataError: no report or predictions, not those of an evaluation, or scored by an earlier version that left
+            failures of the model out of its accuracy.
     """
     folder = Path(folder)
     report = read_json(folder / REPORT)
     if not isinstance(report, dict) or any(not isinstance(report.get(key), dict) for key in ("identity", "overall")):
         raise DataError("not the report of an evaluation (no identity or overall scores)", folder / REPORT)
+    if report["overall"] and "parse_rate" not in report["overall"]:
+        message = "its accuracy leaves out answers that failed; run `remind evaluate` again, which keeps the answers"
+        raise DataError(message, folder / REPORT)
     path = folder / PREDICTIONS
     if not path.is_file():
         inside = [name for name in report.get("conditions") or () if (folder / name / PREDICTIONS).is_file()]
@@ -184,8 +186,9 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
     """See `CompareConfig`.
 
     Returns:
-        `n`, `dropped` (questions of only one run), `left_out` and `failed` by side, `differing` (identity entries that
-        differ, with both values), `differences`: format or "all" → measure → `Difference`.
+        `n`, `dropped` (questions of only one run), `left_out`, `failed` (counted as wrong) and `no_verdict` by side,
+        `differing` (identity entries that differ, with both values), `differences`: format or "all" → measure →
+        `Difference`.
 
     Raises:
         ConfigError: runs that cannot be compared.
@@ -200,13 +203,14 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         group or "all": {
             measure: change
             for measure in first.report["overall"]
-            if measure not in ("n", "failed")
+            if measure not in _COUNTS
             and (change := difference(first.rows, second.rows, measure, group, cfg.resamples, cfg.seed))
         }
         for group in groups
     }
     one, two = first.report["identity"], second.report["identity"]
     keys = [key for key in sorted({*one, *two}) if one.get(key) != two.get(key)]
+    failures = [[row.get("score_failure") for row in rows if row.get("score_failure")] for rows in sides]
     result = {
         "format": "remind-comparison",
         "first": str(first.folder),
@@ -215,7 +219,8 @@ def compare(cfg: CompareConfig) -> dict[str, Any]:
         "only_common": cfg.only_common,
         "dropped": [len(run.rows) - len(common) for run in runs],
         "left_out": [sum(row.get("left_out") is not None for row in rows) for rows in sides],
-        "failed": [sum((row.get("score_failure") or row.get("failure")) is not None for row in rows) for rows in sides],
+        "failed": [sum(kind not in NO_VERDICT for kind in kinds) for kinds in failures],
+        "no_verdict": [sum(kind in NO_VERDICT for kind in kinds) for kinds in failures],
         "differing": {key: [one.get(key), two.get(key)] for key in keys},
         "yardstick": first.yardstick,
         "resampled": "dialogues" if several([row.get("dialogue_id") for row in sides[0]]) else "questions",
@@ -235,7 +240,7 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(
             f"only_common: {one} questions of the first and {two} of the second run left out, the other lacks them"
         )
-    for key in ("left_out", "failed"):
+    for key in ("left_out", *_COUNTS[1:]):
         if any(result[key]):
             one, two = result[key]
             lines.append(f"{key.replace('_', ' ')}: {one} in the first, {two} in the second")

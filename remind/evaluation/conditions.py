@@ -13,7 +13,7 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.llm.offline import declines
 from remind.reflect import summarise_all
-from remind.states.auxiliary import blind
+from remind.states.auxiliary import blind, told
 from remind.states.parquet import StateRecord, check_split, read_part, state_parts
 from remind.states.pyramid import (
     LETTERS,
@@ -27,7 +27,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
-from remind.states.rebuild import attentional_of, positions_of, strategy_end
+from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
@@ -63,12 +63,17 @@ class Prompter:
         corpus: the dialogues that the states were built from; needed by the conditions marked so in `CONDITIONS`.
         contexts: chooses turns; needed by full_context and rag.
         llm: writes the summary of the altered order.
+        kind: what the states were tailored to, as in `PerceptionConfig`.
     """
 
     def __init__(
-        self, corpus: Corpus | None = None, contexts: Contexts | None = None, llm: AuxiliaryLLM | None = None
+        self,
+        corpus: Corpus | None = None,
+        contexts: Contexts | None = None,
+        llm: AuxiliaryLLM | None = None,
+        kind: str = "gold",
     ) -> None:
-        self.corpus, self.contexts, self.llm = corpus, contexts, llm
+        self.corpus, self.contexts, self.llm, self.kind = corpus, contexts, llm, kind
         self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
 
     def prompts(self, name: str, records: Sequence[StateRecord]) -> list[Prompt]:
@@ -94,35 +99,41 @@ class Prompter:
         return self.corpus.dialogue(record.dialogue_id), question
 
     def _chosen(self, name: str, record: StateRecord, dialogue: Dialogue, question: Question) -> Prompt:
-        """x0's prompt with other turns: oracle keeps the strategy, which the others do without."""
+        """x0's prompt with other turns: oracle and the conditions named so keep the strategy."""
+        source = name.removesuffix("_strategy")
         if name == "oracle":
             positions = _gold(dialogue, question)
             if not positions:
                 return Prompt("", left_out="no gold evidence")
-        elif name == "rag":
+        elif source == "rag":
             assert self.contexts is not None
             positions = self.contexts.rag(dialogue, question, positions_of(record, dialogue))
         else:
             assert self.contexts is not None
             positions = self.contexts.full(dialogue)
-        state = FactualState(dialogue, blind(question), segments_of(dialogue, positions), Strategy(()))
+        segments, abstention = segments_of(dialogue, positions), abstention_of(record.x0)
+        state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
         if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
             message = "its states were built with other prompt templates, so that conditions would not compare"
             raise DataError(f"{message}; build them again", record=record.question_id)
         ids, images = {turn.id for turn in state.turns}, {image.index for turn in state.turns for image in turn.images}
         return Prompt(
-            _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle"),
+            _with_dialogue(record, _dialogue(rendered), strategy=name == "oracle" or source != name),
             tuple(turn_id for turn_id in record.evidence if turn_id in ids),
             tuple(index for index in record.images if index in images),
-            len(dialogue.turns) - len(positions) if name == "full_context" else 0,
+            len(dialogue.turns) - len(positions) if source == "full_context" else 0,
         )
 
     def _altered(self, records: Sequence[StateRecord]) -> list[Prompt]:
         assert self.llm is not None
         marked = [attentional_of(record, *self._source(record)) for record in records]
         # every turn marked is no turn singled out: the summary is one of x0
-        unguided = [AttentionalState(state.factual, _runs(state.factual)) for state in marked]
+        known = told(self.llm, [state.factual.question for state in marked], self.kind)
+        unguided = [
+            AttentionalState(replace(state.factual, told=question), _runs(state.factual))
+            for state, question in zip(marked, known, strict=True)
+        ]
         summaries = [state.summary for state in summarise_all(self.llm, unguided)]
         return [
             Prompt(render(ReflectiveState(state, summary)).text, record.evidence_found, record.images_found)

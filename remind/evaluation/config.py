@@ -28,8 +28,10 @@ class Condition(NamedTuple):
 CONDITIONS = {
     "no_context": Condition("no conversation at all"),
     "full_context": Condition("the whole conversation, cut at a cap", corpus=True),
+    "full_context_strategy": Condition("the whole conversation, cut at a cap, with x0's strategy", corpus=True),
     "oracle": Condition("gold evidence in place of what was retrieved, with strategy", corpus=True),
     "rag": Condition("fixed chunks closest to the question", corpus=True),
+    "rag_strategy": Condition("fixed chunks closest to the question, with x0's strategy", corpus=True),
     "evidence": Condition("retrieved evidence alone"),
     "x0": Condition("evidence + strategy"),
     "x1": Condition("evidence + strategy + markers"),
@@ -43,7 +45,7 @@ CONDITIONS = {
 SETS = {
     "layers": ("x0", "x1", "x2"),
     "ladder": ("no_context", "evidence", "x0", "x1", "x2", "altered"),
-    "baselines": ("no_context", "full_context", "oracle", "rag", "x0"),
+    "baselines": ("no_context", "full_context", "full_context_strategy", "oracle", "rag", "rag_strategy", "x0"),
     "controls": ("always_a", "most_frequent", "abstain"),
     "all": tuple(CONDITIONS),
 }
@@ -100,7 +102,8 @@ class EvaluateConfig:
     """The one condition, where conditions names none: a state to answer from. x0 is what inference sees."""
     conditions: list[str] = field(default_factory=list)
     """What to answer from, side by side: x0, x1, x2, evidence, altered, no_context, full_context, oracle, rag,
-    always_a, most_frequent, abstain; or a set of them: layers, ladder, baselines, controls, all."""
+    always_a, most_frequent, abstain; full_context_strategy, rag_strategy: the same with the strategy of x0; or a set of
+    them: layers, ladder, baselines, controls, all."""
     answers: Literal["local", "server"] = "local"
     """local: the model answers here, in batches. server: the endpoint llm.answer does."""
     max_new_tokens: PositiveInt = 512
@@ -114,7 +117,8 @@ class EvaluateConfig:
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoints: answer (answers server), judge (judge llm), summary (condition altered)."""
     corpus: list[str] = field(default_factory=list)
-    """Dialogue files that the states were built from; full_context, oracle, rag and altered need them."""
+    """Dialogue files that the states were built from; full_context, oracle, rag (with the strategy, too) and altered
+    need them."""
     corpus_format: str | None = None
     """Format of those files; None: recognised from the content."""
     context: ContextConfig = field(default_factory=ContextConfig)

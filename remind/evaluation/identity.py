@@ -64,8 +64,9 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         templates = ("answer", "strategy", "reminder", "summary")
         identity["prompts"] = {part: prompts.fingerprint(part) for part in templates}
         wanted.append("corpus")
-    if name in ("full_context", "rag"):
-        keys = ("full_tokens", "keep") if name == "full_context" else ("chunk_tokens", "rag_tokens")
+    source = name.removesuffix("_strategy")
+    if source in ("full_context", "rag"):
+        keys = ("full_tokens", "keep") if source == "full_context" else ("chunk_tokens", "rag_tokens")
         identity["context"] = {key: asdict(cfg.context)[key] for key in keys} | {"encoder": cfg.encoder}
     if name == "altered":
         wanted.append("llm")

@@ -34,8 +34,8 @@ class ParsedAnswer:
         dropped: letters that name no option, left out of `letters`.
         evidence: the lines of the explanation; empty for visual questions.
         images: the image indices of the explanation; empty for others.
-        readable: False where options were to be chosen from and the answer names no letter, not even an empty set;
-            words that several options share name none.
+        readable: False where the answer is empty, or options were to be chosen from and it names no letter, not even an
+            empty set; words that several options share name none.
         problems: departures from the asked form, each one of a fixed set of phrases so that they can be counted.
     """
 
@@ -147,7 +147,7 @@ def parse_answer(
     if explanation is None:
         problems.append("no explanation tag")
         explanation = ""
-    readable = "no option letter" not in problems
+    readable = not {"empty answer", "no option letter"} & set(problems)
     if visual:
         return ParsedAnswer(answer, letters, dropped, (), _images(explanation, problems), tuple(problems), readable)
     lines = (_BULLET.sub("", line.strip()).strip() for line in explanation.splitlines())

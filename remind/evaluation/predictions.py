@@ -28,6 +28,8 @@ _FORMAT = "remind-evaluation"
 _TYPES = {"text": str, "prompt_tokens": int, "new_tokens": int, "finished": bool, "message": str}
 #: Failures that another try may mend.
 PASSING = ("error", "server", "refused")
+#: Failures that say nothing about the model's answer: none came, or the judge decided nothing. All others are wrong.
+NO_VERDICT = ("error", "server", "judge")
 
 
 # JSON lines, appended one by one, so that a killed run loses at most the line being written. Readers may come at any

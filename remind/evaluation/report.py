@@ -39,8 +39,10 @@ def write_report(
 
 
 def examples(scores: Sequence[Score], limit: int) -> list[dict[str, Any]]:
-    """Wrong answers in file order, the formats by turns, with the evidence found and missed."""
-    wrong = [[s for s in scores if s.accuracy == 0.0 and s.record.format == name] for name in FORMATS]
+    """Wrong answers in file order, the formats by turns, with the evidence found and missed. Failures are apart."""
+    wrong = [
+        [s for s in scores if s.accuracy == 0.0 and s.failure is None and s.record.format == name] for name in FORMATS
+    ]
     return [_example(item) for item in _by_turns(wrong)[:limit]]
 
 
@@ -114,6 +116,11 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("states hash", identity["states"]),
         ("model hash", identity["model"]),
         *((f"input {name}", value) for name, value in (report["states"]["inputs"] or {}).items()),
+        *(
+            (f"states: {name}", value)
+            for name in ("kind", "abstention")
+            if (value := report["states"].get(name)) is not None
+        ),
         *((f"prompt {name}", value) for name, value in report["prompts"].items()),
         ("machine", report["machine"]),
         *((f"version of {name}", value) for name, value in report["versions"].items()),

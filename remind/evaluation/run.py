@@ -115,9 +115,9 @@ def evaluate(
         answerer: answers, in place of both.
 
     Returns:
-        What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_category` (rows of `summarise`) of
-        the reference condition, the same of each under `conditions`, `differences`, identity, versions. After a dry
-        run: `dry_run`, what would have been asked.
+        What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_dimension_and_format`,
+        `by_category` (rows of `summarise`) of the reference condition, the same of each under `conditions`,
+        `differences`, identity, versions. After a dry run: `dry_run`, what would have been asked.
 
     Raises:
         DataError, FormatError: states, dialogue files or earlier rows that cannot be used.
@@ -209,7 +209,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         _ = models.answerer  # summaries may cost money: the model that answers must be there first
         llm = models.summariser()
         known["llm"] = llm.name
-    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm)
+    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, manifest.get("kind", "gold"))
     return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
 
 
@@ -238,14 +238,15 @@ def _claimed(cfg: EvaluateConfig, known: Mapping[str, Any]) -> Iterator[dict[str
 def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """For the report: models, states, machine, versions, and what endpoints cost."""
     costs = models.chats.ledger.summary()
-    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer")
+    kept = ("inputs", "config_hash", "prompts", "llm", "grounding_tokenizer", "abstention")
     # by stage how many items the offline stand-in wrote because an endpoint failed
     stood_in = Counter(failure.stage for failure in (() if models.llm is None else models.llm.failures))
     return {
         "format": "remind-evaluation-report",
         "config": asdict(cfg),
         "model": models.answerer.about,
-        "states": {key: manifest.get(key) for key in kept},
+        # earlier builds knew no other kind
+        "states": {"kind": manifest.get("kind", "gold"), **{key: manifest.get(key) for key in kept}},
         "prompts": prompts.fingerprints(),
         "machine": machine(cfg.device),
         "versions": versions(),

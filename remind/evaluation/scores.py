@@ -11,15 +11,17 @@ from remind.evaluation import metrics
 from remind.evaluation.intervals import Estimate, bootstrap, several, share
 from remind.evaluation.judge import Ruling
 from remind.evaluation.parse import ParsedAnswer, parse_answer
+from remind.evaluation.predictions import NO_VERDICT
 from remind.models.generate import Generation
 from remind.states.records import StateRecord, evidence_share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The averaged scores, in the order of the tables; `accuracy` is a share of ones, the others are means.
+#: The averaged scores, in the order of the tables; those of `_SHARES` are shares of ones, the others are means.
 MEASURES = (
     "accuracy",
+    "parse_rate",
     "memory_recall",
     "memory_recall_text",
     "memory_recall_visual",
@@ -28,6 +30,7 @@ MEASURES = (
     "locomo_f1",
     "evidence_recall",
 )
+_SHARES = ("accuracy", "parse_rate")
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,12 @@ class Score:
     """The scores of one question. None: the question takes no part in that score.
 
     Attributes:
-        failure: there is no verdict on the answer, so it is neither right nor wrong: as in `Generation`, "unparsable"
-            (the output chooses from no options, not even none of them), or "judge" (the judge gave no verdict).
+        failure: there is no answer to judge, or no verdict on it: as in `Generation`, "unparsable" (the output gives no
+            answer, or chooses from no options, not even none of them), or "judge" (the judge gave no verdict). Those of
+            the answering model are scored as an empty output; those in `NO_VERDICT` take no part in accuracy.
         why: the kind of a judge's failure; "" otherwise.
-        accuracy: s_i of Eq. 9; None on failure and where no gold answer is known.
+        accuracy: s_i of Eq. 9, 0 where the answering model failed; None without a verdict, and where no gold answer is
+            known.
         memory_recall_text, memory_recall_visual: Eq. 10, 11. bleu1, f1: Eq. 13, 14, direct questions only.
         locomo_f1: direct questions of LoCoMo's categories 1 to 5.
         evidence_recall: share of the gold evidence that x0 holds; known even where the answer failed.
@@ -61,6 +66,11 @@ class Score:
     def memory_recall(self) -> float | None:
         """The recall of the question's own modality (Section 3, Evaluation Protocols)."""
         return self.memory_recall_visual if self.record.visual else self.memory_recall_text
+
+    @property
+    def parse_rate(self) -> float | None:
+        """1 if an answer could be read from the output, 0 if not; None where no output came."""
+        return None if self.generation.failure in NO_VERDICT else float(self.failure in (None, *NO_VERDICT))
 
     def row(self) -> dict[str, Any]:
         """What predictions.jsonl holds of it besides the output."""
@@ -121,12 +131,13 @@ def _score(
     encode: Callable[[list[str]], Tensor],
 ) -> Score:
     share = evidence_share(record)
-    if generation.failure is not None:
+    if generation.failure in NO_VERDICT:
         return Score(record, generation, parsed, generation.failure, evidence_recall=share)
     direct = record.format == "direct"
-    failure, correct = None, None
-    if not parsed.readable:
-        failure = "unparsable"
+    failure: str | None = generation.failure or (None if parsed.readable else "unparsable")
+    correct = None
+    if failure is not None:
+        correct = 0.0 if record.answers else None
     elif direct and ruling is not None:
         failure = "judge" if ruling.value is None else None
         correct = None if ruling.value is None else float(ruling.value)
@@ -148,23 +159,23 @@ def _score(
 def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
     """One row: counts, and for each of `MEASURES` an `Estimate` over the questions that take part, or None.
 
-    Accuracy is over the questions that were answered and have a gold answer; `accuracy_failures_wrong` counts the
-    failed ones with a gold answer as wrong besides, so that leaving questions out cannot raise it. Intervals are of
-    resampled dialogues where there are several.
+    Accuracy is Eq. 8 over all questions with a gold answer: an output that cannot be read, or none at all from a model
+    that refuses or has no room, is wrong (`failed` counts them), so that leaving questions out cannot raise it. Only
+    questions without a verdict (`no_verdict`: no reply from a server, a forward that failed, a judge that failed) take
+    no part. Intervals are of resampled dialogues where there are several.
     """
-    row: dict[str, Any] = {"n": len(scores), "failed": sum(s.failure is not None for s in scores)}
+    without = sum(s.failure in NO_VERDICT for s in scores)
+    failed = sum(s.failure is not None for s in scores) - without
+    row: dict[str, Any] = {"n": len(scores), "failed": failed, "no_verdict": without}
     for name in MEASURES:
         part = [(value, s.record.dialogue_id) for s in scores if (value := getattr(s, name)) is not None]
         values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
         estimate: Estimate | None
-        if name == "accuracy":
+        if name in _SHARES:
             estimate = share(values, dialogues, resamples, seed)
         else:
             estimate = bootstrap(values, resamples, seed, several(dialogues))
         row[name] = estimate
-    gold = [s for s in scores if s.record.answers]
-    dialogues = [s.record.dialogue_id for s in gold]
-    row["accuracy_failures_wrong"] = share([s.accuracy or 0.0 for s in gold], dialogues, resamples, seed)
     return row
 
 

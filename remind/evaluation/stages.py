@@ -150,7 +150,7 @@ def score_stage(
             "cut_prompts": sum(prompt.cut_turns > 0 for prompt in prompts),
             "cut_turns": sum(prompt.cut_turns for prompt in prompts),
         },
-        **_summaries(scores, cfg),
+        **summaries(scores, cfg.bootstrap, cfg.seed),
         "seconds": {
             "answering": answers.seconds,
             "model": answers.model_seconds,
@@ -163,17 +163,23 @@ def score_stage(
     return Scored(section, scores, rows)
 
 
-def _summaries(scores: list[Score], cfg: EvaluateConfig) -> dict[str, Any]:
-    def rows(key: Callable[[StateRecord], str | None], names: Sequence[str] | None = None) -> Mapping[str, Any]:
-        groups = group(scores, key)
-        chosen = [name for name in names or groups if name in groups]
-        return {name: summarise(groups[name], cfg.bootstrap, cfg.seed) for name in chosen}
+def summaries(scores: list[Score], resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Rows of `summarise`: over all, by format, by dimension, by dimension and format (Tables 4 to 7), by category."""
 
+    def rows(members: list[Score], key: Callable[[StateRecord], str | None]) -> Mapping[str, Any]:
+        return {name: summarise(own, resamples, seed) for name, own in group(members, key).items()}
+
+    def by_format(members: list[Score]) -> Mapping[str, Any]:
+        found = rows(members, lambda record: record.format)
+        return {name: found[name] for name in FORMATS if name in found}
+
+    dimensions = group(scores, lambda record: record.dimension)
     return {
-        "overall": summarise(scores, cfg.bootstrap, cfg.seed),
-        "by_format": rows(lambda record: record.format, FORMATS),
-        "by_dimension": rows(lambda record: record.dimension),
-        "by_category": rows(lambda record: record.category),
+        "overall": summarise(scores, resamples, seed),
+        "by_format": by_format(scores),
+        "by_dimension": rows(scores, lambda record: record.dimension),
+        "by_dimension_and_format": {name: by_format(own) for name, own in dimensions.items()},
+        "by_category": rows(scores, lambda record: record.category),
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from remind.data.dialogue import FORMATS
 from remind.evaluation.config import CONDITIONS
 
 #: Column heads of the measures, in the order of the tables.
 HEADS = {
     "accuracy": "Acc",
+    "parse_rate": "parsed",
     "memory_recall": "MemR",
     "memory_recall_text": "MemR text",
     "memory_recall_visual": "MemR visual",
@@ -19,11 +21,9 @@ HEADS = {
     "evidence_recall": "evidence shown",
 }
 #: Measures of the table that puts conditions side by side.
-_SIDE_BY_SIDE = {
-    "accuracy": "Acc",
-    "accuracy_failures_wrong": "Acc, failures wrong",
-    **{name: HEADS[name] for name in ("memory_recall", "bleu1", "f1", "evidence_recall")},
-}
+_SIDE_BY_SIDE = ("accuracy", "parse_rate", "memory_recall", "bleu1", "f1", "evidence_recall")
+#: Of the tables by dimension and format (Tables 4 to 7) and of before and after; the last two are of direct questions.
+_OF_A_CELL = ("accuracy", "parse_rate", "memory_recall", "bleu1", "f1")
 
 
 class Row(NamedTuple):
@@ -74,16 +74,17 @@ def comparisons(report: Mapping[str, Any]) -> list[Table]:
     if len(parts) < 2:
         return []
     shown = [m for m in _SIDE_BY_SIDE if any(part["overall"][m] is not None for part in parts.values())]
-    heads = [_SIDE_BY_SIDE[m] for m in shown]
+    heads = [HEADS[m] for m in shown]
     formats = list(dict.fromkeys(name for part in parts.values() for name in part["by_format"]))
     overall, by_format = [], []
     for name, part in parts.items():
         row, gains = part["overall"], report["differences"].get(name, {})
         gain = gains.get("all", {}).get("accuracy")
         left_out = sum(part["counts"]["left_out"].values())
-        values = [percent(row[m], interval=True) for m in shown]
+        values = [percent(row[m], interval=m != "parse_rate") for m in shown]
         less = [_gain(gain, name == base), "" if gain is None else str(gain["n"])]
-        cells = [str(row["n"]), str(left_out), str(row["failed"]), *values[:1], *less, *values[1:]]
+        cells = [str(row["n"]), str(left_out), str(row["failed"]), str(row["no_verdict"])]
+        cells += [*values[:1], *less, *values[1:]]
         overall.append(_condition(name, cells, row["accuracy"]))
         cells = []
         for format in formats:
@@ -91,7 +92,7 @@ def comparisons(report: Mapping[str, Any]) -> list[Table]:
             cells.append(percent(own and own["accuracy"], interval=True))
             cells.append(_gain(gains.get(format, {}).get("accuracy"), name == base))
         by_format.append(_condition(name, cells))
-    columns = ["n", "left out", "failed", *heads[:1], f"Acc less {base}", "n in both", *heads[1:]]
+    columns = ["n", "left out", "failed", "no verdict", *heads[:1], f"Acc less {base}", "n in both", *heads[1:]]
     format_columns = [head for format in formats for head in (format, f"{format} less {base}")]
     return [
         Table("Conditions side by side", "condition", columns, overall),
@@ -104,7 +105,8 @@ def _gain(difference: Mapping[str, Any] | None, is_base: bool) -> str:
 
 
 def measures(part: Mapping[str, Any]) -> list[Table]:
-    """All measures of a report, or of one condition in it, by format, dimension and category."""
+    """All measures of a report, or of one condition in it, by format, dimension and category; then the main ones by
+    dimension and format together."""
     groups = {
         "By format": {**part["by_format"], "all": part["overall"]},
         "By dimension": {name.replace("_", " "): row for name, row in part["by_dimension"].items()},
@@ -115,11 +117,39 @@ def measures(part: Mapping[str, Any]) -> list[Table]:
         shown = measured(rows)
         lines = []
         for name, row in rows.items():
-            values = [percent(row[m], interval=True) + (f" n {row[m]['n']}" if row[m] else "") for m in shown]
+            values = [_measure(m, row) for m in shown]
             lines.append(Row(name, [str(row["n"]), str(row["failed"]), *values], accuracy=row["accuracy"]))
         if lines:
             tables.append(Table(title, "", ["n", "failed", *(HEADS[m] for m in shown)], lines))
-    return tables
+    return tables + dimensions_and_formats(part)
+
+
+def _measure(name: str, row: Mapping[str, Any]) -> str:
+    """A value with interval and n; of the parse rate the value alone, whose n is that of the row."""
+    if row[name] is None or name == "parse_rate":
+        return percent(row[name])
+    return f"{percent(row[name], interval=True)} n {row[name]['n']}"
+
+
+def dimensions_and_formats(part: Mapping[str, Any]) -> list[Table]:
+    """Dimensions as rows, the main measures by format as columns (Tables 4 to 7). None without dimensions."""
+    rows: Mapping[str, Mapping[str, Any]] = part["by_dimension_and_format"]
+    columns = [
+        (format, name)
+        for format in FORMATS
+        if any(format in cells for cells in rows.values())
+        for name in ("n", *_OF_A_CELL[: None if format == "direct" else -2])
+    ]
+
+    def cell(row: Mapping[str, Any] | None, name: str) -> str:
+        return "–" if row is None else str(row["n"]) if name == "n" else percent(row[name])
+
+    lines = [
+        Row(dimension.replace("_", " "), [cell(cells.get(format), name) for format, name in columns])
+        for dimension, cells in rows.items()
+    ]
+    heads = [f"{format} {HEADS.get(name, name)}" for format, name in columns]
+    return [Table("By dimension and format", "dimension", heads, lines)] if lines else []
 
 
 def measured(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -136,7 +166,7 @@ def failures(report: Mapping[str, Any]) -> list[Table]:
         for name, counts in parts.items()
     ]
     heads = ["n", *(kind.replace("_", " ") for kind in kinds)]
-    return [Table("Failures, apart from wrong answers", "condition", heads, rows)] if kinds else []
+    return [Table("Failures by kind", "condition", heads, rows)] if kinds else []
 
 
 def costs(report: Mapping[str, Any]) -> list[Table]:
@@ -178,26 +208,43 @@ def plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Plain tables: of one condition by format, or of several side by side and by format. Percent, 95 % intervals."""
-    if tables := comparisons(report):
-        return "\n\n".join(plain([t.first, *t.heads], [[row.name, *row.cells] for row in t.rows]) for t in tables)
-    groups = {**report["by_format"], "all": report["overall"]}
-    shown = measured(groups)
-    rows = [
-        [name, str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in shown)]
-        for name, row in groups.items()
+    """Plain tables: of one condition by format, or of several side by side and by format; then of the one, or of the
+    reference condition, by dimension and format. Percent, 95 % intervals."""
+    tables = comparisons(report)
+    if not tables:
+        groups = {**report["by_format"], "all": report["overall"]}
+        shown = measured(groups)
+        rows = [
+            Row(name, [str(row["n"]), str(row["failed"]), *(percent(row[m], interval=m == "accuracy") for m in shown)])
+            for name, row in groups.items()
+        ]
+        tables = [Table("By format", "format", ["n", "failed", *(HEADS[m] for m in shown)], rows)]
+    tables += dimensions_and_formats(report)
+    texts = [plain([t.first, *t.heads], [[row.name, *row.cells] for row in t.rows]) for t in tables]
+    if note := _failure_note([report["overall"]]):
+        texts[0] += f"\n{note}"
+    return "\n\n".join(texts)
+
+
+def _failure_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many questions failed and how many have no verdict, and what that means for accuracy; "" if none."""
+    notes = (("failed", "counted as wrong"), ("no_verdict", "not in accuracy"))
+    parts = [
+        f"{key.replace('_', ' ')}, {meaning}: {', '.join(str(row[key]) for row in rows)}"
+        for key, meaning in notes
+        if any(row[key] for row in rows)
     ]
-    return plain(["format", "n", "failed", *(HEADS[m] for m in shown)], rows)
+    return "; ".join(parts)
 
 
 def compare_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """One plain table of two reports of the same questions by format: accuracy, MemR, BLEU-1 and F1 in percent."""
-    shown = ("accuracy", "memory_recall", "bleu1", "f1")
+    """One plain table of two reports of the same questions by format: `_OF_A_CELL` in percent."""
+    shown = _OF_A_CELL
     old, new = ({**report["by_format"], "all": report["overall"]} for report in (before, after))
     rows = [
         [name, str(row["n"]), *(percent(side[name][m]) for m in shown for side in (old, new))]
         for name, row in old.items()
     ]
     lines = plain(["format", "n", *(f"{HEADS[m]} {when}" for m in shown for when in ("before", "after"))], rows)
-    failed = [side["overall"]["failed"] for side in (before, after)]
-    return f"{lines}\nfailed and in no score: {failed[0]} before, {failed[1]} after" if any(failed) else lines
+    note = _failure_note([before["overall"], after["overall"]])
+    return f"{lines}\n{note} (before, after)" if note else lines

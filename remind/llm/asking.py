@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remind.data.dialogue import Dialogue, Question
+from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import object_schema, without_thought
 from remind.states.auxiliary import blind, blind_state
@@ -46,6 +46,9 @@ STRATEGY_SCHEMA: Mapping[str, Any] = object_schema(
     temporal_scope=_TEXTS,
     reasoning={**_TEXTS, "minItems": 1},
 )
+#: What a question of no dimension is called.
+FACTUAL = "factual"
+KIND_SCHEMA: Mapping[str, Any] = object_schema(kind={"type": "string", "enum": [*DIMENSIONS, FACTUAL]})
 VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 
 
@@ -99,6 +102,32 @@ def read_cue(reply: Reply) -> str:
     if not words:
         raise Unusable("the cue is empty")
     return " ".join(words[: 2 * CUE_WORDS])
+
+
+def kind_request(question: Question) -> Request:
+    """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
+    text, options = _shown(question)
+    code = code_for([text, options])
+    return from_template(
+        "strategy",
+        "ask_kind",
+        question.id,
+        KIND_SCHEMA,
+        ROOM["strategy"],
+        code=code,
+        kinds=[(name, guide(name).demand) for name in DIMENSIONS] + [(FACTUAL, "facts that are stated somewhere")],
+        factual=FACTUAL,
+        question=fenced("question", text, code),
+        options=fenced("options", options, code) if options else "",
+    )
+
+
+def read_kind(reply: Reply) -> str | None:
+    """A dimension, or None for a factual question. Raises Unusable for anything else."""
+    value = reply.value.get("kind") if isinstance(reply.value, Mapping) else None
+    if value not in (*DIMENSIONS, FACTUAL):
+        raise Unusable("the reply names no kind of question")
+    return None if value == FACTUAL else str(value)
 
 
 def strategy_request(dialogue: Dialogue, question: Question) -> Request:

@@ -77,6 +77,17 @@ class ChatLLM(AuxiliaryLLM):
         models = " ".join(f"{stage}={model.name}" for stage, model in self.models.items())
         return f"chat-{VERSION}-{sha256_json([VERSION, stages, rest])[:12]} {models}".rstrip()
 
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        """The dimension each question is taken for, asked for together of the model that writes strategies."""
+        return self._ask(
+            "strategy",
+            "kinds of questions",
+            [question.id for question in questions],
+            lambda n: asking.kind_request(questions[n]),
+            lambda n, reply: asking.read_kind(reply),
+            lambda missing: self.stand_in.kinds([questions[n] for n in missing]),
+        )
+
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, asked for together. Raises DataError for an unknown dimension."""
         turns = dialogue.turns

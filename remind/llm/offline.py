@@ -17,7 +17,7 @@ from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import LETTERS, AttentionalState, Segment, Strategy, line_of, one_line, turn_text
-from remind.text.strategy import check_dimension, guide, kind_of, plan
+from remind.text.strategy import check_dimension, guide, infer_dimension, kind_of, plan
 from remind.text.words import data, fillers, rarity, stem, stems, words
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class OfflineLLM(AuxiliaryLLM):
         """Changes with the rules, the word lists and the encoder."""
         lists = sha256_json([data("words"), data("guides")])[:8]
         return f"offline-extractive-{VERSION}-{lists}-{self.encoder.name if self.encoder else 'words'}"
+
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        """The dimension that each question's words point to (`infer_dimension`)."""
+        return [infer_dimension(question.text) for question in questions]
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """The key sentences of each segment, in order, with their speakers.

@@ -59,3 +59,8 @@ class PerceptionConfig:
     """How sessions are cut into segments."""
     retrieve: RetrieveConfig = field(default_factory=RetrieveConfig)
     """What is retrieved for a question."""
+    kind: Literal["gold", "infer"] = "gold"
+    """The kind of question that cues, strategies and summaries are tailored to. gold: its dimension in the benchmark,
+    as in the paper. infer: the dimension that the LLM (endpoint of stage strategy; offline: a rule) reads from question
+    and options alone, as has to be done where no benchmark tells. The form in which evidence is asked for stays the
+    gold one's."""

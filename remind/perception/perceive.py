@@ -13,7 +13,7 @@ from remind.data.dialogue import Dialogue, Question
 from remind.perception.config import PerceptionConfig
 from remind.perception.index import DialogueIndex
 from remind.perception.retrieve import retrieve
-from remind.states.auxiliary import AuxiliaryLLM, blind
+from remind.states.auxiliary import AuxiliaryLLM, told
 from remind.states.pyramid import FactualState
 from remind.text.strategy import check_dimension
 
@@ -52,31 +52,50 @@ class Perception:
         self._indexes.move_to_end(id(dialogue))
         return index
 
-    def perceive(self, dialogue: Dialogue, question: Question) -> FactualState:
+    def perceive(self, dialogue: Dialogue, question: Question, abstention: bool = True) -> FactualState:
         """x0 = [C_ret, S_str] of the question. Neither part depends on the question's gold.
+
+        Args:
+            abstention: as in `FactualState`.
 
         Raises:
             DataError: an empty question, an unknown dimension, or a question about another dialogue.
         """
-        return self.perceive_all(dialogue, [question])[0]
+        return self.perceive_all(dialogue, [question], abstention)[0]
 
-    def perceive_all(self, dialogue: Dialogue, questions: Sequence[Question]) -> list[FactualState]:
-        """x0 of each question, as `perceive`; the LLM is asked for all strategies at once."""
+    def told(self, questions: Sequence[Question]) -> list[Question]:
+        """The questions without gold, with the dimension that perception takes each for."""
+        return told(self.llm, questions, self.config.kind)
+
+    def perceive_all(
+        self,
+        dialogue: Dialogue,
+        questions: Sequence[Question],
+        abstention: bool = True,
+        told: Sequence[Question] | None = None,
+    ) -> list[FactualState]:
+        """x0 of each question, as `perceive`; the LLM is asked for all strategies at once.
+
+        Args:
+            told: what `told` gives, where it is known already.
+        """
         for question in questions:
             if not question.text.strip():
                 raise DataError("the question has no text", record=question.id)
             if question.dialogue_id != dialogue.id:
                 raise DataError(f"it is about {question.dialogue_id!r}, not {dialogue.id!r}", record=question.id)
             check_dimension(question.dimension)
+        told = self.told(questions) if told is None else told
         index = self.index(dialogue)
         retrieved = []
-        for number, question in enumerate(questions):
+        for number, question in enumerate(told):
             with part(number / len(questions), (number + 1) / len(questions)):
                 # one at a time: vectors differ in the last bits with the batch they were encoded in
                 vector = self.encoder.encode([question.text])[0]
                 retrieved.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
-        strategies = self.llm.strategies(dialogue, [blind(question) for question in questions])
+        strategies = self.llm.strategies(dialogue, told)
+        inferred = self.config.kind == "infer"
         return [
-            FactualState(dialogue, question, segments, strategy)
-            for question, segments, strategy in zip(questions, retrieved, strategies, strict=True)
+            FactualState(dialogue, question, segments, strategy, abstention, known if inferred else None)
+            for question, segments, strategy, known in zip(questions, retrieved, strategies, told, strict=True)
         ]

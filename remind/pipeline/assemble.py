@@ -136,6 +136,8 @@ def manifest_of(
         "prompts": prompts.fingerprints(),
         "llm": name,
         "llm_report": report,
+        "abstention": corpus.abstention,
+        "kind": cfg.perception.kind,
         "grounding_tokenizer": cfg.backbone,
         "sae": {file.parent.name: sha256_file(file) for file in sorted(saes.glob("layer_*/sae_weights.safetensors"))},
         "counts": {

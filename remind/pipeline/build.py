@@ -104,7 +104,7 @@ class _Build:
     def _stamp(self, inputs: dict[str, str]) -> str:
         """Hash of all that decides the finished folder."""
         cfg = self.cfg
-        rest = [cfg.split, cfg.limit, cfg.ask, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
+        rest = [cfg.split, cfg.limit, cfg.ask, cfg.abstention, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
         return sha256_json([inputs, self.identity, [str(value) for value in rest]])
 
     def _build(self, corpus: Outline) -> list[str]:
@@ -183,7 +183,7 @@ class _Build:
         cfg = self.cfg
         perception = Perception(cfg.perception, self.encoder, self.chat)
         for task in tasks(cfg, outline(cfg)):
-            states = perception.perceive_all(task.dialogue, task.questions)
+            states = perception.perceive_all(task.dialogue, task.questions, task.abstention)
             self.chat.summaries([AttentionalState(state, ()) for state in states])
         print(self.chat.dry.report())
         return self.chat.dry.path

@@ -24,6 +24,10 @@ class BuildStatesConfig:
     ask: list[str] | None = None
     """Questions of your own about each dialogue, in place of those of the input: --ask "Who …?" --ask "When …?". They
     have no gold answer, and their split is test."""
+    abstention: bool | None = None
+    """Whether prompts of direct questions say what to answer where the conversation does not tell. None: where some
+    question of the input has that answer (LoCoMo, LongMemEval), and with ask. It holds for all questions alike. A model
+    is best asked as it was trained: nano knows prompts that say so."""
     backbone: str = "minilm"
     """Model whose hidden states the SAEs read: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     sae: str | None = None

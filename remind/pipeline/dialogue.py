@@ -103,7 +103,7 @@ class DialogueBuilder:
         give_back_memory()
 
     def key(self, task: Task) -> str:
-        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits)
+        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits, task.abstention)
 
     def _open(self) -> tuple[Perception, AuxiliaryLLM, ChatLLM | None]:
         if self._opened is None:
@@ -119,12 +119,13 @@ class DialogueBuilder:
         with self._timed("segments"):
             index = perception.index(task.dialogue)
         with self._timed("cues"):
-            dimensions = list(dict.fromkeys(question.dimension for question in task.questions))
+            told = perception.told(task.questions)
+            dimensions = list(dict.fromkeys(question.dimension for question in told))
             for number, dimension in enumerate(dimensions):
                 with part(number / len(dimensions), (number + 1) / len(dimensions)):
                     index.cues(dimension)
         with self._timed("retrieval"):
-            return perception.perceive_all(task.dialogue, task.questions)
+            return perception.perceive_all(task.dialogue, task.questions, task.abstention, told)
 
     def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
         prompts = [[state.question.text, render(state).text] for state in states]
@@ -179,6 +180,9 @@ class CachedLLM(AuxiliaryLLM):
     @property
     def name(self) -> str:
         return self.llm.name
+
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        return self.llm.kinds(questions)
 
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         return self.llm.cues(dialogue, segments, dimension)

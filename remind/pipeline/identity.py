@@ -48,9 +48,11 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
     Args:
         llm: name of the auxiliary LLM. saes: folder of the SAEs.
     """
-    # the LLM is identified by its name, however it was reached; limit and ask by the questions there are
+    # the LLM is identified by its name, however it was reached; limit, ask and abstention by each dialogue's key
     settings = {
-        k: v for k, v in settings_of(cfg).items() if k not in ("llm", "max_failed", "split", "limit", "ask", "format")
+        k: v
+        for k, v in settings_of(cfg).items()
+        if k not in ("llm", "max_failed", "split", "limit", "ask", "format", "abstention")
     }
     del settings["sae"], settings["sae_data"]
     grounding = {k: v for k, v in settings["grounding"].items() if k not in ("codes_folder", "cached_dialogues")}
@@ -73,14 +75,17 @@ def sae_hashes(folder: Path) -> dict[str, str]:
     return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in sorted(files)}
 
 
-def dialogue_key(identity: str, dialogue: Dialogue, questions: Sequence[Question], splits: Mapping[str, str]) -> str:
+def dialogue_key(
+    identity: str, dialogue: Dialogue, questions: Sequence[Question], splits: Mapping[str, str], abstention: bool
+) -> str:
     """Hash that names a dialogue's states.
 
     Args:
         identity: hash of `build_identity`.
+        abstention: as in `FactualState`.
     """
     rows = [[asdict(question), splits[question.id]] for question in questions]
-    return sha256_json([identity, dialogue_hash(dialogue), rows])
+    return sha256_json([identity, dialogue_hash(dialogue), rows, abstention])
 
 
 def dialogue_hash(dialogue: Dialogue) -> str:

@@ -43,6 +43,7 @@ class Task(NamedTuple):
         number: of the part, from 0.
         splits: question id to split.
         work: sum of its `effort`.
+        abstention: as in `FactualState`.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Task(NamedTuple):
     questions: list[Question]
     splits: dict[str, str]
     work: float
+    abstention: bool
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Outline:
         work: sum of the `effort` of each dialogue with questions, in their order.
         splits: question id to split.
         references, dangling: as in `Corpus`, of the questions that are built.
+        abstention: whether prompts say what to answer where the conversation does not tell; see `BuildStatesConfig`.
     """
 
     questions: list[Question] = field(default_factory=list)
@@ -68,6 +71,7 @@ class Outline:
     splits: Mapping[str, str] = field(default_factory=dict)
     references: int = 0
     dangling: list[Dangling] = field(default_factory=list)
+    abstention: bool = False
 
 
 def outline(cfg: BuildStatesConfig) -> Outline:
@@ -78,11 +82,13 @@ def outline(cfg: BuildStatesConfig) -> Outline:
             sides of a split. Names the path it came by.
         ConfigError: no questions.
     """
-    corpus = Outline()
+    # questions of one's own may well be such that the dialogue does not tell
+    corpus = Outline(abstention=cfg.ask is not None)
     first: dict[tuple[str, str], str | Path] = {}
     limit = cfg.limit
     for path, piece in _stream(cfg):
         note_ids(piece, path, first)
+        corpus.abstention |= any(question.unanswerable for question in piece.questions)
         corpus.questions += [replace(question, text="", options=(), answers=()) for question in piece.questions]
         built: set[str] = set()
         for dialogue, questions in piece.by_dialogue():
@@ -93,6 +99,8 @@ def outline(cfg: BuildStatesConfig) -> Outline:
         corpus.dangling += [item for item in piece.dangling if item.question_id in built]
     if not corpus.questions:
         raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions; give some with --ask")
+    if cfg.abstention is not None:
+        corpus.abstention = cfg.abstention
     corpus.splits = assign_splits(corpus.questions, cfg.split)
     check_overlap(
         ((q.id, q.dialogue_id, corpus.splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions),
@@ -116,7 +124,7 @@ def tasks(cfg: BuildStatesConfig, corpus: Outline) -> Iterator[Task]:
             if number >= parts or any(question.id not in corpus.splits for question in chosen):
                 raise DataError("the input has changed while it was read; start again", record=named(dialogue.id))
             splits = {question.id: corpus.splits[question.id] for question in chosen}
-            yield Task(number, dialogue, chosen, splits, corpus.work[number])
+            yield Task(number, dialogue, chosen, splits, corpus.work[number], corpus.abstention)
             number += 1
     if number < parts:
         raise DataError(f"the input has changed while it was read: {parts - number} dialogues are gone")

@@ -45,6 +45,10 @@ class AuxiliaryLLM(Protocol):
         """Identifies backend, model and prompts; goes into manifests and cache keys."""
         ...
 
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        """The dimension each question is taken for by its text and options, None: a plain factual question."""
+        ...
+
     def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
         """κ_n for each segment, tailored to the dimension (None: a plain factual question)."""
         ...
@@ -75,6 +79,20 @@ def blind(question: Question) -> Question:
     return replace(question, answers=(), evidence=(), images=(), category=None, split=None)
 
 
+def told(llm: AuxiliaryLLM, questions: Sequence[Question], kind: str) -> list[Question]:
+    """The questions as the LLM is told them: blind, with the dimension that they are tailored to.
+
+    Args:
+        kind: "gold": their own dimension; "infer": the one `llm` takes each for.
+    """
+    bare = [blind(question) for question in questions]
+    if kind == "gold":
+        return bare
+    bare = [replace(question, dimension=None) for question in bare]
+    return [replace(question, dimension=name) for question, name in zip(bare, llm.kinds(bare), strict=True)]
+
+
 def blind_state(state: AttentionalState) -> AttentionalState:
-    """x1 of the blind question."""
-    return replace(state, factual=replace(state.factual, question=blind(state.factual.question)))
+    """x1 of the question as the LLM is told it."""
+    factual = state.factual
+    return replace(state, factual=replace(factual, question=factual.told or blind(factual.question)))

@@ -79,12 +79,20 @@ def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, 
 
 @dataclass(frozen=True)
 class FactualState:
-    """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy."""
+    """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy.
+
+    Attributes:
+        abstention: whether the prompt of a direct question says what to answer where the conversation does not tell;
+            the same for all questions of a benchmark, since it would give away the unanswerable ones.
+        told: the question as perception took it where it inferred its kind: without gold, with the inferred dimension.
+    """
 
     dialogue: Dialogue
     question: Question
     segments: tuple[Segment, ...]
     strategy: Strategy
+    abstention: bool = True
+    told: Question | None = None
 
     def __post_init__(self) -> None:
         last = -1
@@ -303,7 +311,8 @@ def render(state: State) -> Rendered:
     question = factual.question
 
     out = _Writer()
-    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=NO_INFORMATION)
+    no_information = NO_INFORMATION if factual.abstention else ""
+    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=no_information)
     out.put(f"{rules.strip()}\n\nConversation\n")
     dialogue_start = out.length
     turns, markers = _put_dialogue(out, factual, blocks, marker)

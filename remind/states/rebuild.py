@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remind.core.errors import DataError
-from remind.data.dialogue import Dialogue, Question
+from remind.data.dialogue import NO_INFORMATION, Dialogue, Question
 from remind.states import prompts
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import (
@@ -48,6 +48,11 @@ def strategy_of(rendered: Rendered) -> Strategy:
     return Strategy(reasoning, **{name: tuple(values) for name, values in anchors.items()})
 
 
+def abstention_of(rendered: Rendered) -> bool:
+    """Whether the prompt says what to answer where the conversation does not tell; only direct questions' may."""
+    return NO_INFORMATION in rendered.text[: rendered.dialogue[0]]
+
+
 def blocks_of(rendered: Rendered) -> tuple[Span, ...]:
     """The blocks that the markers of x1 enclose, as inclusive ranges over the shown turns."""
     blocks = []
@@ -64,7 +69,7 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
         DataError: it does not: dialogue files or prompt templates are others than those of the states.
     """
     segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
-    state = FactualState(dialogue, question, segments, strategy_of(record.x0))
+    state = FactualState(dialogue, question, segments, strategy_of(record.x0), abstention_of(record.x0))
     if render(state).text != record.x0.text:
         raise DataError(
             "x0 cannot be rebuilt from the dialogue files: they, or the prompt templates, are others than those the "

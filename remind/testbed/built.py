@@ -112,6 +112,8 @@ def build_world(
             BuildStatesConfig(
                 input=str(path),
                 out=str(out),
+                # nothing is unanswerable in a world, but nano was trained on prompts that allow for it
+                abstention=True,
                 backbone=model,
                 sae=str(saes),
                 perception=cfg.perception,

@@ -11,6 +11,8 @@ from remind.data.dialogue import DIMENSIONS, Dialogue, Question
 from remind.states.pyramid import Strategy
 from remind.text.words import data, rarity, stem, stems, word_list, words
 
+#: Below this score a question is a plain factual one to `infer_dimension`.
+LEAST_ASKED = 0.5
 #: Anchors of a kind at most.
 MAX_ENTITIES = 6
 MAX_FOCUS = 2
@@ -39,6 +41,7 @@ class Guide:
         demand: what is asked for, to follow "The question asks for".
         reasoning: C_reason.
         lexicon: stems that mark the sentences such a question turns on.
+        asks: stems by which such a question is known itself; of dimensions only.
         visual: whether captions matter most.
     """
 
@@ -46,6 +49,7 @@ class Guide:
     demand: str
     reasoning: tuple[str, ...]
     lexicon: frozenset[str]
+    asks: frozenset[str]
     visual: bool
 
 
@@ -56,8 +60,10 @@ def guide(name: str) -> Guide:
     entry = guides["dimensions"].get(name) or guides["factual"].get(name)
     if entry is None:
         raise DataError(f"unknown dimension {name!r}; there are {', '.join(DIMENSIONS)}, or none")
-    lexicon = frozenset(stem(word) for word in words(entry.get("lexicon", "")) if len(word) > 1)
-    return Guide(name, entry["demand"], tuple(entry["reasoning"]), lexicon, entry.get("visual", False))
+    lexicon, asks = (
+        frozenset(stem(word) for word in words(entry.get(key, "")) if len(word) > 1) for key in ("lexicon", "asks")
+    )
+    return Guide(name, entry["demand"], tuple(entry["reasoning"]), lexicon, asks, entry.get("visual", False))
 
 
 def check_dimension(dimension: str | None) -> None:
@@ -77,6 +83,21 @@ def kind_of(question: Question) -> str:
     if _LIKELY.search(text):
         return "inference"
     return "multi_hop" if _LISTING.search(text) else "single"
+
+
+def infer_dimension(text: str) -> str | None:
+    """The dimension whose `asks` hold most of a question's words; None below `LEAST_ASKED`.
+
+    A word counts one over the number of dimensions that it may ask for. A question that names images is of a visual
+    dimension, any other of none of them. Ties go to the earlier dimension.
+    """
+    said = {stem(word) for word in words(text)}
+    visual = bool(said & {stem(word) for word in ("photo", "picture", "image")})
+    guides = [guide(name) for name in DIMENSIONS]
+    weights = {word: 1 / sum(word in other.asks for other in guides) for own in guides for word in own.asks}
+    scores = {own.name: sum(weights[word] for word in said & own.asks) for own in guides if own.visual == visual}
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] >= LEAST_ASKED else None
 
 
 def plan(dialogue: Dialogue, question: Question, weights: dict[str, float] | None = None) -> Strategy:

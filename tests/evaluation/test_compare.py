@@ -34,7 +34,7 @@ def run(folder: Path, rows: list[dict[str, Any]], report: dict[str, Any] | None 
     folder.mkdir()
     base = {
         "identity": {**IDENTITY, **identity},
-        "overall": {"n": len(rows), "failed": 0, "accuracy": None, "f1": None, "accuracy_failures_wrong": None},
+        "overall": {"n": len(rows), "failed": 0, "no_verdict": 0, "accuracy": None, "parse_rate": None, "f1": None},
         "states": {"inputs": {"talk.json": "2" * 64}},
         "prompts": {},
     }
@@ -57,9 +57,11 @@ def prompted(judge: str, answer: str) -> dict[str, Any]:
 
 def test_differences_by_format_and_measure(tmp_path: Path) -> None:
     options = [question("o1", 1.0, format="single", gold=["A"], f1=None)]
-    others = [question("o1", None, format="single", gold=["A"], f1=None, score_failure="unparsable")]
-    one = run(tmp_path / "one", FIRST + options)
-    two = run(tmp_path / "two", [*reversed(SECOND), *others], level="x1", model="b")
+    others = [question("o1", 0.0, format="single", gold=["A"], f1=None, score_failure="unparsable")]
+    unjudged = [question("j1", 1.0, format="multi"), question("j1", None, format="multi", f1=None)]
+    unjudged[1]["score_failure"] = "judge"
+    one = run(tmp_path / "one", FIRST + options + unjudged[:1])
+    two = run(tmp_path / "two", [*reversed(SECOND), *others, unjudged[1]], level="x1", model="b")
     out = tmp_path / "c.json"
     result = compare(CompareConfig(str(one), str(two), str(out), resamples=200))
     direct = result["differences"]["direct"]
@@ -69,12 +71,12 @@ def test_differences_by_format_and_measure(tmp_path: Path) -> None:
         [r["accuracy"] for r in FIRST], [r["accuracy"] for r in SECOND], dialogues, resamples=200
     )
     assert direct["accuracy"] == direct["f1"] == expected
-    # a failure is in no accuracy, and wrong where failures count
-    assert list(result["differences"]["single"]) == ["accuracy_failures_wrong"]
-    assert result["differences"]["single"]["accuracy_failures_wrong"]["value"] == -1.0
-    assert result["differences"]["all"]["accuracy"]["n"] == 8
-    assert result["differences"]["all"]["accuracy_failures_wrong"]["n"] == 9
-    assert (result["n"], result["dropped"], result["failed"]) == (9, [0, 0], [0, 1])
+    # the model's failure is wrong; without a verdict there is no pair
+    assert list(result["differences"]["single"]) == ["accuracy"]
+    assert result["differences"]["single"]["accuracy"]["value"] == -1.0
+    assert result["differences"]["multi"] == {}
+    assert (result["differences"]["all"]["accuracy"]["n"], result["differences"]["all"]["f1"]["n"]) == (9, 8)
+    assert (result["n"], result["dropped"], result["failed"], result["no_verdict"]) == (10, [0, 0], [0, 1], [0, 1])
     assert result["differing"] == {"level": ["x0", "x1"], "model": ["a", "b"]}
     assert json.loads(out.read_text()) == json.loads(json.dumps(result))
     shown = table(result)
@@ -132,7 +134,6 @@ def test_questions_that_took_no_part_are_neither_right_nor_wrong(tmp_path: Path)
     assert {name: row["n"] for name, row in result["differences"]["all"].items()} == {
         "accuracy": 7,
         "f1": 7,
-        "accuracy_failures_wrong": 7,
     }
     assert (result["n"], result["left_out"], result["failed"]) == (8, [0, 1], [0, 0])
     assert "left out: 0 in the first, 1 in the second" in table(result)
@@ -145,6 +146,12 @@ def test_reading_runs_and_folders_without_one(tmp_path: Path) -> None:
     one = run(tmp_path / "one", FIRST)
     with pytest.raises(DataError, match=r"report\.json: no such file"):
         load_run(tmp_path / "none")
+    report = json.loads((one / "report.json").read_text())
+    earlier = {name: value for name, value in report["overall"].items() if name != "parse_rate"}
+    (one / "report.json").write_text(json.dumps({**report, "overall": earlier}))
+    with pytest.raises(DataError, match=r"leaves out answers that failed; run `remind evaluate` again"):
+        load_run(one)
+    (one / "report.json").write_text(json.dumps(report))
     (one / "predictions.jsonl").write_text(json.dumps({"question_id": "q", "text": "unscored"}) + "\n")
     with pytest.raises(DataError, match=r"line 1.*not a scored prediction"):
         load_run(one)
@@ -187,7 +194,7 @@ def test_two_levels_of_the_same_states(
     result = compare(CompareConfig(str(tmp_path / "x0"), str(tmp_path / "x1"), resamples=50))
     assert result["differing"] == {"level": ["x0", "x1"]}
     assert result["n"] == 6
-    for name in ("evidence_recall", "accuracy_failures_wrong", "bleu1"):
+    for name in ("evidence_recall", "accuracy", "parse_rate", "bleu1"):
         row = result["differences"]["all"][name]
         assert (row["first"], row["second"]) == pytest.approx(
             tuple(report["overall"][name]["value"] for report in reports)

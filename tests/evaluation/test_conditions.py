@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import input_hashes
-from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.core.files import input_hashes, read_json
+from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Prompter, control, load_questions, most_frequent
@@ -99,6 +99,9 @@ class Told:
     def __init__(self) -> None:
         self.asked: list[AttentionalState] = []
 
+    def kinds(self, questions: Sequence[Question]) -> list[str | None]:
+        return ["belief_modeling" for _ in questions]
+
     def summaries(self, states: Sequence[AttentionalState]) -> list[str]:
         self.asked += states
         return [f"{len(state.blocks)} blocks" for state in states]
@@ -163,7 +166,8 @@ def test_full_context_keeps_the_most_turns_that_fit_and_counts_the_rest(keep: st
         return list(range(15 - n, 15)) if keep == "newest" else list(range(n))
 
     assert prompt.text == rendered(positions(kept))
-
+    (guided,) = prompter(full_tokens=cap, keep=keep).prompts("full_context_strategy", [RECORD])
+    assert guided == replace(prompt, text=rendered(positions(kept), STRATEGY))
     assert dialogue_tokens(positions(kept)) <= cap or kept == 1
     assert kept == 15 or dialogue_tokens(positions(kept + 1)) > cap
     assert prompt.evidence == tuple(t for t in ("t7", "t13") if int(t[1:]) in positions(kept))
@@ -192,9 +196,17 @@ def test_rag_takes_chunks_by_cosine_up_to_the_cap_of_x0() -> None:
     assert {7, 8} <= set(kept)
     assert chunks.rag(DIALOGUE, QUESTION, [1, 2, 6, 7, 8]) == kept
     assert shown("rag", chunk_tokens=20) == rendered(kept)
+    # the strategy of x0 stands where it stands there
+    assert shown("rag_strategy", chunk_tokens=20) == rendered(kept, STRATEGY)
     assert len(chunks.rag(DIALOGUE, QUESTION, range(15))) >= len(kept)
     one = Contexts(Words(), ContextConfig(chunk_tokens=20, rag_tokens=1))  # type: ignore[arg-type]
     assert one.rag(DIALOGUE, QUESTION, range(15)) in by_hand
+
+
+@pytest.mark.parametrize("name", ["no_context", "evidence", "oracle", "rag", "full_context_strategy", "altered"])
+def test_no_condition_brings_back_a_hint_that_the_states_do_without(name: str) -> None:
+    assert NO_INFORMATION in shown(name)
+    assert NO_INFORMATION not in shown(name, record_with(replace(FACTUAL, abstention=False)))
 
 
 def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
@@ -203,7 +215,12 @@ def test_altered_order_summarises_x0_and_marks_afterwards() -> None:
     # one block for each of x0's two runs, so that no turn is singled out; the prompt has the markers of x1
     assert llm.asked[0].blocks == ((0, 1), (2, 4))
     assert (llm.asked[0].factual.question.answers, llm.asked[0].factual.question.evidence) == ((), ())
+    assert llm.asked[0].factual.question.dimension is None
     assert prompt.text == render(ReflectiveState(ATTENTIONAL, "2 blocks")).text
+    # states that went by an inferred kind are summarised by it, too
+    inferring = Prompter(Corpus((DIALOGUE,), (QUESTION,)), None, llm, kind="infer")  # type: ignore[arg-type]
+    assert inferring.prompts("altered", [RECORD]) == [prompt]
+    assert llm.asked[1].factual.question.dimension == "belief_modeling"
     assert prompt.text != RECORD.x2.text
     assert strategy_of(RECORD.x2) == STRATEGY
     again = attentional_of(RECORD, DIALOGUE, QUESTION)
@@ -241,7 +258,7 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
     write_part(states, 0, [RECORD])
     write_manifest(states, {"inputs": input_hashes([path]), "llm": "none"})
-    names = ["x0", "full_context", "oracle", "rag", "altered"]
+    names = ["x0", "full_context", "oracle", "rag", "rag_strategy", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
     words = FixedAnswers("none", lambda _: "<answer>so</answer>")
@@ -255,14 +272,20 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
         "full_context": 0.5,
         "oracle": 1.0,
         "rag": pytest.approx(0.5),
+        "rag_strategy": pytest.approx(0.5),
         "altered": 0.5,
     }
     assert parts["full_context"]["counts"]["cut_prompts"] == 1
     assert parts["full_context"]["counts"]["cut_turns"] > 5
     rows = [json.loads((tmp_path / "out" / name / "predictions.jsonl").read_text()) for name in names]
-    assert len({row["prompt"] for row in rows}) == 5
+    assert len({row["prompt"] for row in rows}) == 6
+    # what decides the turns decides the outputs of both
+    contexts = [
+        read_json(tmp_path / "out" / name / "run.json")["identity"]["context"] for name in ("rag", "rag_strategy")
+    ]
+    assert contexts[0] == contexts[1]
     again = evaluate(cfg, llm=OfflineLLM(), answerer=words)
-    assert [part["resumed"] for part in again["conditions"].values()] == [1] * 5
+    assert [part["resumed"] for part in again["conditions"].values()] == [1] * 6
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
         evaluate(cfg, llm=OfflineLLM(), answerer=words)

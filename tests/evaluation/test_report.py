@@ -14,7 +14,8 @@ import torch
 from remind.evaluation import report as reports
 from remind.evaluation import tables
 from remind.evaluation.judge import Ruling
-from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
+from remind.evaluation.scores import Score, counts, parse_all, score
+from remind.evaluation.stages import summaries
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
 
@@ -23,9 +24,6 @@ CONFIG = {"model": HOSTILE, "split": "test", "level": "x0", "encoder": "minilm",
 
 
 def make_report(scores: list[Score]) -> dict[str, Any]:
-    def rows(groups: dict[str, list[Score]]) -> dict[str, Any]:
-        return {name: summarise(members, 20) for name, members in groups.items()}
-
     part = {
         "config": CONFIG,
         "identity": {"judge": "rule", "states": "5" * 64, "model": HOSTILE, "llm": HOSTILE},
@@ -33,10 +31,7 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
         "states": {"inputs": {HOSTILE: "7"}},
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
-        "overall": summarise(scores, 20),
-        "by_format": rows(group(scores, lambda r: r.format)),
-        "by_dimension": rows(group(scores, lambda r: r.dimension)),
-        "by_category": rows(group(scores, lambda r: r.category)),
+        **summaries(scores, 20),
         "seconds": {"model": 1.0, "answering": 1.0, "scoring": 1.0},
         "resumed": 2,
         "machine": "m",
@@ -149,16 +144,19 @@ def test_conditions_examples_and_costs_are_on_the_page(scores: list[Score]) -> N
     ):
         assert words in page
     lines = tables.table(beside(scores)).splitlines()
-    assert [line.split()[0] for line in lines if line] == ["condition", "x0", "rag", "condition", "x0", "rag"]
+    shown = ["condition", "x0", "rag", "failed,", "condition", "x0", "rag", "dimension", "belief"]
+    assert [line.split()[0] for line in lines if line] == shown
 
 
 def test_the_table_by_dimension_is_shown_whole(browser: Any, scores: list[Score]) -> None:
     """All measures, in numbers as wide as they can be, on a window of 1,200 pixels."""
     report = make_report(scores)
     full = {"value": 1.0, "low": 1.0, "high": 1.0, "n": 1000}
-    row = {**dict.fromkeys(report["overall"], full), "n": 1000, "failed": 1000}
+    row = {**dict.fromkeys(report["overall"], full), "n": 1000, "failed": 1000, "no_verdict": 1000}
     names = ["cross_modal_latent_inference", "temporal_preference_dynamics", "belief_modeling"]
     report["by_dimension"] = report["conditions"]["x0"]["by_dimension"] = dict.fromkeys(names, row)
+    product = dict.fromkeys(names, dict.fromkeys(("single", "multi", "direct"), row))
+    report["by_dimension_and_format"] = report["conditions"]["x0"]["by_dimension_and_format"] = product
     page = browser.new_page(viewport={"width": 1200, "height": 800})
     page.set_content(reports.html(report))
     widths = page.eval_on_selector_all(".wide", "all => all.map(one => [one.scrollWidth, one.clientWidth])")
@@ -180,13 +178,50 @@ def test_tables_of_one_condition_and_before_and_after(scores: list[Score]) -> No
     before = make_report(scores)
     lines = tables.table(before).splitlines()
     assert lines[0].split()[:3] == ["format", "n", "failed"]
-    assert [line.split()[0] for line in lines[1:]] == ["direct", "multi", "single", "all"]
+    assert [line.split()[0] for line in lines[1:5]] == ["single", "multi", "direct", "all"]
     assert lines[4].split()[1:3] == ["3", "1"]
-    assert "0.0 [0.0, 65.8]" in lines[4]
+    assert lines[5] == "failed, counted as wrong: 1"
+    # Wilson's, of three clusters that agree
+    assert "0.0 [0.0, 56.1]" in lines[4]
     after = copy.deepcopy(before)
     after["overall"]["accuracy"]["value"] = 0.75
     lines = tables.compare_rows(before, after).splitlines()
     assert {"Acc before", "F1 after"} <= set(re.split(r"  +", lines[0]))
     overall = next(line for line in lines if line.startswith("all"))
     assert overall.split()[1:4] == ["3", "0.0", "75.0"]
-    assert lines[-1] == "failed and in no score: 1 before, 1 after"
+    assert lines[-1] == "failed, counted as wrong: 1, 1 (before, after)"
+
+
+def test_the_table_of_dimensions_and_formats_sums_to_its_margins(make_record: Callable[..., StateRecord]) -> None:
+    """Against a count over the questions themselves; questions without a dimension are in no cell."""
+    formats = {"single": ("x", "y"), "multi": ("x", "y"), "direct": ()}
+    names = ("belief_modeling", "pattern_induction", None)
+    records, texts, rulings = [], [], []
+    hits: dict[tuple[str | None, str], list[int]] = {}
+    for number in range(40):
+        format, name = list(formats)[number % 3], names[number % 7 % 3]
+        right = number % 5 < 2
+        gold = ("so",) if format == "direct" else ("A",)
+        options = formats[format]
+        records.append(make_record(f"q{number}", format=format, options=options, answers=gold, dimension=name))
+        # every fifth names no option
+        texts.append("" if number % 5 == 4 else f"<answer>{gold[0] if right else 'B'}</answer>")
+        rulings.append(Ruling(right) if format == "direct" else None)
+        hits.setdefault((name, format), []).append(right)
+    outputs = [Generation(text, 1, 1, True) for text in texts]
+    scored = score(records, outputs, parse_all(records, outputs), rulings, lambda lines: torch.eye(len(lines)))
+    product = summaries(scored, 5)["by_dimension_and_format"]
+    found = {(name, format): row for name, cells in product.items() for format, row in cells.items()}
+    assert found.keys() == {key for key in hits if key[0] is not None}
+    for key, row in found.items():
+        assert (row["n"], row["accuracy"]["n"]) == (len(hits[key]), len(hits[key]))
+        assert row["accuracy"]["value"] * row["n"] == pytest.approx(sum(hits[key]))
+    (table,) = tables.dimensions_and_formats({"by_dimension_and_format": product})
+    assert [row.name for row in table.rows] == ["belief modeling", "pattern induction"]
+    assert len(table.heads) == 4 + 4 + 6
+    for line, name in zip(table.rows, names, strict=False):
+        cells = dict(zip(table.heads, line.cells, strict=True))
+        for format in formats:
+            own = hits[name, format]
+            assert (cells[f"{format} n"], cells[f"{format} Acc"]) == (str(len(own)), f"{100 * sum(own) / len(own):.1f}")
+        assert ("direct F1" in cells, "single F1" in cells) == (True, False)

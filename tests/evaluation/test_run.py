@@ -119,7 +119,7 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert {(r.stage, r.temperature, r.max_tokens) for r in chat.asked} == {("answer", 0.0, 6)}
     out = Path(cfg.out)
     assert json.loads((out / "report.json").read_text()) == json.loads(json.dumps(report))
-    assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(4 / 5), 5)
+    assert (report["overall"]["accuracy"]["value"], report["overall"]["accuracy"]["n"]) == (pytest.approx(4 / 6), 6)
     assert {name: (row["n"], row["failed"]) for name, row in report["by_format"].items()} == {
         "single": (2, 0),
         "multi": (2, 1),
@@ -130,19 +130,28 @@ def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) 
     assert report["by_category"]["5"]["locomo_f1"]["value"] == 1.0
     assert report["by_category"]["5"]["evidence_recall"] is None
     assert report["by_dimension"]["personalized_visual_baselines"]["memory_recall_visual"]["value"] == 0.5
+    product = report["by_dimension_and_format"]
+    assert {name: list(cells) for name, cells in product.items()} == {
+        "belief_modeling": ["single", "multi"],
+        "personalized_visual_baselines": ["single"],
+    }
+    assert product["personalized_visual_baselines"]["single"]["memory_recall"]["value"] == 0.5
     assert (report["identity"]["model"], report["identity"]["judge"]) == ("chat@test", "equal")
     assert (report["counts"]["prompt_tokens"], report["counts"]["new_tokens"]) == (45, 20)
     assert report["states"]["inputs"] == {"made.json": "0" * 64}
+    # nothing in the manifest: built before kinds could be inferred
+    assert report["states"]["kind"] == "gold"
     assert yaml.safe_load((out / "config.yaml").read_text())["model"] == "a name"
     page = (out / "report.html").read_text()
     assert "equal" in page
+    assert "kind of question: its gold dimension" in page
     assert "v1 line" not in page
     assert "image 1" in page
     assert sorted(path.name for path in out.iterdir()) == [
         *(".lock", "config.yaml", "predictions.jsonl", "report.html", "report.json", "run.json", "verdicts.jsonl")
     ]
     found = rows(cfg)
-    assert [row["accuracy"] for row in found.values()] == [1.0, 1.0, 0.0, 1.0, 1.0, None]
+    assert [row["accuracy"] for row in found.values()] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
     assert (list(found), found["s1"]["memory_recall_text"]) == (["s1", "m1", "v1", "d1", "d2", "m2"], 0.5)
 
 
@@ -190,7 +199,7 @@ def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
         assert again["overall"] == whole["overall"]
 
 
-def test_failures_are_told_apart_from_wrong_answers(cfg: EvaluateConfig) -> None:
+def test_failures_are_told_by_kind_and_those_of_the_model_are_wrong(cfg: EvaluateConfig) -> None:
     replies: dict[str, Reply | str] = {
         "s1": Reply("", failure="too_long", message="no room"),
         "m1": Reply("", failure="server", message="503"),
@@ -203,11 +212,12 @@ def test_failures_are_told_apart_from_wrong_answers(cfg: EvaluateConfig) -> None
     counts, overall = report["counts"], report["overall"]
     assert counts["failures"] == {"judge": 1, "server": 1, "too_long": 1, "unparsable": 1}
     assert counts["judge_failures"] == {"neither": 1}
-    assert (overall["accuracy"]["value"], overall["accuracy"]["n"]) == (0.0, 2)
-    assert (overall["accuracy_failures_wrong"]["value"], overall["accuracy_failures_wrong"]["n"]) == (0.0, 6)
-    assert overall["failed"] == 4
+    # too_long, unparsable, swimming, [A]; server and judge have no verdict
+    assert (overall["accuracy"]["value"], overall["accuracy"]["n"]) == (0.0, 4)
+    assert (overall["parse_rate"]["value"], overall["parse_rate"]["n"]) == (pytest.approx(3 / 5), 5)
+    assert (overall["failed"], overall["no_verdict"]) == (2, 2)
     page = (Path(cfg.out) / "report.html").read_text()
-    for words in ("no room", "503", "I would rather not say.", "Failures, apart from wrong answers"):
+    for words in ("no room", "503", "I would rather not say.", "Failures by kind", "2 have no verdict"):
         assert words in page
     assert {key: (row["judge"], row["verdict"], row["why"]) for key, row in rows(cfg, "verdicts.jsonl").items()} == {
         "d1": ("equal", False, ""),
@@ -230,8 +240,8 @@ def test_bad_replies_are_defined_and_counted(cfg: EvaluateConfig) -> None:
         "m1": (0.0, None),
         "v1": (0.0, None),
         "d1": (1.0, None),
-        "d2": (0.0, None),
-        "m2": (None, "unparsable"),
+        "d2": (0.0, "unparsable"),
+        "m2": (0.0, "unparsable"),
     }
     assert report["counts"]["problems"] == {
         "no explanation tag": 6,

@@ -38,14 +38,14 @@ def scored(records: list[StateRecord], outputs: list[Generation], *verdicts: boo
     return score(records, outputs, parse_all(records, outputs), rulings, encode)
 
 
-def test_scores_by_hand_and_failures_apart_from_wrong_answers(six: list[StateRecord]) -> None:
+def test_scores_by_hand_and_failures_of_the_model_are_wrong(six: list[StateRecord]) -> None:
     ENCODED.clear()
     records = [record for record in six if record.split == "test"]
     failed = Generation("", 99, failure="too_long")
     texts = [OUTPUTS.get(record.question_id) for record in records]
     scores = scored(records, [failed if text is None else Generation(text, 10, 5, True) for text in texts], True, False)
     s1, m1, v1, d1, d2, m2 = scores
-    assert [x.accuracy for x in scores] == [1.0, 0.0, 1.0, 1.0, 0.0, None]
+    assert [x.accuracy for x in scores] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert (s1.memory_recall_text, m1.memory_recall_text) == (0.5, 1.0)
     assert (v1.memory_recall_text, v1.memory_recall_visual, v1.memory_recall) == (None, 0.5, 0.5)
     assert d1.memory_recall is None  # nothing predicted
@@ -58,10 +58,10 @@ def test_scores_by_hand_and_failures_apart_from_wrong_answers(six: list[StateRec
     assert len(set(lines)) == len(lines)
 
     row = summarise(scores, resamples=50)
-    assert (row["n"], row["failed"]) == (6, 1)
-    assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "accuracy_failures_wrong")} == {
-        "accuracy": (pytest.approx(3 / 5), 5),
-        "accuracy_failures_wrong": (0.5, 6),
+    assert (row["n"], row["failed"], row["no_verdict"]) == (6, 1, 0)
+    assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
+        "accuracy": (pytest.approx(3 / 6), 6),
+        "parse_rate": (pytest.approx(5 / 6), 6),
     }
     assert (row["memory_recall"]["value"], row["memory_recall"]["n"]) == (pytest.approx((0.5 + 1.0 + 0.5) / 3), 3)
     assert [row[name]["n"] for name in ("memory_recall_text", "evidence_recall", "bleu1")] == [2, 5, 2]
@@ -77,7 +77,51 @@ def test_without_gold_answer_there_is_no_verdict(make_record: Callable[..., Stat
     done = scored(records, [Generation("<answer>A</answer>", 1, 1, True)] * 2)
     assert [(item.accuracy, item.f1, item.failure) for item in done] == [(None, None, None)] * 2
     row = summarise(done)
-    assert (row["accuracy"], row["f1"], row["accuracy_failures_wrong"]) == (None, None, None)
+    assert (row["accuracy"], row["f1"], row["parse_rate"]["value"]) == (None, None, 1.0)
+
+
+def test_equation_8_over_all_questions_that_have_a_verdict(make_record: Callable[..., StateRecord]) -> None:
+    """A row for each way to fail, counted by hand: wrong where the model failed, apart where nobody can tell."""
+    single = {"format": "single", "options": ("x", "y"), "answers": ("A",)}
+    visual = {"dimension": "topic_scoped_visual_prototypes", "evidence": (), "images": (0,)}
+    said = "<answer>{}</answer><explanation>[0]</explanation>"
+    cases: list[tuple[StateRecord, Generation, bool | None, float | None, float | None]] = [
+        # record, output, verdict; s_i of Eq. 9, and whether an answer could be read
+        (make_record("right", **single), Generation(said.format("A"), 1, 1, True), None, 1.0, 1.0),
+        (make_record("wrong", **single), Generation(said.format("B"), 1, 1, True), None, 0.0, 1.0),
+        (make_record("prose", **single), Generation("I would rather not say.", 1, 1, True), None, 0.0, 0.0),
+        (make_record("empty", **single), Generation("", 1, 0, True), None, 0.0, 0.0),
+        (make_record("thinking", **single), Generation("Let me see: the", 1, 9, False), None, 0.0, 0.0),
+        (make_record("cut", **single), Generation("<answer>A</answer><expl", 1, 9, False), None, 1.0, 1.0),
+        (make_record("long", **single, **visual), Generation("", 1, failure="too_long"), None, 0.0, 0.0),
+        (make_record("refused"), Generation("", 1, failure="refused"), None, 0.0, 0.0),
+        (make_record("invalid"), Generation("", 1, failure="invalid"), None, 0.0, 0.0),
+        (make_record("blank"), Generation("<answer> </answer>", 1, 1, True), False, 0.0, 0.0),
+        (make_record("accepted"), Generation("so", 1, 1, True), True, 1.0, 1.0),
+        (make_record("unjudged"), Generation("so", 1, 1, True), None, None, 1.0),
+        (make_record("away"), Generation("", 1, failure="server"), None, None, None),
+        (make_record("memory", **single), Generation("", 1, failure="error"), None, None, None),
+        (make_record("no gold", answers=()), Generation("so", 1, 1, True), None, None, 1.0),
+        (make_record("no gold, refused", answers=()), Generation("", 1, failure="refused"), None, None, 0.0),
+    ]
+    records, outputs, verdicts, hits, read = zip(*cases, strict=True)
+    # as `case_of`: nothing is judged without gold answer or output
+    judged = [r.format == "direct" and r.answers and o.failure is None for r, o in zip(records, outputs, strict=True)]
+    rulings = [Ruling(verdict) if there else None for verdict, there in zip(verdicts, judged, strict=True)]
+    scores = score(records, outputs, parse_all(records, outputs), rulings, encode)
+    assert [item.accuracy for item in scores] == list(hits)
+    assert [item.parse_rate for item in scores] == list(read)
+    row = summarise(scores, 20)
+    assert {name: (row[name]["value"], row[name]["n"]) for name in ("accuracy", "parse_rate")} == {
+        "accuracy": (pytest.approx(3 / 11), 11),
+        "parse_rate": (pytest.approx(6 / 14), 14),
+    }
+    assert (row["n"], row["failed"], row["no_verdict"]) == (16, 8, 3)
+    by_id = {item.record.question_id: item for item in scores}
+    # an empty output: nothing named (Eq. 11), no word in common (Eq. 13, 14), not valid for Eq. 10
+    assert by_id["long"].memory_recall == 0.0
+    assert (by_id["refused"].f1, by_id["refused"].bleu1, by_id["refused"].memory_recall) == (0.0, 0.0, None)
+    assert (by_id["away"].f1, by_id["away"].evidence_recall) == (None, 0.5)
 
 
 def test_locomo_f1_only_for_locomos_categories(make_record: Callable[..., StateRecord]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scripted_chat import Scripted, as_reply
 
 from remind.core.errors import DataError, ModelError
-from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.data.dialogue import DIMENSIONS, Dialogue, Image, Question, Session, Turn
 from remind.llm.asking import read_verdict
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.offline import OfflineLLM
@@ -100,6 +100,21 @@ def test_a_cue_that_never_ends_is_cut() -> None:
     assert llm.cues(TALK, SEGMENTS[:1], None) == OfflineLLM().cues(TALK, SEGMENTS[:1], None)
     with pytest.raises(DataError, match="unknown dimension"):
         llm.cues(TALK, SEGMENTS, "mood")
+
+
+def test_kinds_are_asked_of_the_model_that_writes_strategies() -> None:
+    kinds = {"q1": {"kind": "belief_modeling"}, "q2": {"kind": "factual"}, "q3": {"kind": "astrology"}}
+    model = Scripted(lambda request: kinds[request.sample])
+    llm = ChatLLM({"strategy": model})
+    # the third reply is no kind: the stand-in's rule decides
+    questions = [SINGLE, DIRECT, Question("q3", "talk", "What habit does Mel have?", dimension="temporal_dynamics")]
+    assert llm.kinds(questions) == ["belief_modeling", None, "pattern_induction"]
+    assert [(failure.stage, failure.sample) for failure in llm.failures] == [("strategy", "q3")]
+    first, *_, last = (message.text for request in model.batches[0][:3] for message in request.messages)
+    assert all(name in first for name in DIMENSIONS)
+    assert "What habit does Mel have?" in last
+    assert "temporal_dynamics" not in last
+    assert ChatLLM({}).kinds(questions[2:]) == ["pattern_induction"]
 
 
 def test_a_strategy_is_read_and_its_speakers_are_checked() -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from remind import read
 from remind.core.errors import DataError
 from remind.data.dialogue import DIMENSIONS, NO_INFORMATION, Dialogue, Image, Question, Session, Turn
+from remind.data.sample import sample_path
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind, blind_state
@@ -48,6 +50,19 @@ def test_cues_follow_the_dimension() -> None:
     assert llm.cues(talk, [Segment(0, 1)], "pattern_induction") != llm.cues(talk, [Segment(0, 1)], None)
     (visual,) = llm.cues(TALK, [Segment(0, 5)], "personalized_visual_baselines")
     assert "running shoes beside a misty river" in visual
+
+
+def test_the_kind_of_a_question_is_read_from_its_words() -> None:
+    """Four of five of the sample's questions, none of which the rule was given a dimension of; facts stay facts."""
+    questions = read(sample_path()).questions
+    found = OfflineLLM().kinds([replace(question, dimension=None) for question in questions])
+    right = [name == question.dimension for name, question in zip(found, questions, strict=True)]
+    assert sum(right) / len(right) > 0.8
+    for dimension in DIMENSIONS:
+        of_it = [hit for hit, question in zip(right, questions, strict=True) if question.dimension == dimension]
+        assert sum(of_it) / len(of_it) > 0.6, dimension
+    facts = ("Where was Ana born?", "When did Ben quit smoking?", "Who bought a violin?", "")
+    assert OfflineLLM().kinds([Question("q", "talk", text) for text in facts]) == [None] * 4
 
 
 def test_a_segment_of_small_talk_still_has_a_cue() -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from remind.alignment.run_folder import read_config
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json
+from remind.data.dialogue import NO_INFORMATION
 from remind.data.sample import sample_path
 from remind.demo import DemoConfig, demo
 from remind.models.load import load_backbone, size_of
@@ -174,12 +176,38 @@ def test_evidence_is_counted_of_the_questions_that_are_built(tmp_path: Path) -> 
     assert (outlines[None].references, tuple(outlines[None].dangling)) == (whole.references, whole.dangling)
 
 
+def test_the_hint_to_abstain_is_of_the_whole_input(tmp_path: Path) -> None:
+    """One unanswerable question anywhere in the files, whether it is built or not, invites all to abstain."""
+
+    def invited(*contents: str, **settings: Any) -> bool:
+        paths = [tmp_path / f"{number}.json" for number in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_text(content)
+        return outline(BuildStatesConfig([str(path) for path in paths], "", **settings)).abstention
+
+    refmem = "".join(json.dumps(row) + "\n" for row in rows(2))
+    told, asked = _locomo(), _locomo()["qa"][0]
+    untold = {**_locomo(), "qa": [asked, {**asked, "category": 5, "answer": None, "adversarial_answer": "words"}]}
+    assert [invited(text) for text in (refmem, json.dumps([told]), json.dumps([untold]))] == [False, False, True]
+    assert invited(json.dumps([untold]), limit=1)
+    assert invited(refmem, json.dumps([{**untold, "sample_id": "conv-2"}]))
+    assert invited(refmem, ask=["Who?"])
+    assert (invited(refmem, abstention=True), invited(json.dumps([untold]), abstention=False)) == (True, False)
+    lme = {
+        "question_type": "single-session-user", "question": "What?", "answer": "You never said.",
+        "question_date": "2023/05/30 (Tue) 10:00", "haystack_sessions": [[{"role": "user", "content": "Hi."}]],
+        "haystack_session_ids": ["s"], "haystack_dates": ["2023/05/20 (Sat) 02:21"], "answer_session_ids": [],
+    }  # fmt: skip
+    assert [invited(json.dumps([{**lme, "question_id": name}])) for name in ("q1_abs", "q1")] == [True, False]
+
+
 def test_questions_of_ones_own_about_each_dialogue(
     tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(2)))
     words = ["build-states", "--input", path, "--out", out, "--cache", tmp_path / "cache", "--sae", minilm_sae]
+    words += ["--perception.kind", "infer"]
     texts = ["What does Ana drink: tea?", "[Who] sold a violin?"]
     asking = [word for text in texts for word in ("--ask", text)]
     main([*map(str, words), *asking])
@@ -188,6 +216,8 @@ def test_questions_of_ones_own_about_each_dialogue(
     assert [record.question_id for record in records] == ["c0-ask1", "c0-ask2", "c1-ask1", "c1-ask2"]
     assert [record.question for record in records] == 2 * texts
     assert {(record.target, record.evidence) for record in records} == {(None, ())}
+    assert read_manifest(out)["kind"] == "infer"
+    assert read_manifest(out)["abstention"] is all(NO_INFORMATION in record.x0.text for record in records) is True
     main([*map(str, words), *asking])
     assert "unchanged" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -275,7 +305,7 @@ def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
     head, *rows = _rows(
         text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
     )
-    measures = {"Acc": "accuracy", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
+    measures = {"Acc": "accuracy", "parsed": "parse_rate", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
     assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]
     for name in ("single", "multi", "direct", "all"):
         parts = [side["overall"] if name == "all" else side["by_format"][name] for side in sides]
