@@ -1,4 +1,7 @@
-"""Who answers: a model in this process, in batches, or a chat model behind a server. All are greedy."""
+"""Who answers: a model in this process, in batches, or a chat model behind a server. Both greedy.
+
+A model that vLLM runs is in `vllm_answers`.
+"""
 
 from __future__ import annotations
 

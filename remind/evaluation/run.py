@@ -33,6 +33,7 @@ from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
 from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
+from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats
 from remind.llm.offline import OfflineLLM
@@ -84,6 +85,8 @@ class Models:
             return ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
         if self.chats.dry is not None:
             return FixedAnswers("dry run", lambda _: "<answer>nothing was asked</answer><explanation></explanation>")
+        if cfg.answers == "vllm":
+            return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
         return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard)
 
