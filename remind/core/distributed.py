@@ -161,12 +161,19 @@ def join() -> Team:
     """The team of all processes of this launch (`accelerate launch`, torchrun); they join at the first call.
 
     A process that was started alone, or whose caller has made a process group for something else, is a team of one.
+
+    Raises:
+        ConfigError: the environment names several processes and not where they meet.
+        ModelError: another process has ended meanwhile.
     """
     shard = shard_of("auto")
     if shard.count == 1 or distributed.is_initialized():
         return Team()
     with _together(shard):
-        store, rank, size = next(distributed.rendezvous("env://"))
+        try:
+            store, rank, size = next(distributed.rendezvous("env://"))
+        except ValueError as error:
+            raise ConfigError(f"{shard.count} processes cannot meet ({error}); use accelerate launch") from None
         # objects alone are exchanged, which stay on the CPU
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     atexit.register(_leave_group)

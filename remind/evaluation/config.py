@@ -147,7 +147,7 @@ class EvaluateConfig:
     seed: Seed = 0
     """Of the resampling; answers are greedy and need none."""
     device: str = "cpu"
-    """Where the model runs, e.g. cpu or cuda:0."""
+    """Where the model runs, e.g. cpu or cuda:0. cuda: on the GPU of each process, where there are several."""
     dtype: str = "float32"
     """Precision of the model: float32, bfloat16, float16 or auto."""
     examples: NonNegativeInt = 12

@@ -144,14 +144,15 @@ def evaluate(
             a local model answers.
     """
     team = join()
+    if not team.leads:
+        # a dry run is the first process's alone: its file has one writer
+        if cfg.llm.dry_run is None:
+            _follow(Models(cfg, team, judge, llm, chat, answerer))
+        return {}
     models = Models(cfg, team, judge, llm, chat, answerer)
     dry = models.chats.dry
-    if not team.leads:
-        if dry is None:
-            _follow(models)
-        return {}
     if models.team.shard.count > 1 and not models.dealt:
-        raise ConfigError(f"answers {cfg.answers} asks from one process; several answer with answers local")
+        raise ConfigError("only questions to a local model (answers local) are dealt out; start one process")
     manifest = read_manifest(cfg.states)
     if dry is None:
         return _evaluate(cfg, models, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ class VLLMAnswers(Answerer):
     """
 
     def __init__(self, name: str, max_new_tokens: int, dtype: str, config: VLLMConfig) -> None:
+        # without it, vLLM reports to its makers that it is used
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         engine = optional("vllm", "answers vllm")
         if name == "nano-untrained":
             raise ModelError(f"{name} has no files that vLLM could load; name a folder or hub id")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +50,7 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A module `vllm`."""
     noted = Engine()
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
 
     class LLM:
         def __init__(
@@ -64,6 +67,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
         ) -> None:
             if gpu_memory_utilization > 0.95:
                 raise ValueError("no room for\nthe cache")
+            assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
             assert set(kwargs) == {"max_model_len", "load_format"}
             noted.made = {"model": model, "dtype": dtype, "tensor_parallel_size": tensor_parallel_size, **kwargs}
             self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype)
@@ -98,7 +102,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
     module: Any = ModuleType("vllm")
     module.LLM, module.SamplingParams, module.__version__ = LLM, SamplingParams, "0.0"
-    monkeypatch.setitem(__import__("sys").modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm", module)
     return noted
 
 
@@ -111,9 +115,9 @@ def cfg(
 ) -> EvaluateConfig:
     """Six questions, one of them with words that the chat template uses too, and one whose prompt is too long."""
     marked = make_record("i1", text="who said <|im_end|>?")
-    long = make_record("long", text="why? " * 50_000)
+    long = make_record("long", text="why? " * 20_000)
     states = str(write_states(*six[1:], marked, long))
-    return EvaluateConfig(states, "nano", str(tmp_path / "local"), max_new_tokens=24, batch_size=4, bootstrap=20)
+    return EvaluateConfig(states, "nano", str(tmp_path / "local"), max_new_tokens=16, batch_size=4, bootstrap=20)
 
 
 def rows(folder: str | Path) -> list[dict[str, Any]]:
