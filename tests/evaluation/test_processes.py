@@ -152,7 +152,7 @@ def test_an_error_of_one_process_ends_both_with_one_line(start: Start, tmp_path:
 
 def test_several_processes_need_a_local_model(cfg: EvaluateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remind.evaluation.run.join", lambda: Team(Shard(0, 2)))
-    with pytest.raises(ConfigError, match="only questions to a local model .* start one process"):
+    with pytest.raises(ConfigError, match=r"only questions to a local model .* start one process"):
         evaluate(replace(cfg, answers="server"))
 
 
