@@ -16,6 +16,7 @@ EXTRAS = {
     "openai": "llm",
     "peft": "lora",
     "statsmodels": "refmem",
+    "vllm": "vllm",
 }
 
 

@@ -167,6 +167,10 @@ class Shard:
         return f"{self.index + 1}/{self.count}"
 
 
+#: All of the work.
+WHOLE = Shard()
+
+
 def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> Shard:
     """The shard of this process.
 
@@ -179,9 +183,9 @@ def shard_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
     """
     environment = os.environ if environment is None else environment
     if text is None:
-        return Shard()
+        return WHOLE
     if text == "auto":
-        return _numbers(environment, "RANK", "WORLD_SIZE") or Shard()
+        return _numbers(environment, "RANK", "WORLD_SIZE") or WHOLE
     if text == "slurm":
         shard = _array(environment) or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
         if shard is None:

@@ -1,4 +1,7 @@
-"""Who answers: a model in this process, in batches, or a chat model behind a server. Both greedy."""
+"""Who answers: a model in this process, in batches, or a chat model behind a server. Both greedy.
+
+A model that vLLM runs is in `vllm_answers`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from remind.core.processes import WHOLE, Shard
 from remind.llm.request import Message, Reply, Request
 from remind.models.generate import Generation, check_generates, generate
 from remind.states import prompts as templates
@@ -48,18 +52,21 @@ class LocalAnswers(Answerer):
 
     Args:
         name: as the user gave it.
+        shard: the part of the batches that this process answers.
 
     Raises:
         ModelError: the backbone does not generate.
     """
 
-    def __init__(self, backbone: Backbone, name: str, max_new_tokens: int, batch_size: int) -> None:
+    def __init__(
+        self, backbone: Backbone, name: str, max_new_tokens: int, batch_size: int, shard: Shard = WHOLE
+    ) -> None:
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
-        self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
+        self.backbone, self.max_new_tokens, self.batch_size, self.shard = backbone, max_new_tokens, batch_size, shard
 
     def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
-        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output)
+        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output, self.shard)
 
 
 class ChatAnswers(Answerer):

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
+from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Seed, check_ranges
 
 
 class Condition(NamedTuple):
@@ -85,6 +85,24 @@ class ContextConfig:
 
 
 @dataclass
+class VLLMConfig:
+    """The engine of answers vllm."""
+
+    max_model_len: PositiveInt | None = None
+    """Tokens of prompt and answer together that a question may take; None: as many as the model takes, for which one
+    GPU may have no room."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs that the model is spread over."""
+    gpu_memory_utilization: PositiveShare = 0.9
+    """Share of each GPU's memory that the engine takes."""
+    at_once: PositiveInt = 256
+    """Prompts handed to the engine at once; their answers are on disk before it gets the next."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+@dataclass
 class EvaluateConfig:
     """Answer the questions of a split under one or more conditions, judge the answers, write the report."""
 
@@ -104,12 +122,15 @@ class EvaluateConfig:
     """What to answer from, side by side: x0, x1, x2, evidence, altered, no_context, full_context, oracle, rag,
     always_a, most_frequent, abstain; full_context_strategy, rag_strategy: the same with the strategy of x0; or a set of
     them: layers, ladder, baselines, controls, all."""
-    answers: Literal["local", "server"] = "local"
-    """local: the model answers here, in batches. server: the endpoint llm.answer does."""
+    answers: Literal["local", "server", "vllm"] = "local"
+    """local: the model answers here, in batches. server: the endpoint llm.answer does. vllm: as local, but vLLM runs
+    the model."""
     max_new_tokens: PositiveInt = 512
     """Room for answer and explanation; an output that is cut off is scored as it stands, and counted."""
     batch_size: PositiveInt = 8
-    """Prompts per forward. Changes the speed, not the answers."""
+    """Prompts per forward, with answers local. Changes the speed, not the answers."""
+    vllm: VLLMConfig = field(default_factory=VLLMConfig)
+    """The engine of answers vllm, which takes its GPUs itself, whatever device says."""
     limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
     judge: Literal["offline", "llm"] = "offline"
@@ -130,7 +151,7 @@ class EvaluateConfig:
     seed: Seed = 0
     """Of the resampling; answers are greedy and need none."""
     device: str = "cpu"
-    """Where the model runs, e.g. cpu or cuda:0."""
+    """Where the model runs, e.g. cpu or cuda:0. cuda: on the GPU of each process, where there are several."""
     dtype: str = "float32"
     """Precision of the model: float32, bfloat16, float16 or auto."""
     examples: NonNegativeInt = 12

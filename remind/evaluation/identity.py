@@ -59,6 +59,8 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
     }
     if cfg.answers == "server" and (endpoint := cfg.llm.answer or cfg.llm.default) is not None:
         identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
+    if cfg.answers == "vllm":
+        identity["max_model_len"] = cfg.vllm.max_model_len
     wanted = ["model"]
     if CONDITIONS[name].corpus:
         templates = ("answer", "strategy", "reminder", "summary")

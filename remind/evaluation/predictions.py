@@ -146,8 +146,9 @@ class RunFolder:
         self.identity: Mapping[str, Any] = identity
         _check_foreign(self.folder, overwrite)
         if overwrite:
-            for name in (IDENTITY, PREDICTIONS, VERDICTS, "config.yaml", *REPORTS):
-                (self.folder / name).unlink(missing_ok=True)
+            old = [self.folder / name for name in (IDENTITY, PREDICTIONS, VERDICTS, "config.yaml", *REPORTS)]
+            for file in (*old, *self.folder.glob(part_name("*"))):
+                file.unlink(missing_ok=True)
         elif (self.folder / IDENTITY).exists():
             self._check(identity)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -176,17 +177,40 @@ class RunFolder:
         Raises:
             DataError: any other line that is not an output.
         """
-        predictions: dict[str, Prediction] = {}
-        try:
-            for number, row in read_rows(self.path, "an output"):
-                prediction = _prediction(row)
-                if prediction is None:
-                    raise bad_row(self.path, number, "an output")
-                if prediction.output.failure not in PASSING:
-                    predictions[row["question_id"]] = prediction
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", self.path) from None
-        return predictions
+        outputs = ((row["question_id"], prediction) for row, prediction in _predictions(self.path))
+        return {name: prediction for name, prediction in outputs if prediction.output.failure not in PASSING}
+
+    def adopt_parts(self) -> None:
+        """Move what other processes have answered, for this run or for one that was killed, to predictions.jsonl.
+
+        Raises:
+            DataError: a line that is not an output.
+        """
+        parts = sorted(self.folder.glob(part_name("*")))
+        if parts:
+            with appending(self.path) as put:
+                for row in [row for part in parts for row, _ in _predictions(part)]:
+                    put(row)
+        for part in parts:
+            # a process of a killed run that still writes does so to a file that is gone
+            part.unlink()
+
+
+def part_name(process: int | str) -> str:
+    """The file of what a process other than the first answers, in the folder of the run."""
+    return f".{PREDICTIONS}.{process}.part"
+
+
+def _predictions(path: Path) -> Iterator[tuple[dict[str, Any], Prediction]]:
+    """Rows and outputs of a file. Raises DataError."""
+    try:
+        for number, row in read_rows(path, "an output"):
+            prediction = _prediction(row)
+            if prediction is None:
+                raise bad_row(path, number, "an output")
+            yield row, prediction
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction | None:

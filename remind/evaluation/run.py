@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from remind.core.distributed import Team, join
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
+from remind.core.processes import device_of
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
@@ -28,8 +31,9 @@ from remind.evaluation.identity import answer_identity, corpus_hashes, machine, 
 from remind.evaluation.judge import load_judge
 from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
-from remind.evaluation.stages import answer_stage, score_stage
+from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
+from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats
 from remind.llm.offline import OfflineLLM
@@ -47,12 +51,14 @@ class Models:
     """The models of an evaluation, each loaded when it is first needed.
 
     Args:
+        team: the processes that answer.
         judge, llm, chat, answerer: as in `evaluate`.
     """
 
     def __init__(
         self,
         cfg: EvaluateConfig,
+        team: Team,
         judge: AuxiliaryLLM | None = None,
         llm: AuxiliaryLLM | None = None,
         chat: ChatModel | None = None,
@@ -60,12 +66,15 @@ class Models:
     ) -> None:
         self.cfg, self.llm, self._judge, self._chat, self._answerer = cfg, llm, judge, chat, answerer
         self.chats = Chats(cfg.llm)
+        # in a dry run no model answers
+        self.team = team if self.chats.dry is None else Team()
+        self.device = device_of(cfg.device, int(os.environ.get("LOCAL_RANK", "0")))
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
         from remind.models.encoder import SentenceEncoder
 
-        return SentenceEncoder(self.cfg.encoder, self.cfg.device)
+        return SentenceEncoder(self.cfg.encoder, self.device)
 
     @cached_property
     def answerer(self) -> Answerer:
@@ -76,14 +85,21 @@ class Models:
             return ChatAnswers(self._chat or self._server("answer"), cfg.max_new_tokens)
         if self.chats.dry is not None:
             return FixedAnswers("dry run", lambda _: "<answer>nothing was asked</answer><explanation></explanation>")
-        backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
-        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size)
+        if cfg.answers == "vllm":
+            return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
+        backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
+        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard)
 
     @cached_property
     def judge(self) -> AuxiliaryLLM:
         if self._judge is not None:
             return self._judge
         return ChatLLM({"judge": self._server("judge")}) if self.cfg.judge == "llm" else load_judge(self.cfg.judge)
+
+    @property
+    def dealt(self) -> bool:
+        """Whether several processes can answer together."""
+        return self.cfg.answers == "local" and self._answerer is None
 
     def summariser(self) -> AuxiliaryLLM:
         """Writes the summaries of the altered order."""
@@ -108,6 +124,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """See `EvaluateConfig`. Answers and verdicts that `cfg.out` holds from an earlier run are not asked for again.
 
+    Several processes of one launch answer together; the first does all else.
+
     Args:
         judge: any backend, in place of the one `cfg.judge` names.
         llm: writes the summaries of the altered order, in place of what `cfg.llm.summary` names.
@@ -117,16 +135,26 @@ def evaluate(
     Returns:
         What report.json holds: counts, `overall`, `by_format`, `by_dimension`, `by_dimension_and_format`,
         `by_category` (rows of `summarise`) of the reference condition, the same of each under `conditions`,
-        `differences`, identity, versions. After a dry run: `dry_run`, what would have been asked.
+        `differences`, identity, versions. After a dry run: `dry_run`, what would have been asked. Nothing on
+        processes other than the first.
 
     Raises:
         DataError, FormatError: states, dialogue files or earlier rows that cannot be used.
-        ModelError: a model or judge that cannot be loaded or run, or does not generate.
-        ConfigError: an unknown judge or condition, or an `out` that holds something else.
+        ModelError: a model or judge that cannot be loaded or run, or does not generate; another process has failed.
+        ConfigError: an unknown judge or condition, an `out` that holds something else, or several processes where not
+            a local model answers.
     """
-    manifest = read_manifest(cfg.states)
-    models = Models(cfg, judge, llm, chat, answerer)
+    team = join()
+    if not team.leads:
+        # a dry run is the first process's alone: its file has one writer
+        if cfg.llm.dry_run is None:
+            _follow(Models(cfg, team, judge, llm, chat, answerer))
+        return {}
+    models = Models(cfg, team, judge, llm, chat, answerer)
     dry = models.chats.dry
+    if models.team.shard.count > 1 and not models.dealt:
+        raise ConfigError("only questions to a local model (answers local) are dealt out; start one process")
+    manifest = read_manifest(cfg.states)
     if dry is None:
         return _evaluate(cfg, models, manifest)
     # a dry run notes what would be asked; nothing that it writes stays
@@ -136,11 +164,22 @@ def evaluate(
     return {"dry_run": dry.summary()}
 
 
+def _follow(models: Models) -> None:
+    """Answer what the first process deals out until it has no more."""
+    team = models.team
+    team.gather(lambda: models.answerer.key)
+    while (task := team.share()) is not None:
+        team.gather(lambda task=task: answer_part(task, models.answerer, team))
+
+
 def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     questions = _questions(cfg, models, manifest, known)
     # what is missing is known before anything is written
-    known["model"] = models.answerer.key
+    keys = models.team.gather(lambda: models.answerer.key)
+    if set(keys) != {keys[0]}:
+        raise ConfigError(f"{cfg.model} is not the same model for every process")
+    known["model"] = keys[0]
     _ = models.judge, models.encoder
     with _claimed(cfg, known) as runs:
         return _run(cfg, models, manifest, questions, runs)
@@ -155,7 +194,10 @@ def _run(
 ) -> dict[str, Any]:
     """Answer, judge, score and report, in folders that are held."""
     answerer, judge, encoder, records = models.answerer, models.judge, models.encoder, questions.records
-    answers = {name: answer_stage(records, questions.prompts[name], answerer, runs[name]) for name in cfg.names}
+    answers = {
+        name: answer_stage(records, questions.prompts[name], answerer, runs[name], models.team) for name in cfg.names
+    }
+    models.team.share()  # that there is no more to answer
     scored = {name: score_stage(records, item, runs[name], judge, encoder, cfg) for name, item in answers.items()}
 
     started = time.perf_counter()
@@ -258,6 +300,6 @@ def _about(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) -> 
 def evaluate_and_show(cfg: EvaluateConfig) -> None:
     """`evaluate`, then the tables and where the results are."""
     result = evaluate(cfg)
-    if "dry_run" not in result:
+    if result and "dry_run" not in result:
         print(table(result))
         print(f"report: {Path(cfg.out) / 'report.html'}")

@@ -6,15 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remind.core.distributed import Team
 from remind.core.errors import ModelError
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import FORMATS
 from remind.evaluation.conditions import Prompt
 from remind.evaluation.judge import judge_run
-from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, prompt_hash
+from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, part_name, prompt_hash
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
@@ -43,6 +45,23 @@ class Answers(NamedTuple):
     seconds: float
 
 
+class Asked(NamedTuple):
+    """What the processes of a run answer together under one condition.
+
+    Attributes:
+        folder: of the condition.
+        done: which questions were answered before.
+    """
+
+    folder: Path
+    ids: list[str]
+    prompts: list[Prompt]
+    done: list[bool]
+
+    def put_to(self, answerer: Answerer, on_output: Callable[[int, Generation], None]) -> None:
+        answerer.answer([prompt.text for prompt in self.prompts], self.ids, self.done, on_output)
+
+
 class Scored(NamedTuple):
     """A condition's entry in the report, and what is behind it: scores, and final prediction rows by question id."""
 
@@ -52,14 +71,19 @@ class Scored(NamedTuple):
 
 
 def answer_stage(
-    records: Sequence[StateRecord], prompts: Sequence[Prompt], answerer: Answerer, run: RunFolder
+    records: Sequence[StateRecord], prompts: Sequence[Prompt], answerer: Answerer, run: RunFolder, team: Team
 ) -> Answers:
     """Put every question to the model that has no output yet; one row per question in predictions.jsonl.
 
+    Args:
+        team: the processes that answer; this is the first of them.
+
     Raises:
-        ModelError: the model gave an output for none of the questions it was tried on, or cannot be used at all.
+        ModelError: the model gave an output for none of the questions it was tried on, or cannot be used at all; or
+            another process has failed.
     """
     started = time.perf_counter()
+    run.adopt_parts()
     stored = run.read()
     ids = [record.question_id for record in records]
     outputs: dict[int, Generation] = {}
@@ -75,27 +99,55 @@ def answer_stage(
         def keep(index: int, output: Generation) -> None:
             outputs[index] = output
             put(output_row(ids[index], prompts[index], output))
-            bar.step()
 
         for n, prompt in enumerate(prompts):
             if n not in outputs and (prompt.left_out is not None or prompt.reply is not None):
                 keep(n, Generation(prompt.reply or "", 0, finished=True))
         asked = [n for n, prompt in enumerate(prompts) if prompt.left_out is None and prompt.reply is None]
         done = [n in outputs for n in asked]
+        known = len(outputs)
+        bar.advance_to(known)
+        task = Asked(run.folder, [ids[n] for n in asked], [prompts[n] for n in asked], done)
+
+        def answered(place: int, output: Generation) -> None:
+            keep(asked[place], output)
+            # the other processes are about as far as this one
+            bar.advance_to(min(len(ids), known + team.shard.count * (len(outputs) - known)))
+            team.check()
+
+        def own() -> dict[int, Generation]:
+            task.put_to(answerer, answered)
+            return {}
+
         before = time.perf_counter()
-        answerer.answer(
-            [prompts[n].text for n in asked],
-            [ids[n] for n in asked],
-            done,
-            lambda place, output: keep(asked[place], output),
-        )
+        team.share(task)
+        for part in team.gather(own):
+            outputs |= {asked[place]: output for place, output in part.items()}
+        bar.advance_to(len(outputs))
         model_seconds = time.perf_counter() - before
+    run.adopt_parts()
     tried = [outputs[n] for n, skip in zip(asked, done, strict=True) if not skip and outputs[n].failure != "too_long"]
     if tried and all(output.failure in PASSING for output in tried) and not any(done):
         name = answerer.about["name"]
         raise ModelError(f"{name} could be run on none of {len(tried)} questions: {tried[0].message}")
     ordered = [outputs[n] for n in range(len(ids))]
     return Answers(prompts, ordered, resumed, model_seconds, time.perf_counter() - started)
+
+
+def answer_part(task: Asked, answerer: Answerer, team: Team) -> dict[int, Generation]:
+    """What this process, which is not the first, has to answer, by place. Its rows are in a file of their own until the
+    first process adds them to predictions.jsonl.
+    """
+    outputs: dict[int, Generation] = {}
+    with appending(task.folder / part_name(team.shard.index)) as put:
+
+        def keep(place: int, output: Generation) -> None:
+            outputs[place] = output
+            put(output_row(task.ids[place], task.prompts[place], output))
+            team.check()
+
+        task.put_to(answerer, keep)
+    return outputs
 
 
 def score_stage(

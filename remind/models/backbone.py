@@ -34,6 +34,16 @@ class ImageProcessor:
         self.image_processor.save_pretrained(folder)
 
 
+def max_length(config: Any, tokenizer: Any, kind: Kind) -> int:
+    """Tokens a model with this configuration can take at once, special tokens included."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    declared = tokenizer.model_max_length
+    if limit is None:
+        return int(declared)
+    # RoBERTa counts positions from 2, which its tokenizer accounts for; tokenizers of decoders often declare less
+    return int(min(limit, declared)) if kind == "encoder" else int(limit)
+
+
 @dataclass
 class Backbone:
     """A model, ready for reading hidden states or generating.
@@ -69,12 +79,7 @@ class Backbone:
     @property
     def max_length(self) -> int:
         """Tokens the model can take at once, special tokens included."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        declared = self.tokenizer.model_max_length
-        if limit is None:
-            return int(declared)
-        # RoBERTa counts positions from 2, which its tokenizer accounts for; tokenizers of decoders often declare less
-        return int(min(limit, declared)) if self.kind == "encoder" else int(limit)
+        return max_length(self.model.config, self.tokenizer, self.kind)
 
     @property
     def device(self) -> torch.device:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from remind.core.errors import ConfigError, ModelError
+from remind.core.processes import WHOLE, Shard
 from remind.models.chat import end_token_id, prompt_ids
 
 if TYPE_CHECKING:
@@ -61,15 +63,18 @@ def generate(
     batch_size: int = 8,
     done: Sequence[bool] | None = None,
     on_output: Callable[[int, Generation], None] | None = None,
+    shard: Shard = WHOLE,
 ) -> list[Generation | None]:
     """Greedy answers (temperature 0) to prompts.
 
     Batches are formed over all prompts, including those that are done, so that a resumed run has the same batches as an
-    uninterrupted one. The prompts of a batch that fails are tried again one by one.
+    uninterrupted one, and several processes the same as one. The prompts of a batch that fails are tried again one by
+    one.
 
     Args:
         prompts: user messages, without the chat template.
         done: which prompts are skipped; their result is None.
+        shard: which of the batches with prompts that are not done this process takes; the results of others are None.
         on_output: called with index and output as each becomes known.
 
     Raises:
@@ -93,20 +98,29 @@ def generate(
 
     fitting = []
     for index, tokens in enumerate(ids):
-        if len(tokens) + max_new_tokens <= backbone.max_length:
+        refused = too_long(len(tokens), max_new_tokens, backbone.max_length)
+        if refused is None:
             fitting.append(index)
-        elif not skip[index]:
-            message = f"{len(tokens)} + {max_new_tokens} tokens exceed the model's {backbone.max_length}"
-            put(index, Generation("", len(tokens), failure="too_long", message=message))
+        elif not skip[index] and shard.index == 0:
+            put(index, refused)
     settings = decoding(backbone, max_new_tokens)
-    for group in batches([len(ids[index]) for index in fitting], batch_size):
-        members = [fitting[place] for place in group]
-        if all(skip[index] for index in members):
+    groups = [[fitting[p] for p in group] for group in batches([len(ids[index]) for index in fitting], batch_size)]
+    pending = [members for members in groups if not all(skip[index] for index in members)]
+    for number, members in enumerate(pending):
+        if not shard.holds(number):
             continue
         for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
             if not skip[index]:
                 put(index, output)
     return outputs
+
+
+def too_long(prompt_tokens: int, max_new_tokens: int, limit: int) -> Generation | None:
+    """The output of a prompt that leaves too little of `limit` tokens for its answer; None for one that fits."""
+    if prompt_tokens + max_new_tokens <= limit:
+        return None
+    message = f"{prompt_tokens} + {max_new_tokens} tokens exceed the model's {limit}"
+    return Generation("", prompt_tokens, failure="too_long", message=message)
 
 
 def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) -> Any:
@@ -116,9 +130,7 @@ def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) 
     """
     from transformers import GenerationConfig
 
-    own = getattr(backbone.model, "generation_config", None)
-    ends = [end_token_id(backbone.tokenizer), backbone.tokenizer.eos_token_id, getattr(own, "eos_token_id", None)]
-    stops = sorted({t for end in ends for t in (end if isinstance(end, list | tuple) else [end]) if t is not None})
+    stops = end_tokens(backbone.tokenizer, getattr(backbone.model, "generation_config", None))
     padding = backbone.tokenizer.pad_token_id
     sampling = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
     if temperature > 0:
@@ -126,6 +138,22 @@ def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) 
     limits = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "max_new_tokens": max_new_tokens}
     tokens = {"eos_token_id": stops, "pad_token_id": stops[0] if padding is None else padding}
     return GenerationConfig(**sampling, **limits, **tokens, use_cache=True)
+
+
+def end_tokens(tokenizer: Any, own: Any) -> list[int]:
+    """Ids of the tokens that end an answer: of the chat, of the tokenizer, and of the model's generation_config."""
+    ends = [end_token_id(tokenizer), tokenizer.eos_token_id, getattr(own, "eos_token_id", None)]
+    return sorted({t for end in ends for t in (end if isinstance(end, list | tuple) else [end]) if t is not None})
+
+
+def text_of(tokenizer: Any, new: Sequence[int]) -> str:
+    """The text of an answer's tokens."""
+    return str(tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def until_end(new: Sequence[int], stops: Sequence[int]) -> list[int]:
+    """An answer's tokens before the first that ends it."""
+    return list(takewhile(lambda token: token not in stops, new))
 
 
 def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
@@ -144,8 +172,7 @@ def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Gene
 def _forward(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
     outputs = []
     for row, (new, finished) in zip(rows, continue_rows(backbone.model, rows, settings), strict=True):
-        text = backbone.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        outputs.append(Generation(text, len(row), len(new), finished))
+        outputs.append(Generation(text_of(backbone.tokenizer, new), len(row), len(new), finished))
     return outputs
 
 
@@ -174,9 +201,5 @@ def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> l
         )
     finally:
         model.train(training)
-    stops = set(settings.eos_token_id)
-    outputs = []
-    for new in produced[:, width:].tolist():
-        length = next((place for place, token in enumerate(new) if token in stops), len(new))
-        outputs.append((new[:length], length < len(new)))
-    return outputs
+    cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, width:].tolist()]
+    return [(kept, len(kept) < len(new)) for new, kept in cut]

@@ -29,6 +29,16 @@ class BackboneSize(NamedTuple):
     hidden_size: int
 
 
+class Description(NamedTuple):
+    """A model without its weights: folder or hub id, Hugging Face configuration, and the rest as in `Backbone`."""
+
+    folder: str
+    config: Any
+    kind: Kind
+    tokenizer: Any
+    processor: Any
+
+
 def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> Backbone:
     """Load a backbone in eval mode.
 
@@ -54,15 +64,25 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         tokenizer = nano_tokenizer()
         images = ImageProcessor(nano_image_processor(), tokenizer)
         return Backbone(name, _place(blank, device), tokenizer, images, "vlm")
+    known = describe(name)
+    model = _place(_model(known.folder, known.kind, precision), device)
+    return Backbone(name, model, known.tokenizer, known.processor, known.kind)
+
+
+def describe(name: str) -> Description:
+    """All of a model but its weights; not of nano-untrained, which has no files.
+
+    Raises:
+        ModelError: as `load_backbone`.
+    """
     folder = str(_built_in(name) or Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)
     tokenizer = _tokenizer(folder)
-    model = _place(_model(folder, kind, precision), device)
     processor = _processor(folder, tokenizer) if kind == "vlm" else None
     if processor is not None and not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processor, "chat_template", None)
-    return Backbone(name, model, tokenizer, processor, kind)
+    return Description(folder, config, kind, tokenizer, processor)
 
 
 def size_of(name_or_path: str | Path) -> BackboneSize:

@@ -58,6 +58,13 @@ def kappa(_: Path) -> None:
     fleiss([("x", "y")])
 
 
+def engine(_: Path) -> None:
+    from remind.evaluation.config import VLLMConfig
+    from remind.evaluation.vllm_answers import VLLMAnswers
+
+    VLLMAnswers("nano", 4, "float32", VLLMConfig())
+
+
 NEEDS: dict[str, Callable[[Path], None]] = {
     "bitsandbytes": four_bits,
     "gguf": gguf,
@@ -65,6 +72,7 @@ NEEDS: dict[str, Callable[[Path], None]] = {
     "openai": server,
     "peft": lora,
     "statsmodels": kappa,
+    "vllm": engine,
 }
 
 

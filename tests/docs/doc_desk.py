@@ -73,6 +73,8 @@ BY_CONFIG: dict[str, str] = {
     "build_server": "--llm.default.base_url {url}",
     "refmem": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
+    # which is not installed; its stand-in has tests of its own
+    "evaluate_vllm": "--answers local",
     # the real model has a test of its own
     "sae_smollm2": "--backbone nano --layers '[1, 2]' --window 128",
     "pra_smollm2": "--model nano",

@@ -1,0 +1,113 @@
+"""Answers of a model that vLLM runs: many prompts at once, greedy, from the same tokens as local answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from remind.core import optional
+from remind.core.cache import Cache
+from remind.core.errors import ModelError
+from remind.evaluation.answerers import Answerer, OnOutput
+from remind.evaluation.config import VLLMConfig
+from remind.models.backbone import max_length
+from remind.models.chat import prompt_ids
+from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
+from remind.models.gguf import CACHE
+from remind.models.load import describe
+from remind.pipeline.identity import model_hash
+
+T = TypeVar("T")
+
+
+class VLLMAnswers(Answerer):
+    """A model that vLLM loads and runs. The order of sums in it depends on what else is in the engine, so that now and
+    then an answer is another one than a local model's, or than that of another run.
+
+    Args:
+        name: as the user gave it.
+        dtype: name of a torch dtype, or "auto".
+
+    Raises:
+        ModelError: no such model, one without files or that does not generate, the package vllm is missing, or the
+            engine does not start.
+    """
+
+    def __init__(self, name: str, max_new_tokens: int, dtype: str, config: VLLMConfig) -> None:
+        # without it, vLLM reports to its makers that it is used
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        engine = optional("vllm", "answers vllm")
+        if name == "nano-untrained":
+            raise ModelError(f"{name} has no files that vLLM could load; name a folder or hub id")
+        known = describe(name)
+        if known.kind == "encoder":
+            raise ModelError(f"{name} ({known.kind}) cannot generate answers; name a causal model")
+        self.name, self.max_new_tokens, self.at_once = name, max_new_tokens, config.at_once
+        self.limit = config.max_model_len or max_length(known.config, known.tokenizer, known.kind)
+        self.tokenizer, self.stops = known.tokenizer, end_tokens(known.tokenizer, _own(known.folder, known.config))
+        settings = {
+            "model": known.folder,
+            "dtype": dtype,
+            "max_model_len": self.limit,
+            "seed": 0,
+            # as everywhere: no code of the model's folder, nothing unpickled
+            "trust_remote_code": False,
+            "load_format": "safetensors",
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+        }
+        self.engine = self._tried("does not load it", lambda: engine.LLM(**settings))
+        self.sampling = engine.SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=self.stops)
+        version = getattr(engine, "__version__", "")
+        # by now the files of a hub id are here
+        super().__init__(model_hash(name, Cache(CACHE)), name, f"vllm {version}".strip(), self.limit)
+
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        pending = [n for n, skip in enumerate(done) if not skip]
+        for start in range(0, len(pending), self.at_once):
+            rows: dict[int, list[int]] = {}
+            for n in pending[start : start + self.at_once]:
+                tokens = prompt_ids(self.tokenizer, prompts[n])
+                refused = too_long(len(tokens), self.max_new_tokens, self.limit)
+                if refused is None:
+                    rows[n] = tokens
+                else:
+                    on_output(n, refused)
+            for n, output in zip(rows, self._run(list(rows.values())), strict=True):
+                on_output(n, output)
+
+    def _run(self, rows: list[list[int]]) -> list[Generation]:
+        """An output for each row of token ids."""
+        if not rows:
+            return []
+        given = [{"prompt_token_ids": row} for row in rows]
+        outputs = self._tried(
+            "stopped", lambda: self.engine.generate(given, sampling_params=self.sampling, use_tqdm=False)
+        )
+        return [self._generation(row, output.outputs[0]) for row, output in zip(rows, outputs, strict=True)]
+
+    def _generation(self, row: list[int], completion: Any) -> Generation:
+        # the text of our own tokenizer, whose rules for spaces are those of local answers
+        new = until_end(completion.token_ids, self.stops)
+        if completion.finish_reason not in ("stop", "length"):
+            message = f"vLLM ended the answer: {completion.finish_reason}"
+            return Generation("", len(row), failure="error", message=message)
+        return Generation(text_of(self.tokenizer, new), len(row), len(new), completion.finish_reason == "stop")
+
+    def _tried(self, problem: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except Exception as error:  # of many types, some from processes of the engine
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelError(f"{self.name}: vLLM {problem}: {reason}") from None
+
+
+def _own(folder: str, config: Any) -> Any:
+    """The generation_config of a model, as transformers would load it with the weights."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig.from_model_config(config)

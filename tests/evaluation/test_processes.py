@@ -1,0 +1,175 @@
+"""Questions dealt out over processes: the same run as of one, after kills and errors too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from forked import ROOT, Forked
+
+from remind.core.distributed import Team
+from remind.core.errors import ConfigError
+from remind.core.processes import Shard
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.predictions import part_name
+from remind.evaluation.run import evaluate
+from remind.models.generate import Generation, generate
+from remind.models.load import load_backbone
+from remind.states.parquet import StateRecord
+
+#: As scripts/evaluate.py, but after its first row process 1 does what is asked of it.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from remind.commands import run
+from remind.core.errors import DataError
+from remind.evaluation import stages
+
+row, rows = stages.output_row, []
+
+def second(*given):
+    rows.append(given)
+    if os.environ["RANK"] == "1" and len(rows) == 2:
+        Path({asked!r}).with_name("pid").write_text(str(os.getpid()))
+        {does}
+    return row(*given)
+
+stages.output_row = second
+run("evaluate", ["--config", {asked!r}])
+"""
+
+
+@pytest.fixture
+def cfg(
+    tmp_path: Path,
+    six: list[StateRecord],
+    make_record: Callable[..., StateRecord],
+    write_states: Callable[..., Path],
+) -> EvaluateConfig:
+    """Six questions in three batches, of which process 1 has the second, and one whose prompt is too long."""
+    long = make_record("long", text="why? " * 20_000)
+    states = str(write_states(*six, long))
+    return EvaluateConfig(states, "nano-untrained", str(tmp_path / "one"), max_new_tokens=6, batch_size=2, bootstrap=20)
+
+
+Start = Callable[..., Forked]
+
+
+@pytest.fixture
+def start(cfg: EvaluateConfig, tmp_path: Path) -> Iterator[Start]:
+    """Starts two processes that write to `two`."""
+    started = []
+
+    def run(does: str = "pass", **changes: Any) -> Forked:
+        asked = tmp_path / "asked.yaml"
+        asked.write_text(yaml.safe_dump({**asdict(cfg), "out": str(tmp_path / "two"), **changes}))
+        (tmp_path / "script.py").write_text(SCRIPT.format(asked=str(asked), does=does))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        started.append(Forked(tmp_path / "script.py", environment=environment, processes=2))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+
+
+def timeless(value: Any) -> Any:
+    """A report without its times and its own folder."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key not in ("seconds", "out")}
+    return value
+
+
+def check_same(one: Path, two: Path) -> None:
+    for name in ("predictions.jsonl", "verdicts.jsonl", "run.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    reports = [timeless(json.loads((folder / "report.json").read_text())) for folder in (one, two)]
+    assert reports[0] == reports[1]
+    assert sorted(file.name for file in one.iterdir()) == sorted(file.name for file in two.iterdir())
+
+
+def errors_of(process: Forked) -> list[str]:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode not in (0, None)
+    return [line for line in errors.splitlines() if line.startswith("error: ") or "Traceback" in line]
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_run_of_one(cfg: EvaluateConfig, start: Start, tmp_path: Path) -> None:
+    conditions = {"conditions": ["x0", "x1", "abstain"]}
+    evaluate(replace(cfg, **conditions))  # type: ignore[arg-type]
+    process = start("Path({}).touch()".format(repr(str(tmp_path / "both have answered"))), **conditions)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert said.count("report: ") == 1
+    assert (tmp_path / "both have answered").exists()
+    for name in ("x0", "x1", "abstain"):
+        check_same(tmp_path / "one" / name, tmp_path / "two" / name)
+    failures = [json.loads(line)["failure"] for line in (tmp_path / "two/x0/predictions.jsonl").open()]
+    assert failures == [None] * 6 + ["too_long"]
+
+
+@pytest.mark.slow
+def test_after_a_kill_of_one_of_two_the_rest_is_answered(cfg: EvaluateConfig, start: Start, tmp_path: Path) -> None:
+    evaluate(cfg)
+    process = start("time.sleep(600)")
+    two, until = tmp_path / "two", time.monotonic() + 120
+    while not (tmp_path / "pid").exists() or len((two / "predictions.jsonl").read_text().splitlines()) < 5:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert [line for line in errors_of(process) if "a process of this run has died" in line]
+    part = two / part_name(1)
+    known = [json.loads(line)["question_id"] for file in (two / "predictions.jsonl", part) for line in file.open()]
+    assert len(set(known)) == len(known) == 6
+    # half a line, as of a kill while it was written
+    part.write_bytes(part.read_bytes() + b'{"question_id": "m')
+    assert evaluate(replace(cfg, out=str(two)))["resumed"] == 6
+    assert (two / "predictions.jsonl").read_bytes() == (tmp_path / "one/predictions.jsonl").read_bytes()
+    assert not part.exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_both_with_one_line(start: Start, tmp_path: Path) -> None:
+    assert errors_of(start("raise DataError('no room left', 'disk')")) == ["error: process 1: disk: no room left"]
+    (tmp_path / "pid").unlink()
+    # before the first process has begun to answer, and on both at once
+    (line,) = errors_of(start(states=str(tmp_path / "none")))
+    assert line.startswith(f"error: {tmp_path / 'none'}")
+    (line,) = errors_of(start(model="no/such-model"))
+    assert line.startswith("error: no/such-model")
+    assert not (tmp_path / "pid").exists()
+
+
+def test_several_processes_need_a_local_model(cfg: EvaluateConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remind.evaluation.run.join", lambda: Team(Shard(0, 2)))
+    with pytest.raises(ConfigError, match=r"only questions to a local model .* start one process"):
+        evaluate(replace(cfg, answers="server"))
+
+
+def test_batches_are_dealt_out_whole_and_what_is_left_evenly() -> None:
+    backbone = load_backbone("nano-untrained")
+    prompts = ["word " * n for n in (5, 1, 9, 2, 7, 3, 8)] + ["word " * 40_000]
+
+    def answers(done: list[bool], shard: Shard) -> dict[int, Generation]:
+        outputs: dict[int, Generation] = {}
+        generate(backbone, prompts, 3, 2, done, outputs.__setitem__, shard)
+        return outputs
+
+    whole = answers([False] * 8, Shard())
+    assert whole[7].failure == "too_long"
+    parts = [answers([False] * 8, Shard(index, 3)) for index in range(3)]
+    assert sum(map(len, parts)) == 8
+    assert {index: output for part in parts for index, output in part.items()} == whole
+    # by length: 2 6, 4 0, 5 3, 1; of the two batches with something left each takes one
+    done = [index not in (6, 5) for index in range(8)]
+    assert [set(answers(done, Shard(index, 2))) for index in (0, 1)] == [{6}, {5}]
