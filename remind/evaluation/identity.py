@@ -45,7 +45,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
 
     Args:
         states: hash of the states folder.
-        known: model, and where the condition needs them corpus and llm; what is missing here is left out.
+        known: model, and where they are needed pictures, corpus and llm; what is missing here is left out.
     """
     identity: dict[str, Any] = {
         "states": states,
@@ -59,7 +59,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
     }
     if cfg.answers == "server" and (endpoint := cfg.llm.answer or cfg.llm.default) is not None:
         identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
-    wanted = ["model"]
+    wanted = ["model", "pictures"]
     if CONDITIONS[name].corpus:
         templates = ("answer", "strategy", "reminder", "summary")
         identity["prompts"] = {part: prompts.fingerprint(part) for part in templates}

@@ -25,6 +25,7 @@ from remind.evaluation.conditions import Prompter, Questions, load_questions
 from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash, versions
+from remind.evaluation.images import pictures_for, with_images
 from remind.evaluation.judge import load_judge
 from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
@@ -77,7 +78,7 @@ class Models:
         if self.chats.dry is not None:
             return FixedAnswers("dry run", lambda _: "<answer>nothing was asked</answer><explanation></explanation>")
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
-        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size)
+        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, pictures_for(cfg, backbone))
 
     @cached_property
     def judge(self) -> AuxiliaryLLM:
@@ -125,6 +126,7 @@ def evaluate(
         ConfigError: an unknown judge or condition, or an `out` that holds something else.
     """
     manifest = read_manifest(cfg.states)
+    cfg = with_images(cfg)
     models = Models(cfg, judge, llm, chat, answerer)
     dry = models.chats.dry
     if dry is None:
@@ -141,6 +143,8 @@ def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) 
     questions = _questions(cfg, models, manifest, known)
     # what is missing is known before anything is written
     known["model"] = models.answerer.key
+    if cfg.images == "pixels":
+        known["pictures"] = models.answerer.check_pictures(questions.shown())
     _ = models.judge, models.encoder
     with _claimed(cfg, known) as runs:
         return _run(cfg, models, manifest, questions, runs)
@@ -199,7 +203,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
     """
     from_corpus = [name for name in cfg.names if CONDITIONS[name].corpus]
     if not from_corpus:
-        return load_questions(cfg.states, cfg.split, cfg.names, limit=cfg.limit)
+        return load_questions(cfg.states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
     if not cfg.corpus:
         raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
     known["corpus"] = corpus_hashes(cfg.corpus, manifest, cfg.states)
@@ -209,7 +213,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         _ = models.answerer  # summaries may cost money: the model that answers must be there first
         llm = models.summariser()
         known["llm"] = llm.name
-    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm)
+    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, cfg.images == "pixels")
     return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
 
 

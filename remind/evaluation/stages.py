@@ -84,7 +84,7 @@ def answer_stage(
         done = [n in outputs for n in asked]
         before = time.perf_counter()
         answerer.answer(
-            [prompts[n].text for n in asked],
+            [prompts[n].content for n in asked],
             [ids[n] for n in asked],
             done,
             lambda place, output: keep(asked[place], output),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
-from remind.models.chat import end_token_id, prompt_ids
+from remind.models.backbone import modality
+from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
+    from remind.models.pictures import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
 #: retries. refused: the server declines to answer. invalid: an unusable reply.
@@ -56,11 +59,12 @@ def check_generates(backbone: Backbone) -> None:
 
 def generate(
     backbone: Backbone,
-    prompts: Sequence[str],
+    prompts: Sequence[Content],
     max_new_tokens: int,
     batch_size: int = 8,
     done: Sequence[bool] | None = None,
     on_output: Callable[[int, Generation], None] | None = None,
+    pictures: Pictures | None = None,
 ) -> list[Generation | None]:
     """Greedy answers (temperature 0) to prompts.
 
@@ -71,9 +75,11 @@ def generate(
         prompts: user messages, without the chat template.
         done: which prompts are skipped; their result is None.
         on_output: called with index and output as each becomes known.
+        pictures: of this backbone; for prompts with images.
 
     Raises:
-        ModelError: a model that does not generate.
+        ModelError: a model that does not generate, or prompts with images and no `pictures`.
+        ImagePathError: an image that cannot be used.
         ConfigError: batch_size or max_new_tokens below 1.
     """
     if max_new_tokens < 1:
@@ -83,7 +89,7 @@ def generate(
     if all(skip):
         return [None] * len(prompts)
     # arrays: lists of integers take nine times the memory, and a split may have 10^8 tokens
-    ids = [array("i", prompt_ids(backbone.tokenizer, prompt)) for prompt in prompts]
+    rows = [_row(backbone, prompt, pictures) for prompt in prompts]
     outputs: list[Generation | None] = [None] * len(prompts)
 
     def put(index: int, output: Generation) -> None:
@@ -92,18 +98,19 @@ def generate(
             on_output(index, output)
 
     fitting = []
-    for index, tokens in enumerate(ids):
-        if len(tokens) + max_new_tokens <= backbone.max_length:
+    for index, (ids, _) in enumerate(rows):
+        if len(ids) + max_new_tokens <= backbone.max_length:
             fitting.append(index)
         elif not skip[index]:
-            message = f"{len(tokens)} + {max_new_tokens} tokens exceed the model's {backbone.max_length}"
-            put(index, Generation("", len(tokens), failure="too_long", message=message))
+            message = f"{len(ids)} + {max_new_tokens} tokens exceed the model's {backbone.max_length}"
+            put(index, Generation("", len(ids), failure="too_long", message=message))
     settings = decoding(backbone, max_new_tokens)
-    for group in batches([len(ids[index]) for index in fitting], batch_size):
+    for group in batches([len(rows[index].ids) for index in fitting], batch_size):
         members = [fitting[place] for place in group]
         if all(skip[index] for index in members):
             continue
-        for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
+        found = _run(backbone, [rows[index] for index in members], settings, pictures)
+        for index, output in zip(members, found, strict=True):
             if not skip[index]:
                 put(index, output)
     return outputs
@@ -128,33 +135,54 @@ def decoding(backbone: Backbone, max_new_tokens: int, temperature: float = 0.0) 
     return GenerationConfig(**sampling, **limits, **tokens, use_cache=True)
 
 
-def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+class _Row(NamedTuple):
+    """Tokens of a prompt, and its image files."""
+
+    ids: array[int]
+    images: Sequence[str]
+
+
+def _row(backbone: Backbone, prompt: Content, pictures: Pictures | None) -> _Row:
+    if isinstance(prompt, str):
+        return _Row(array("i", prompt_ids(backbone.tokenizer, prompt)), ())
+    if pictures is None:
+        raise ModelError(f"{backbone.name}: a prompt has images, and nothing says how they are shown")
+    return _Row(array("i", pictures.ids(backbone.tokenizer, prompt)), paths_of(prompt))
+
+
+def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
     try:
-        return _forward(backbone, rows, settings)
+        return _forward(backbone, rows, settings, pictures)
     except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
         if len(rows) == 1:
             message = " ".join(str(error).split())[:300] or type(error).__name__
-            return [Generation("", len(rows[0]), failure="error", message=message)]
+            return [Generation("", len(rows[0].ids), failure="error", message=message)]
     # outside the handler, since the error holds the tensors of the failed forward
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [output for row in rows for output in _run(backbone, [row], settings)]
+    return [output for row in rows for output in _run(backbone, [row], settings, pictures)]
 
 
-def _forward(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+def _forward(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
     outputs = []
-    for row, (new, finished) in zip(rows, continue_rows(backbone.model, rows, settings), strict=True):
+    files = [path for row in rows for path in row.images]
+    images = pictures.tensors(files) if pictures is not None and files else None
+    found = continue_rows(backbone.model, [row.ids for row in rows], settings, images)
+    for row, (new, finished) in zip(rows, found, strict=True):
         text = backbone.tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        outputs.append(Generation(text, len(row), len(new), finished))
+        outputs.append(Generation(text, len(row.ids), len(new), finished))
     return outputs
 
 
 @torch.no_grad()
-def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> list[tuple[list[int], bool]]:
+def continue_rows(
+    model: Any, rows: Sequence[Sequence[int]], settings: Any, images: Mapping[str, Tensor] | None = None
+) -> list[tuple[list[int], bool]]:
     """What the model writes after each row of token ids, all in one batch with a key-value cache.
 
     Args:
         settings: of `decoding`. Samples are drawn from torch's global generator.
+        images: pixel_values and image_grid_thw of the images of all rows in order.
 
     Returns:
         For each row its new tokens without the end token, and whether an end token came.
@@ -166,12 +194,14 @@ def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> l
         input_ids[number, width - len(row) :] = torch.tensor(row)
         attention_mask[number, width - len(row) :] = 1
     device = next(model.parameters()).device
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **(images or {})}
+    if images is not None and (kinds := modality(model, input_ids)) is not None:
+        inputs["mm_token_type_ids"] = kinds
     training = model.training
     model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
     try:
-        produced = model.generate(
-            input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), generation_config=settings
-        )
+        on_device = {name: value.to(device) for name, value in inputs.items()}
+        produced = model.generate(**on_device, generation_config=settings)
     finally:
         model.train(training)
     stops = set(settings.eos_token_id)
