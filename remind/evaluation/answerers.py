@@ -83,7 +83,7 @@ class LocalAnswers(Answerer):
         return sha256_json([self.pictures.name, self.pictures.check(shown)])
 
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
-        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output, self.pictures)
+        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output, pictures=self.pictures)
 
 
 class ChatAnswers(Answerer):

@@ -65,6 +65,39 @@ def content_of(text: str, places: Sequence[Place]) -> Content:
     return [*parts, {"type": "text", "text": text[cursor:]}]
 
 
+def level_content(record: StateRecord, level: str) -> Content:
+    """`content_of` a level with all images whose file is known. Raises DataError as `places_of`."""
+    rendered = record.level(level)
+    return content_of(rendered.text, places_of(rendered, record.pictures, record.question_id, level))
+
+
+def file_hash(path: str, root: str | None, section: str, record: str | None = None) -> str:
+    """SHA-256 of an image file.
+
+    Args:
+        root, section: as for `Pictures`. record: what shows it, for errors.
+
+    Raises:
+        ImagePathError: it is missing, or lies outside of the root.
+    """
+    _check_place(path, root, section, record)
+    if not Path(path).is_file():
+        raise ImagePathError("no such image file", path, record)
+    return sha256_file(path)
+
+
+def _check_place(path: str, root: str | None, section: str, record: str | None = None) -> None:
+    if root is None:
+        return
+    folder = Path(root).expanduser().resolve()
+    try:
+        inside = Path(path).resolve().is_relative_to(folder)
+    except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
+        inside = False
+    if not inside:
+        raise ImagePathError(f"lies outside of {section}image_root {folder}", path, record)
+
+
 class Pictures:
     """How a model is shown the images of states, in training, grounding and evaluation alike.
 
@@ -81,7 +114,7 @@ class Pictures:
     """
 
     def __init__(self, backbone: Backbone, most: int, root: str | None = None, section: str = "") -> None:
-        self._section = section
+        self._section, self._root = section, root
         if not takes_images(backbone):
             raise ConfigError(f"{section}images pixels: {backbone.name} takes no images; set {section}images captions")
         self.most = most
@@ -89,25 +122,8 @@ class Pictures:
         self.name = sha256_json([most, type(processor).__name__, processor.to_dict()])
         # examples hold on to this and must not keep the weights alive
         self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
-        self._root = None if root is None else Path(root).expanduser().resolve()
-        self._hash = cache(self._file_hash)
+        self._hash = cache(lambda path: file_hash(path, root, section))
         self._block = cache(lambda path: len(image_block(self._backbone, path, self.most)) - 2)
-
-    def _check_place(self, path: str) -> None:
-        if self._root is None:
-            return
-        try:
-            inside = Path(path).resolve().is_relative_to(self._root)
-        except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
-            inside = False
-        if not inside:
-            raise ImagePathError(f"lies outside of {self._section}image_root {self._root}", path)
-
-    def _file_hash(self, path: str) -> str:
-        self._check_place(path)
-        if not Path(path).is_file():
-            raise ImagePathError("no such image file", path)
-        return sha256_file(path)
 
     def check(self, shown: Iterable[tuple[str, Iterable[str]]]) -> list[list[str]]:
         """Hashes of the image files of questions, each file opened once.
@@ -165,9 +181,7 @@ class Pictures:
         Raises:
             DataError: as `places_of`. ModelError: a chat template that does not show images.
         """
-        rendered = record.level(level)
-        places = places_of(rendered, record.pictures, record.question_id, level)
-        return self.ids(tokenizer, content_of(rendered.text, places))
+        return self.ids(tokenizer, level_content(record, level))
 
     def ids(self, tokenizer: Any, content: Content) -> list[int]:
         """Tokens of a message of the user and the header of the answer; only headers of the image files are read.
@@ -207,7 +221,7 @@ class Pictures:
         """pixel_values and image_grid_thw of images in order. Raises ImagePathError."""
         try:
             for path in paths:
-                self._check_place(path)
+                _check_place(path, self._root, self._section)
             return pixel_inputs(self._backbone, paths, self.most)
         except ImagePathError as error:
             raise ImagePathError(_reason(error), error.path, question) from None

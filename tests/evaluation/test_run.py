@@ -169,14 +169,14 @@ def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
     lines = [json.dumps({key: row[key] for key in raw}).encode() + b"\n" for row in rows(local).values()]
     tried: list[int] = []
 
-    def watched(*args: Any) -> Any:
+    def watched(*args: Any, **rest: Any) -> Any:
         *front, done, on_output = args
 
         def keep(index: int, output: Generation) -> None:
             tried.append(index)
             on_output(index, output)
 
-        return generate(*front, done, keep)
+        return generate(*front, done, keep, **rest)
 
     monkeypatch.setattr(answerers, "generate", watched)
     for kept in (0, 4, 6):
@@ -336,7 +336,9 @@ def test_another_runs_folder_is_refused_unless_overwrite(
 ) -> None:
     asked: list[int] = []
 
-    def fake(backbone: object, prompts: object, new: int, batch: int, done: Sequence[bool], on_output: Any) -> None:
+    def fake(
+        backbone: object, prompts: object, new: int, batch: int, done: Sequence[bool], on_output: Any, **_: object
+    ) -> None:
         for index in (n for n, skip in enumerate(done) if not skip):
             asked.append(index)
             on_output(index, Generation("<answer>B</answer>", 10, 3, True))
