@@ -111,7 +111,7 @@ class _Build:
         """
         cfg = self.cfg
         rest = [cfg.split, cfg.limit, cfg.ask, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
-        parts = [inputs, self.identity, [str(value) for value in rest]]
+        parts: list[Any] = [inputs, self.identity, [str(value) for value in rest]]
         if cfg.grounding.images == "pixels":
             assert corpus is not None
             parts.append([picture_hashes(cfg.grounding, task.dialogue) for task in tasks(cfg, corpus)])
