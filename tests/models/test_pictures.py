@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.places import Part
 from remind.models.backbone import Backbone
 from remind.models.generate import generate
-from remind.models.images import read_images
+from remind.models.images import _qwen_vl_utils, read_images
 from remind.models.load import load_backbone
 from remind.models.pictures import Pictures, Place, content_of, places_of
 from remind.pipeline import record_of
@@ -198,3 +201,22 @@ def test_an_image_that_few_tokens_cannot_show_is_refused(nano: Backbone, tmp_pat
     ):
         with pytest.raises(ImagePathError, match=r"thin\.png[^\n]*3000 x 20 pixels cannot be shown"):
             show()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_qwen_vl_utils_opens_without_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """Missing, or installed and not loadable; nothing is left behind that others would take for either package."""
+    if broken:
+        (tmp_path / "torchvision").mkdir()
+        (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms')")
+        monkeypatch.syspath_prepend(tmp_path)
+    elif find_spec("torchvision") is not None:
+        pytest.skip("torchvision is installed")
+    for name in ("qwen_vl_utils", "qwen_vl_utils.vision_process"):  # another test may have opened it
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    _qwen_vl_utils.cache_clear()
+    package = _qwen_vl_utils()
+    assert package.smart_resize(300, 500, 32) == (288, 512)
+    assert not {"qwen_vl_utils", "torchvision", "torchvision.transforms"} & set(sys.modules)
+    with pytest.raises(RuntimeError if broken else ModuleNotFoundError, match="torchvision"):
+        import_module("torchvision")
