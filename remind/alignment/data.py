@@ -13,11 +13,11 @@ import torch
 
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import DataConfig
-from remind.alignment.pictures import Pictures
 from remind.alignment.tokens import Example, answer_ids, read_examples
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
 from remind.data.split import check_overlap
+from remind.models.pictures import Pictures
 from remind.states.parquet import MANIFEST, StateRecord, read_manifest, read_part, state_parts
 
 #: Answers for questions that have none, by question id; None where none could be decoded.
@@ -225,6 +225,30 @@ def _answered(
         return example if text is None else example.answering(answer_ids(tokenizer, text))
 
     return [[fill(e) if e.id in wanted else e for e in examples] for examples in groups]
+
+
+def check_mixture(
+    with_images: Sequence[bool], processes: int, train_vision: bool, sharded: bool, sharing: bool
+) -> None:
+    """Refuse what would leave one process waiting for another that has no image to show.
+
+    Args:
+        with_images: for each example, of training and held out.
+        sharing: whether x1 and x2 are run together where they can.
+
+    Raises:
+        ConfigError: some examples have images and some not, and each process has to run the tower.
+    """
+    if processes == 1 or not any(with_images):
+        return
+    if (train_vision or sharded) and not all(with_images):
+        raise ConfigError(
+            f"data.images pixels: {with_images.count(False)} of {len(with_images)} examples have no image, and several "
+            "processes under FSDP, or with train_vision, all have to run the vision tower: "
+            "use DDP with a frozen tower, one process, or data.images captions"
+        )
+    if sharded and sharing:
+        raise ConfigError("data.images pixels: under FSDP set trainer.prefix_sharing false")
 
 
 @dataclass(frozen=True)

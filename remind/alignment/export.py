@@ -6,18 +6,18 @@ import json
 import shutil
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from remind.alignment import checkpoint as checkpoints
-from remind.alignment.config import ExportConfig, TrainConfig
+from remind.alignment.config import DataConfig, ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import bitsandbytes, dequantise, left_alone, load, prepare, quantise, restored
 from remind.alignment.run_folder import BEST, DATA, as_dict, read_config
 from remind.core import optional
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
 from remind.models.backbone import Backbone
@@ -198,6 +198,24 @@ def _write_adapters(
     if checks["opening_again"] > 1e-6:
         raise ModelError("the written adapters do not give the logits of the model in memory")
     return checks
+
+
+def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "pixels"], int]:
+    """How a model was shown images in training, by the training.json of its folder: `data.images`, `data.image_tokens`.
+
+    Captions where there is no folder or no such file, or where it says nothing of images.
+    """
+    default = DataConfig()
+    path = None if model is None else Path(model) / _TRAINING
+    about = read_json(path) if path is not None and path.is_file() else None
+    for key in ("config", "data"):
+        about = about.get(key) if isinstance(about, dict) else None
+    if not isinstance(about, dict) or about.get("images") != "pixels":
+        return default.images, default.image_tokens
+    tokens = about.get("image_tokens")
+    if type(tokens) is not int or tokens < 1:
+        raise DataError("config.data.image_tokens is no number of tokens", path)
+    return "pixels", tokens
 
 
 # the model card

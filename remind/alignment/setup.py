@@ -14,11 +14,10 @@ from torch import nn
 
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import TrainConfig
-from remind.alignment.data import Data, Order, check_trainable, load_data
+from remind.alignment.data import Data, Order, check_mixture, check_trainable, load_data
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.on_policy import StudentAnswers
 from remind.alignment.optim import make_optimizer
-from remind.alignment.pictures import Pictures, check_mixture
 from remind.alignment.run_folder import CACHE, DATA, RunFolder
 from remind.alignment.step import AlignmentModel, Pass, plan
 from remind.alignment.teachers import BaseTargets, Ema, Live, Teachers
@@ -26,6 +25,7 @@ from remind.alignment.tokens import decode
 from remind.core.distributed import make_accelerator, sharded
 from remind.core.errors import ConfigError, DataError, RemindError
 from remind.models import BUILT_IN
+from remind.models.pictures import Pictures
 from remind.states.parquet import StateRecord
 
 
@@ -103,7 +103,9 @@ def set_up(cfg: TrainConfig) -> Setup:
 
     # a full disk does not remove the folder: what is cached by then is used by the next attempt
     with folder.refusing(DataError, ConfigError):
-        shown = Pictures(backbone, cfg.data.image_tokens, cfg.data.image_root) if cfg.data.images == "pixels" else None
+        shown = None
+        if cfg.data.images == "pixels":
+            shown = Pictures(backbone, cfg.data.image_tokens, cfg.data.image_root, "data.")
         data = load_data(
             cfg.states, backbone.tokenizer, cfg.data, backbone.max_length, trainer.eval_split, trainer.eval_limit,
             cache, ranks, answers, shown,

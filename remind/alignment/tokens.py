@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from remind.alignment.cache import Cache, Entry, Ranks
-from remind.alignment.pictures import Pictures
 from remind.core.files import sha256_file, sha256_json
 from remind.core.progress import ProgressBar, track
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.generate import generate
+from remind.models.pictures import Pictures
 from remind.states.parquet import StateRecord, read_part
 from remind.states.pyramid import LEVELS
 

@@ -15,6 +15,7 @@ EXTRAS = {
     "jsonschema": "llm",
     "openai": "llm",
     "peft": "lora",
+    "qwen_vl_utils": "vision",
     "statsmodels": "refmem",
     "vllm": "vllm",
 }

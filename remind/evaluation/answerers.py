@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from remind.core.errors import ConfigError
+from remind.core.files import sha256_json
 from remind.core.processes import WHOLE, Shard
 from remind.llm.request import Message, Reply, Request
+from remind.models.chat import Content
 from remind.models.generate import Generation, check_generates, generate
 from remind.states import prompts as templates
 
 if TYPE_CHECKING:
     from remind.llm.request import ChatModel
     from remind.models.backbone import Backbone
+    from remind.models.pictures import Pictures
 
 #: Called with index and output as each becomes known.
 OnOutput = Callable[[int, Generation], None]
@@ -35,8 +39,19 @@ class Answerer(ABC):
         self.key = key
         self.about = {"name": name, "kind": kind, "max_length": max_length}
 
+    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
+        """Hash of all that decides, besides the prompts' texts, how images are shown in them.
+
+        Args:
+            shown: question ids and the image files of their prompts.
+
+        Raises:
+            ImagePathError: one that cannot be used. ConfigError: an answerer that shows none.
+        """
+        raise ConfigError(f"images pixels: {self.about['name']} is asked in text alone; set images captions")
+
     @abstractmethod
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         """Give an output for each prompt that is not `done`.
 
         Args:
@@ -53,20 +68,34 @@ class LocalAnswers(Answerer):
     Args:
         name: as the user gave it.
         shard: the part of the batches that this process answers.
+        pictures: shows images as pixels; None: prompts have none.
 
     Raises:
         ModelError: the backbone does not generate.
     """
 
     def __init__(
-        self, backbone: Backbone, name: str, max_new_tokens: int, batch_size: int, shard: Shard = WHOLE
+        self,
+        backbone: Backbone,
+        name: str,
+        max_new_tokens: int,
+        batch_size: int,
+        shard: Shard = WHOLE,
+        pictures: Pictures | None = None,
     ) -> None:
         check_generates(backbone)
         super().__init__(model_hash(backbone), name, backbone.kind, backbone.max_length)
-        self.backbone, self.max_new_tokens, self.batch_size, self.shard = backbone, max_new_tokens, batch_size, shard
+        self.backbone, self.max_new_tokens, self.batch_size = backbone, max_new_tokens, batch_size
+        self.shard, self.pictures = shard, pictures
 
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
-        generate(self.backbone, prompts, self.max_new_tokens, self.batch_size, done, on_output, self.shard)
+    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
+        if self.pictures is None:
+            return super().check_pictures(shown)
+        return sha256_json([self.pictures.name, self.pictures.check(shown)])
+
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        new, size = self.max_new_tokens, self.batch_size
+        generate(self.backbone, prompts, new, size, done, on_output, self.shard, self.pictures)
 
 
 class ChatAnswers(Answerer):
@@ -76,11 +105,12 @@ class ChatAnswers(Answerer):
         super().__init__(chat.name, chat.name, "chat")
         self.chat, self.max_new_tokens = chat, max_new_tokens
 
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         prompt_id = templates.prompt_id("answer")
         pending = [n for n, skip in enumerate(done) if not skip]
         requests = [
-            Request((Message("user", prompts[n]),), "answer", ids[n], prompt_id, self.max_new_tokens) for n in pending
+            Request((Message("user", str(prompts[n])),), "answer", ids[n], prompt_id, self.max_new_tokens)
+            for n in pending
         ]
         if requests:
             self.chat.complete(requests, lambda place, reply: on_output(pending[place], _generation(reply)))
@@ -97,7 +127,10 @@ class FixedAnswers(Answerer):
         super().__init__("none", "none", kind)
         self.text_of = text_of
 
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+    def check_pictures(self, shown: Iterable[tuple[str, Sequence[str]]]) -> str:
+        return ""
+
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         for n, skip in enumerate(done):
             if not skip:
                 on_output(n, Generation(self.text_of(n), 0, finished=True))

@@ -12,6 +12,8 @@ from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.llm.offline import declines
+from remind.models.chat import Content
+from remind.models.pictures import Place, content_of, places_of
 from remind.reflect import summarise_all
 from remind.states.auxiliary import blind, told
 from remind.states.parquet import StateRecord, check_split, read_part, state_parts
@@ -28,6 +30,7 @@ from remind.states.pyramid import (
     segments_of,
 )
 from remind.states.rebuild import abstention_of, attentional_of, positions_of, strategy_end
+from remind.states.records import Picture, pictures_of
 
 if TYPE_CHECKING:
     from remind.evaluation.contexts import Contexts
@@ -46,6 +49,7 @@ class Prompt:
         cut_turns: turns of the dialogue that were cut away to fit the cap; full_context only.
         reply: the fixed answer of a control, in place of a model's.
         left_out: why the question takes no part in the condition.
+        pictures: where images are shown as pixels.
     """
 
     text: str
@@ -54,6 +58,12 @@ class Prompt:
     cut_turns: int = 0
     reply: str | None = None
     left_out: str | None = None
+    pictures: tuple[Place, ...] = ()
+
+    @property
+    def content(self) -> Content:
+        """The user message, with its images."""
+        return content_of(self.text, self.pictures)
 
 
 class Prompter:
@@ -64,6 +74,7 @@ class Prompter:
         contexts: chooses turns; needed by full_context and rag.
         llm: writes the summary of the altered order.
         kind: what the states were tailored to, as in `PerceptionConfig`.
+        pixels: show images that have a file as pixels.
     """
 
     def __init__(
@@ -72,8 +83,10 @@ class Prompter:
         contexts: Contexts | None = None,
         llm: AuxiliaryLLM | None = None,
         kind: str = "gold",
+        pixels: bool = False,
     ) -> None:
-        self.corpus, self.contexts, self.llm, self.kind = corpus, contexts, llm, kind
+        self.corpus, self.contexts, self.llm = corpus, contexts, llm
+        self.kind, self.pixels = kind, pixels
         self._questions = {} if corpus is None else {question.id: question for question in corpus.questions}
 
     def prompts(self, name: str, records: Sequence[StateRecord]) -> list[Prompt]:
@@ -83,14 +96,24 @@ class Prompter:
             DataError: the dialogue files are not those of the states.
         """
         if name in LEVELS:
-            return [Prompt(r.level(name).text, r.evidence_found, r.images_found) for r in records]
+            return [self._prompt(r, r.level(name), r.level(name).text, name) for r in records]
         if name == "evidence":
-            return [Prompt(_with_dialogue(r, _dialogue(r.x0)), r.evidence_found, r.images_found) for r in records]
+            return [self._prompt(r, r.x0, _with_dialogue(r, _dialogue(r.x0)), name) for r in records]
         if name == "no_context":
             return [Prompt(_with_dialogue(record, "")) for record in records]
         if name == "altered":
             return self._altered(records)
         return [self._chosen(name, record, *self._source(record)) for record in records]
+
+    def _prompt(self, record: StateRecord, rendered: Rendered, text: str, name: str) -> Prompt:
+        """A prompt that shows what x0 does. Its dialogue stands where that of `rendered` does."""
+        places = self._places(record, rendered, record.pictures, name)
+        return Prompt(text, record.evidence_found, record.images_found, pictures=places)
+
+    def _places(
+        self, record: StateRecord, rendered: Rendered, pictures: Sequence[Picture], name: str
+    ) -> tuple[Place, ...]:
+        return places_of(rendered, pictures, record.question_id, name) if self.pixels else ()
 
     def _source(self, record: StateRecord) -> tuple[Dialogue, Question]:
         question = self._questions.get(record.question_id)
@@ -123,6 +146,7 @@ class Prompter:
             tuple(turn_id for turn_id in record.evidence if turn_id in ids),
             tuple(index for index in record.images if index in images),
             len(dialogue.turns) - len(positions) if source == "full_context" else 0,
+            pictures=self._places(record, rendered, pictures_of(state.turns), name),
         )
 
     def _altered(self, records: Sequence[StateRecord]) -> list[Prompt]:
@@ -135,9 +159,10 @@ class Prompter:
             for state, question in zip(marked, known, strict=True)
         ]
         summaries = [state.summary for state in summarise_all(self.llm, unguided)]
+        altered = [render(ReflectiveState(state, summary)) for state, summary in zip(marked, summaries, strict=True)]
         return [
-            Prompt(render(ReflectiveState(state, summary)).text, record.evidence_found, record.images_found)
-            for record, state, summary in zip(records, marked, summaries, strict=True)
+            self._prompt(record, rendered, rendered.text, "altered")
+            for record, rendered in zip(records, altered, strict=True)
         ]
 
 
@@ -219,6 +244,12 @@ class Questions(NamedTuple):
     records: list[StateRecord]
     prompts: Mapping[str, list[Prompt]]
 
+    def shown(self) -> Iterator[tuple[str, list[str]]]:
+        """Question ids and the image files that their prompts show, condition by condition."""
+        for prompts in self.prompts.values():
+            for record, prompt in zip(self.records, prompts, strict=True):
+                yield record.question_id, [place.path for place in prompt.pictures]
+
 
 def load_questions(
     states: str | Path, split: str, names: Sequence[str], prompter: Prompter | None = None, limit: int | None = None
@@ -238,8 +269,9 @@ def load_questions(
     prompter = prompter or Prompter()
     chosen = None if limit is None else spread(states, split, limit)
     asking = [name for name in names if CONDITIONS[name].asks]
-    spans = any(name not in LEVELS for name in asking)
-    levels = LEVELS if spans else tuple(name for name in LEVELS if name in asking)
+    others = any(name not in LEVELS for name in asking)
+    spans = others or prompter.pixels
+    levels = LEVELS if others else tuple(name for name in LEVELS if name in asking)
     records: list[StateRecord] = []
     prompts: dict[str, list[Prompt]] = {name: [] for name in names}
     splits: set[str] = set()

@@ -131,6 +131,13 @@ class EvaluateConfig:
     """Prompts per forward, with answers local. Changes the speed, not the answers."""
     vllm: VLLMConfig = field(default_factory=VLLMConfig)
     """The engine of answers vllm, which takes its GPUs itself, whatever device says."""
+    images: Literal["captions", "pixels"] | None = None
+    """How prompts show images: by their captions, or as pixels in place of the caption wherever the image's file is
+    known (answers local). None: as the model was trained, where its folder says so (training.json), else captions."""
+    image_tokens: PositiveInt | None = None
+    """At most about so many tokens for an image shown as pixels. None: as the model was trained, else 256."""
+    image_root: str | None = None
+    """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie."""
     limit: PositiveInt | None = None
     """At most this many questions, spread evenly over the split; for a quick look."""
     judge: Literal["offline", "llm"] = "offline"

@@ -45,7 +45,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
 
     Args:
         states: hash of the states folder.
-        known: model, and where the condition needs them corpus and llm; what is missing here is left out.
+        known: model, and where they are needed pictures, corpus and llm; what is missing here is left out.
     """
     identity: dict[str, Any] = {
         "states": states,
@@ -61,7 +61,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         identity["endpoint"] = {key: asdict(endpoint)[key] for key in ("temperature", "max_tokens", "extra_body")}
     if cfg.answers == "vllm":
         identity["max_model_len"] = cfg.vllm.max_model_len
-    wanted = ["model"]
+    wanted = ["model", "pictures"]
     if CONDITIONS[name].corpus:
         templates = ("answer", "strategy", "reminder", "summary")
         identity["prompts"] = {part: prompts.fingerprint(part) for part in templates}

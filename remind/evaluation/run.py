@@ -28,6 +28,7 @@ from remind.evaluation.conditions import Prompter, Questions, load_questions
 from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash, versions
+from remind.evaluation.images import pictures_for, with_images
 from remind.evaluation.judge import load_judge
 from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
@@ -88,7 +89,8 @@ class Models:
         if cfg.answers == "vllm":
             return VLLMAnswers(cfg.model, cfg.max_new_tokens, cfg.dtype, cfg.vllm)
         backbone = load_backbone(cfg.model, dtype=cfg.dtype, device=self.device)
-        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard)
+        pictures = pictures_for(cfg, backbone)
+        return LocalAnswers(backbone, cfg.model, cfg.max_new_tokens, cfg.batch_size, self.team.shard, pictures)
 
     @cached_property
     def judge(self) -> AuxiliaryLLM:
@@ -145,6 +147,7 @@ def evaluate(
             a local model answers.
     """
     team = join()
+    cfg = with_images(cfg)
     if not team.leads:
         # a dry run is the first process's alone: its file has one writer
         if cfg.llm.dry_run is None:
@@ -180,6 +183,8 @@ def _evaluate(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any]) 
     if set(keys) != {keys[0]}:
         raise ConfigError(f"{cfg.model} is not the same model for every process")
     known["model"] = keys[0]
+    if cfg.images == "pixels":
+        known["pictures"] = models.answerer.check_pictures(questions.shown())
     _ = models.judge, models.encoder
     with _claimed(cfg, known) as runs:
         return _run(cfg, models, manifest, questions, runs)
@@ -241,7 +246,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
     """
     from_corpus = [name for name in cfg.names if CONDITIONS[name].corpus]
     if not from_corpus:
-        return load_questions(cfg.states, cfg.split, cfg.names, limit=cfg.limit)
+        return load_questions(cfg.states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
     if not cfg.corpus:
         raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
     known["corpus"] = corpus_hashes(cfg.corpus, manifest, cfg.states)
@@ -251,7 +256,8 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         _ = models.answerer  # summaries may cost money: the model that answers must be there first
         llm = models.summariser()
         known["llm"] = llm.name
-    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, manifest.get("kind", "gold"))
+    kind, pixels = manifest.get("kind", "gold"), cfg.images == "pixels"
+    prompter = Prompter(corpus, Contexts(models.encoder, cfg.context), llm, kind, pixels)
     return load_questions(cfg.states, cfg.split, cfg.names, prompter, cfg.limit)
 
 

@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     done: list[bool]
 
     def put_to(self, answerer: Answerer, on_output: Callable[[int, Generation], None]) -> None:
-        answerer.answer([prompt.text for prompt in self.prompts], self.ids, self.done, on_output)
+        answerer.answer([prompt.content for prompt in self.prompts], self.ids, self.done, on_output)
 
 
 class Scored(NamedTuple):

@@ -12,7 +12,7 @@ from remind.core.errors import ModelError
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.config import VLLMConfig
 from remind.models.backbone import max_length
-from remind.models.chat import prompt_ids
+from remind.models.chat import Content, prompt_ids
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
 from remind.models.gguf import CACHE
 from remind.models.load import describe
@@ -63,12 +63,12 @@ class VLLMAnswers(Answerer):
         # by now the files of a hub id are here
         super().__init__(model_hash(name, Cache(CACHE)), name, f"vllm {version}".strip(), self.limit)
 
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         pending = [n for n, skip in enumerate(done) if not skip]
         for start in range(0, len(pending), self.at_once):
             rows: dict[int, list[int]] = {}
             for n in pending[start : start + self.at_once]:
-                tokens = prompt_ids(self.tokenizer, prompts[n])
+                tokens = prompt_ids(self.tokenizer, str(prompts[n]))
                 refused = too_long(len(tokens), self.max_new_tokens, self.limit)
                 if refused is None:
                     rows[n] = tokens

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from remind.grounding.encode import SparseEncoder, split_codes, turn_idf
 from remind.grounding.places import Part, token_places
+from remind.models.pictures import Pictures, Place, places_of
 from remind.states.pyramid import FactualState, Span, render
+from remind.states.records import pictures_of
 from sae import SparseCodes
 
 
@@ -57,21 +59,36 @@ class StateCodes:
         return split_codes(self.layers[layer].dialogue[marked], sizes)
 
 
-def joint_codes(encoder: SparseEncoder, state: FactualState) -> StateCodes:
+def joint_codes(encoder: SparseEncoder, state: FactualState, pictures: Pictures | None = None) -> StateCodes:
     """One forward of the x0 prompt up to the end of the strategy, as the strategy stands after the dialogue.
 
     Idf is counted over the retrieved turns.
 
+    Args:
+        pictures: show images that have a file as pixels, in place of their captions; their tokens are of part CAPTION.
+
     Raises:
-        ModelError: the prompt is longer than the model takes.
+        ModelError: the prompt is longer than the model takes. ImagePathError: an image that cannot be used.
     """
-    rendered = render(state)
-    tokens = encoder.backbone.tokenize(rendered.text)
-    turn, part = token_places(rendered, state.turns, tokens.offsets)
+    rendered, question = render(state), state.question.id
+    places: tuple[Place, ...] = ()
+    pixels: dict[str, Tensor] = {}
+    if pictures is not None:
+        places = places_of(rendered, pictures_of(state.turns), question, "x0")
+    if pictures is None or not places:
+        tokens = encoder.backbone.tokenize(rendered.text)
+        turn, part = token_places(rendered, state.turns, tokens.offsets)
+    else:
+        pixels = pictures.tensors([place.path for place in places], question)
+        tokens = pictures.tokens(encoder.backbone.tokenizer, rendered.text, places)
+        turn, part = token_places(rendered, state.turns, tokens.offsets)
+        ids, config = torch.tensor(tokens.ids), encoder.backbone.model.config
+        part[ids == config.image_token_id] = Part.CAPTION
+        part[(ids == config.vision_start_token_id) | (ids == config.vision_end_token_id)] = Part.OTHER
     # nothing behind the strategy is read; offsets ascend, so a cut keeps a prefix
     length = bisect_left(tokens.offsets, rendered.strategy[1], key=lambda span: span[0])
     turn, part = turn[:length], part[:length]
-    codes = encoder.encode([tokens.ids[:length]] if length else [])
+    codes = encoder.encode([tokens.ids[:length]] if length else [], pixels)
     inside = (turn >= 0).nonzero().squeeze(-1)
     layers = {}
     for layer, found in codes.items():

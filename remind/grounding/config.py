@@ -30,6 +30,9 @@ FACTS = ("speaker", "date", "asks", "answers", "length")
 WEIGHTS = tuple(name for score in SCORES for name in (score, f"{score}_context")) + FACTS
 #: What the sparse codes and their places give by themselves.
 _FROM_CODES = ("summed", "each", "length")
+NOT_IN_WINDOWS = (
+    "grounding.images pixels needs grounding.context_codes joint, and a causal model: windows show captions"
+)
 
 
 def parse_aggregate(agg: str) -> int | None:
@@ -168,14 +171,23 @@ class GroundingConfig:
     """Dialogues whose codes stay in memory in `windowed`."""
     codes_folder: str | None = None
     """Folder that keeps the codes of `windowed` for later runs; None: in memory only."""
+    images: Literal["captions", "pixels"] = "captions"
+    """What the model reads of images in `joint`: their captions, or the images as pixels in place of the caption
+    wherever the file is known, as training shows them (data.images). Image tokens count as those of the caption."""
+    image_tokens: PositiveInt = 256
+    """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
+    image_root: str | None = None
+    """Folder that the image files must lie in, links followed; None: they are read wherever the dialogues say."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         parse_aggregate(self.agg)
+        if self.images == "pixels" and self.context_codes == "windowed":
+            raise ConfigError(NOT_IN_WINDOWS)
 
 
 def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) -> GroundingConfig:
-    """Settings from a manifest; fields this version does not know are ignored, and so is codes_folder.
+    """Settings from a manifest; fields this version does not know are ignored, and so are folders.
 
     Args:
         path: the manifest, for errors.
@@ -184,7 +196,7 @@ def grounding_config(values: Mapping[str, Any], path: str | Path | None = None) 
         DataError: a value that its field cannot hold.
     """
     # a manifest may be somebody else's, and must name no folder to write to
-    known = _known(GroundingConfig, values) | {"codes_folder": None}
+    known = _known(GroundingConfig, values) | {"codes_folder": None, "image_root": None}
     try:
         if isinstance(known.get("fuse"), Mapping):
             known["fuse"] = FusionConfig(**_known(FusionConfig, known["fuse"]))

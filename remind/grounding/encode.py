@@ -94,13 +94,16 @@ class SparseEncoder:
         return self.backbone.max_length - sum(map(len, self.backbone.frame))
 
     @torch.no_grad()
-    def encode(self, sequences: Sequence[Sequence[int]]) -> dict[int, SparseCodes]:
+    def encode(
+        self, sequences: Sequence[Sequence[int]], pixels: Mapping[str, Tensor] | None = None
+    ) -> dict[int, SparseCodes]:
         """Codes of all sequences' tokens, in order, each sequence seeing only itself and the tokenizer's frame.
 
         The frame ([CLS] and [SEP], a BOS) is what the SAEs saw in training; its own codes are left out.
 
         Args:
             sequences: non-empty lists of token ids, at most `max_tokens` long.
+            pixels: pixel_values and image_grid_thw of the images of the only sequence.
 
         Returns:
             Layer to [sum of lengths, k], on the CPU.
@@ -120,7 +123,7 @@ class SparseEncoder:
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         done = shares([len(sequences[chosen[-1]]) * len(chosen) for chosen in batches])
         for chosen, share in zip(batches, done, strict=True):
-            for layer, batch in self._encode_batch([sequences[number] for number in chosen]).items():
+            for layer, batch in self._encode_batch([sequences[number] for number in chosen], pixels or {}).items():
                 pieces[layer].update(zip(chosen, batch, strict=True))
             reached(share)
         if not sequences:
@@ -128,7 +131,9 @@ class SparseEncoder:
             return {layer: SparseCodes(*pair) for layer, pair in empty.items()}
         return {layer: join_codes([found[n] for n in range(len(sequences))]) for layer, found in pieces.items()}
 
-    def _encode_batch(self, sequences: Sequence[Sequence[int]]) -> dict[int, list[SparseCodes]]:
+    def _encode_batch(
+        self, sequences: Sequence[Sequence[int]], pixels: Mapping[str, Tensor]
+    ) -> dict[int, list[SparseCodes]]:
         before, after = self.backbone.frame
         sizes = [len(sequence) for sequence in sequences]
         width = max(sizes) + len(before) + len(after)
@@ -140,7 +145,11 @@ class SparseEncoder:
         place = torch.arange(width)[None]
         mask = place < lengths + len(before) + len(after)
         inside = (place >= len(before)) & (place < lengths + len(before))
-        hidden = self.backbone.hidden_states(ids, None if bool(mask.all()) else mask.long(), list(self.saes))
+        images: dict[str, Any] = dict(pixels)
+        if images:
+            images["mm_token_type_ids"] = self.backbone.modality(ids)
+        attention = None if bool(mask.all()) else mask.long()
+        hidden = self.backbone.hidden_states(ids, attention, list(self.saes), **images)
         whole = bool(inside.all())
         return {
             layer: self._sparse(layer, states.flatten(0, 1) if whole else states[inside.to(states.device)], sizes)

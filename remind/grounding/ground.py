@@ -12,7 +12,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.grounding.codes import StateCodes, joint_codes
-from remind.grounding.config import GroundingConfig
+from remind.grounding.config import NOT_IN_WINDOWS, GroundingConfig
 from remind.grounding.encode import Coder, SparseEncoder
 from remind.grounding.fusion import fuse, standardise_turns
 from remind.grounding.load import check_saes, chosen_layers
@@ -26,6 +26,7 @@ from remind.grounding.store import RecentDialogues
 from remind.grounding.trace import GroundingTrace
 from remind.grounding.windowed import WindowedCodes
 from remind.models.backbone import Backbone
+from remind.models.pictures import Pictures
 from remind.states.pyramid import AttentionalState, FactualState
 from sae import SparseCodes
 
@@ -46,7 +47,8 @@ class Grounder:
         sentences: gives the vectors that `config.fuse` asks for; None: needed only where it weighs retrieval scores.
 
     Raises:
-        ConfigError: `config.fuse` weighs retrieval scores, but there is no sentence encoder.
+        ConfigError: `config.fuse` weighs retrieval scores, but there is no sentence encoder; or images are to be shown
+            as pixels, but not in `joint`, or to a backbone that takes none.
         ModelError: no SAE, a layer the backbone does not have, widths that differ, or a corpus idf that is missing.
     """
 
@@ -65,6 +67,11 @@ class Grounder:
         self.joint = backbone.causal if config.context_codes == "auto" else config.context_codes == "joint"
         complete = set(saes) <= set(self.idf)
         self.corpus_idf = config.idf == "corpus" or (config.idf == "auto" and self.joint and complete)
+        if config.images == "pixels" and not self.joint:
+            raise ConfigError(NOT_IN_WINDOWS)
+        self.pictures: Pictures | None = None
+        if config.images == "pixels":
+            self.pictures = Pictures(backbone, config.image_tokens, config.image_root, "grounding.")
         self.encoder = SparseEncoder(backbone, saes, config.sink_ratio, config.batch_size)
         self.windowed = WindowedCodes(self.encoder, config.window_tokens, config.cached_dialogues, config.codes_folder)
         if config.fuse is not None and config.fuse.reads_text and sentences is None:
@@ -84,14 +91,14 @@ class Grounder:
         window, it is marked alone; where it does not fit by itself, nothing is.
 
         Raises:
-            ModelError: in `joint`, a prompt longer than the model takes.
+            ModelError: in `joint`, a prompt longer than the model takes. ImagePathError: an image that cannot be used.
         """
         return self.trace(state).state
 
     def trace(self, state: FactualState) -> GroundingTrace:
         """Everything on the way from x0 to x1, for inspection."""
         config = self.config
-        codes = joint_codes(self.encoder, state) if self.joint else self.windowed.state_codes(state)
+        codes = joint_codes(self.encoder, state, self.pictures) if self.joint else self.windowed.state_codes(state)
         if config.anchor_codes == "question":
             codes = self._with_question(codes, state)
         guides = {layer: self._guidance(codes, layer) for layer in codes.layers}

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.models.chat import Message, Tokens, chat_ids, read_images, tokenize
+from remind.models.chat import Message, Tokens, chat_ids, tokenize
+from remind.models.images import image_inputs, image_parts, image_processor
 
 Kind = Literal["vlm", "causal", "encoder"]
 
@@ -121,7 +122,7 @@ class Backbone:
         arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
         if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
             types = inputs.get("mm_token_type_ids")
-            arguments["mm_token_type_ids"] = self._modality(input_ids) if types is None else types
+            arguments["mm_token_type_ids"] = _modality(self.model, input_ids) if types is None else types
         positions: Tensor = rope_index(input_ids, **arguments)[0]
         return positions
 
@@ -176,33 +177,41 @@ class Backbone:
             ImagePathError: an image that is missing or cannot be read.
             ModelError: images for a model without them, videos, or a tokenizer without a chat template.
         """
-        image_processor: Any = getattr(self.processor, "image_processor", None)
-        images = read_images(messages, getattr(image_processor, "patch_size", 16))
+        parts = image_parts(messages)
         extra: dict[str, Tensor] = {}
         counts: list[int] = []
-        if images:
-            if not hasattr(image_processor, "merge_size"):
-                raise ModelError(f"{self.name}: images need a Qwen-VL model with its image processor")
-            batch = image_processor(images=images, return_tensors="pt")
-            extra = {"pixel_values": batch["pixel_values"], "image_grid_thw": batch["image_grid_thw"]}
-            counts = (extra["image_grid_thw"].prod(-1) // image_processor.merge_size**2).tolist()
+        if parts:
+            processor = image_processor(self)
+            extra = image_inputs(processor, parts)
+            counts = (extra["image_grid_thw"].prod(-1) // processor.merge_size**2).tolist()
         input_ids = torch.tensor([chat_ids(self.tokenizer, messages, add_generation_prompt, counts)])
         inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), **extra}
-        if images and (kinds := self.modality(input_ids)) is not None:
+        if parts and (kinds := self.modality(input_ids)) is not None:
             inputs["mm_token_type_ids"] = kinds
         return inputs
 
     def modality(self, input_ids: Tensor) -> Tensor | None:
         """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
-        return self._modality(input_ids) if self._takes("mm_token_type_ids") else None
+        return modality(self.model, input_ids)
 
     @property
     def _bare(self) -> Any:
-        """The model inside a peft wrapper."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return _bare(self.model)
 
     def _takes(self, argument: str) -> bool:
         return argument in inspect.signature(self._bare.forward).parameters
 
-    def _modality(self, input_ids: Tensor) -> Tensor:
-        return (input_ids == getattr(self.model.config, "image_token_id", -1)).int()
+
+def modality(model: Any, input_ids: Tensor) -> Tensor | None:
+    """As `Backbone.modality`, of a model alone."""
+    takes = "mm_token_type_ids" in inspect.signature(_bare(model).forward).parameters
+    return _modality(model, input_ids) if takes else None
+
+
+def _modality(model: Any, input_ids: Tensor) -> Tensor:
+    return (input_ids == getattr(model.config, "image_token_id", -1)).int()
+
+
+def _bare(model: Any) -> Any:
+    """The model inside a peft wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

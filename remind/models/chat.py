@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 #: `{"role": …, "content": text or list of parts}` as qwen-vl-utils has it.
 Message = Mapping[str, Any]
+#: A message's text, or its parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`.
+Content = str | Sequence[Mapping[str, Any]]
 _IMAGE_TOKEN = "<|image_pad|>"
+#: What the chat templates of Qwen-VL make of an image.
+IMAGE_BLOCK = f"<|vision_start|>{_IMAGE_TOKEN}<|vision_end|>"
 #: Accepted image formats, by content. Others of Pillow's formats start programs (EPS) or are rare.
 PICTURE_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 #: Most pixels of an image (Pillow refuses twice as many, and only warns of these).
@@ -188,6 +192,24 @@ def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
     return pattern is not None and any(pattern.search(text) for text in texts)
 
 
+def paths_of(content: Content) -> list[str]:
+    """The image files of a message in order."""
+    return [] if isinstance(content, str) else [part["image"] for part in content if part["type"] == "image"]
+
+
+def image_text_tokens(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: Sequence[int]) -> Tokens:
+    """Tokens of texts and `IMAGE_BLOCK`s without a chat template, as they are inside of one (`chat_ids`).
+
+    Args:
+        chunks: (text, whether it is an `IMAGE_BLOCK`).
+        image_tokens: as for `chat_ids`.
+
+    Returns:
+        Offsets are in the joined chunks.
+    """
+    return _cut(tokenizer, chunks, list(image_tokens))
+
+
 def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[int]) -> Tokens:
     """Tokens of (text, whether it is from the template) chunks, with offsets in the joined chunks.
 
@@ -271,43 +293,6 @@ def _texts(message: Message) -> list[str]:
 
 def _is_text(part: Mapping[str, Any]) -> bool:
     return "text" in part and part.get("type", "text") == "text"
-
-
-def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
-    """The images of a chat in order, in RGB, their sides multiples of two patches.
-
-    Sized by the rule of qwen-vl-utils: `resized_height` and `resized_width`, or `min_pixels` and `max_pixels` of the
-    message part.
-
-    Raises:
-        ImagePathError: an image that is missing, not a local file, cannot be read, or is far longer than wide.
-        ModelError: a video.
-    """
-    parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
-    if any("video" in part or part.get("type") == "video" for part in parts):
-        raise ModelError("videos are not supported; give single frames as images")
-    # one after the other, so that only one is in memory at its stored size
-    return [
-        _resized(open_image(part.get("image")), part, 2 * patch_size)
-        for part in parts
-        if "image" in part or part.get("type") == "image"
-    ]
-
-
-def _resized(image: PILImage, part: Mapping[str, Any], factor: int) -> PILImage:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-    least, most = 4 * factor**2, 16384 * factor**2
-    try:
-        if "resized_height" in part and "resized_width" in part:
-            height, width = smart_resize(part["resized_height"], part["resized_width"], factor, least, most)
-        else:
-            least, most = part.get("min_pixels", least), part.get("max_pixels", most)
-            height, width = smart_resize(image.height, image.width, factor, least, most)
-    except ValueError as error:
-        what = f"an image of {image.width} x {image.height} pixels cannot be used: {error}"
-        raise ImagePathError(what) from None
-    return image.resize((width, height))
 
 
 def image_size(path: str | Path) -> tuple[int, int]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.processes import WHOLE, Shard
-from remind.models.chat import end_token_id, prompt_ids
+from remind.models.backbone import modality
+from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
+    from remind.models.pictures import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
 #: retries. refused: the server declines to answer. invalid: an unusable reply.
@@ -58,12 +61,13 @@ def check_generates(backbone: Backbone) -> None:
 
 def generate(
     backbone: Backbone,
-    prompts: Sequence[str],
+    prompts: Sequence[Content],
     max_new_tokens: int,
     batch_size: int = 8,
     done: Sequence[bool] | None = None,
     on_output: Callable[[int, Generation], None] | None = None,
     shard: Shard = WHOLE,
+    pictures: Pictures | None = None,
 ) -> list[Generation | None]:
     """Greedy answers (temperature 0) to prompts.
 
@@ -76,9 +80,11 @@ def generate(
         done: which prompts are skipped; their result is None.
         shard: which of the batches with prompts that are not done this process takes; the results of others are None.
         on_output: called with index and output as each becomes known.
+        pictures: of this backbone; for prompts with images.
 
     Raises:
-        ModelError: a model that does not generate.
+        ModelError: a model that does not generate, or prompts with images and no `pictures`.
+        ImagePathError: an image that cannot be used.
         ConfigError: batch_size or max_new_tokens below 1.
     """
     if max_new_tokens < 1:
@@ -88,7 +94,7 @@ def generate(
     if all(skip):
         return [None] * len(prompts)
     # arrays: lists of integers take nine times the memory, and a split may have 10^8 tokens
-    ids = [array("i", prompt_ids(backbone.tokenizer, prompt)) for prompt in prompts]
+    rows = [_row(backbone, prompt, pictures) for prompt in prompts]
     outputs: list[Generation | None] = [None] * len(prompts)
 
     def put(index: int, output: Generation) -> None:
@@ -97,19 +103,20 @@ def generate(
             on_output(index, output)
 
     fitting = []
-    for index, tokens in enumerate(ids):
-        refused = too_long(len(tokens), max_new_tokens, backbone.max_length)
+    for index, (ids, _) in enumerate(rows):
+        refused = too_long(len(ids), max_new_tokens, backbone.max_length)
         if refused is None:
             fitting.append(index)
         elif not skip[index] and shard.index == 0:
             put(index, refused)
     settings = decoding(backbone, max_new_tokens)
-    groups = [[fitting[p] for p in group] for group in batches([len(ids[index]) for index in fitting], batch_size)]
+    groups = [[fitting[p] for p in group] for group in batches([len(rows[index].ids) for index in fitting], batch_size)]
     pending = [members for members in groups if not all(skip[index] for index in members)]
     for number, members in enumerate(pending):
         if not shard.holds(number):
             continue
-        for index, output in zip(members, _run(backbone, [ids[index] for index in members], settings), strict=True):
+        found = _run(backbone, [rows[index] for index in members], settings, pictures)
+        for index, output in zip(members, found, strict=True):
             if not skip[index]:
                 put(index, output)
     return outputs
@@ -156,32 +163,53 @@ def until_end(new: Sequence[int], stops: Sequence[int]) -> list[int]:
     return list(takewhile(lambda token: token not in stops, new))
 
 
-def _run(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+class _Row(NamedTuple):
+    """Tokens of a prompt, and its image files."""
+
+    ids: array[int]
+    images: Sequence[str]
+
+
+def _row(backbone: Backbone, prompt: Content, pictures: Pictures | None) -> _Row:
+    if isinstance(prompt, str):
+        return _Row(array("i", prompt_ids(backbone.tokenizer, prompt)), ())
+    if pictures is None:
+        raise ModelError(f"{backbone.name}: a prompt has images, and nothing says how they are shown")
+    return _Row(array("i", pictures.ids(backbone.tokenizer, prompt)), paths_of(prompt))
+
+
+def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
     try:
-        return _forward(backbone, rows, settings)
+        return _forward(backbone, rows, settings, pictures)
     except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
         if len(rows) == 1:
             message = " ".join(str(error).split())[:300] or type(error).__name__
-            return [Generation("", len(rows[0]), failure="error", message=message)]
+            return [Generation("", len(rows[0].ids), failure="error", message=message)]
     # outside the handler, since the error holds the tensors of the failed forward
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [output for row in rows for output in _run(backbone, [row], settings)]
+    return [output for row in rows for output in _run(backbone, [row], settings, pictures)]
 
 
-def _forward(backbone: Backbone, rows: list[array[int]], settings: Any) -> list[Generation]:
+def _forward(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures | None) -> list[Generation]:
     outputs = []
-    for row, (new, finished) in zip(rows, continue_rows(backbone.model, rows, settings), strict=True):
-        outputs.append(Generation(text_of(backbone.tokenizer, new), len(row), len(new), finished))
+    files = [path for row in rows for path in row.images]
+    images = pictures.tensors(files) if pictures is not None and files else None
+    found = continue_rows(backbone.model, [row.ids for row in rows], settings, images)
+    for row, (new, finished) in zip(rows, found, strict=True):
+        outputs.append(Generation(text_of(backbone.tokenizer, new), len(row.ids), len(new), finished))
     return outputs
 
 
 @torch.no_grad()
-def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> list[tuple[list[int], bool]]:
+def continue_rows(
+    model: Any, rows: Sequence[Sequence[int]], settings: Any, images: Mapping[str, Tensor] | None = None
+) -> list[tuple[list[int], bool]]:
     """What the model writes after each row of token ids, all in one batch with a key-value cache.
 
     Args:
         settings: of `decoding`. Samples are drawn from torch's global generator.
+        images: pixel_values and image_grid_thw of the images of all rows in order.
 
     Returns:
         For each row its new tokens without the end token, and whether an end token came.
@@ -193,12 +221,14 @@ def continue_rows(model: Any, rows: Sequence[Sequence[int]], settings: Any) -> l
         input_ids[number, width - len(row) :] = torch.tensor(row)
         attention_mask[number, width - len(row) :] = 1
     device = next(model.parameters()).device
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **(images or {})}
+    if images is not None and (kinds := modality(model, input_ids)) is not None:
+        inputs["mm_token_type_ids"] = kinds
     training = model.training
     model.eval()  # no dropout, and a key-value cache, which gradient checkpointing drops in training mode
     try:
-        produced = model.generate(
-            input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), generation_config=settings
-        )
+        on_device = {name: value.to(device) for name, value in inputs.items()}
+        produced = model.generate(**on_device, generation_config=settings)
     finally:
         model.train(training)
     cut = [(new, until_end(new, settings.eos_token_id)) for new in produced[:, width:].tolist()]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError, ImagePathError, ModelError
+from remind.core.errors import ConfigError
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Turn
-from remind.models.chat import image_size, open_image
+from remind.models.images import image_block, pixel_inputs
 from remind.states.pyramid import line_of, one_line
 
 if TYPE_CHECKING:
@@ -46,51 +46,6 @@ def window_size(backbone: Backbone, size: int | None) -> int:
     if size is not None and size > most:
         raise ConfigError(f"window {size} is too long: {backbone.name} takes {most} tokens of text")
     return min(size or (2048 if backbone.causal else 256), most)
-
-
-def takes_images(backbone: Backbone) -> bool:
-    """Whether images can be shown to the backbone: a Qwen-VL model with its image processor."""
-    return backbone.kind == "vlm" and hasattr(getattr(backbone.processor, "image_processor", None), "merge_size")
-
-
-def image_block(backbone: Backbone, path: str, most: int) -> list[int]:
-    """The tokens of an image, between its two marks: at most about `most`, for which the image is made smaller.
-
-    Raises:
-        ImagePathError: an image that is missing, cannot be read, or is far longer than it is wide.
-        ModelError: a backbone without images.
-    """
-    processor = _image_processor(backbone)
-    width, height = image_size(path)
-    try:
-        patches = processor.get_number_of_image_patches(height, width, _pixel_limits(processor, most))
-    except ValueError as error:  # extreme aspect ratios
-        raise ImagePathError(f"an image of {width} x {height} pixels cannot be shown: {error}", path) from None
-    config = backbone.model.config
-    count = patches // processor.merge_size**2
-    return [config.vision_start_token_id, *[config.image_token_id] * count, config.vision_end_token_id]
-
-
-def pixel_inputs(backbone: Backbone, paths: Sequence[str], most: int) -> dict[str, Tensor]:
-    """pixel_values and image_grid_thw of images in order; `most` and errors as in `image_block`."""
-    processor = _image_processor(backbone)
-    limits = _pixel_limits(processor, most)
-    size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
-    # one at a time, so that only one is in memory at its stored size
-    parts = [processor(images=[open_image(path)], return_tensors="pt", size=size) for path in paths]
-    return {name: torch.cat([part[name] for part in parts]) for name in ("pixel_values", "image_grid_thw")}
-
-
-def _pixel_limits(processor: Any, most: int) -> dict[str, int]:
-    area = (processor.patch_size * processor.merge_size) ** 2
-    largest = min(int(processor.size["longest_edge"]), most * area)
-    return {"min_pixels": min(int(processor.size["shortest_edge"]), largest), "max_pixels": largest}
-
-
-def _image_processor(backbone: Backbone) -> Any:
-    if not takes_images(backbone):
-        raise ModelError(f"{backbone.name}: images need a Qwen-VL model with its image processor")
-    return backbone.processor.image_processor
 
 
 def prompt_lines(turn: Turn) -> str:

@@ -19,7 +19,7 @@ from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
 from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
-from remind.pipeline.identity import build_identity
+from remind.pipeline.identity import build_identity, picture_hashes
 from remind.pipeline.outline import STAGES, Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
 from remind.pipeline.workers import build_all
@@ -72,7 +72,9 @@ class _Build:
         self.identity = build_identity(cfg, self.llm.name, self.saes)
         self.parts = Parts(self.cache)
         inputs = input_hashes(cfg.inputs)
-        stamp = self._stamp(inputs)
+        if cfg.grounding.images == "pixels":
+            corpus = corpus or outline(cfg)
+        stamp = self._stamp(inputs, corpus)
         if self.out.exists() and not cfg.overwrite:
             check_built(self.out, stamp)
             print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
@@ -101,11 +103,19 @@ class _Build:
         if built is None:
             raise ConfigError(f"{self.out} exists; choose another out or set overwrite")
 
-    def _stamp(self, inputs: dict[str, str]) -> str:
-        """Hash of all that decides the finished folder."""
+    def _stamp(self, inputs: dict[str, str], corpus: Outline | None) -> str:
+        """Hash of all that decides the finished folder.
+
+        Args:
+            corpus: needed where grounding shows images as pixels.
+        """
         cfg = self.cfg
         rest = [cfg.split, cfg.limit, cfg.ask, cfg.abstention, cfg.format, cfg.sae, cfg.sae_data, cfg.max_failed]
-        return sha256_json([inputs, self.identity, [str(value) for value in rest]])
+        parts: list[Any] = [inputs, self.identity, [str(value) for value in rest]]
+        if cfg.grounding.images == "pixels":
+            assert corpus is not None
+            parts.append([picture_hashes(cfg.grounding, task.dialogue) for task in tasks(cfg, corpus)])
+        return sha256_json(parts)
 
     def _build(self, corpus: Outline) -> list[str]:
         """Build what is missing of this shard.

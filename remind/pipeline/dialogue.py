@@ -22,7 +22,7 @@ from remind.models.load import load_backbone
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key
+from remind.pipeline.identity import code_hash, dialogue_hash, dialogue_key, picture_hashes
 from remind.pipeline.outline import STAGES, Task, effort
 from remind.pipeline.record import Tally, record_of
 from remind.reflect import summarise_all
@@ -103,7 +103,8 @@ class DialogueBuilder:
         give_back_memory()
 
     def key(self, task: Task) -> str:
-        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits, task.abstention)
+        pictures = picture_hashes(self.cfg.grounding, task.dialogue)
+        return dialogue_key(self.identity, task.dialogue, task.questions, task.splits, task.abstention, pictures)
 
     def _open(self) -> tuple[Perception, AuxiliaryLLM, ChatLLM | None]:
         if self._opened is None:
@@ -129,7 +130,8 @@ class DialogueBuilder:
 
     def _ground(self, states: Sequence[FactualState]) -> list[AttentionalState]:
         prompts = [[state.question.text, render(state).text] for state in states]
-        key = [self._grounding, dialogue_hash(states[0].dialogue), prompts]
+        dialogue = states[0].dialogue
+        key = [self._grounding, dialogue_hash(dialogue), picture_hashes(self.cfg.grounding, dialogue), prompts]
         rows = self._stages.json("grounding", key, lambda: self._grounded(states))
         return [
             AttentionalState(state, tuple((start, end) for start, end in blocks), tuple(salience))

@@ -12,6 +12,8 @@ from typing import Any
 from remind.core.cache import Cache
 from remind.core.files import sha256_file, sha256_json
 from remind.data.dialogue import Dialogue, Question
+from remind.grounding import GroundingConfig
+from remind.models.pictures import file_hash
 from remind.pipeline.config import BuildStatesConfig
 from remind.states import prompts
 
@@ -55,7 +57,8 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
         if k not in ("llm", "max_failed", "split", "limit", "ask", "format", "abstention")
     }
     del settings["sae"], settings["sae_data"]
-    grounding = {k: v for k, v in settings["grounding"].items() if k not in ("codes_folder", "cached_dialogues")}
+    elsewhere = ("codes_folder", "cached_dialogues", "image_root")
+    grounding = {k: v for k, v in settings["grounding"].items() if k not in elsewhere}
     return {
         **settings,
         "grounding": grounding,
@@ -76,16 +79,37 @@ def sae_hashes(folder: Path) -> dict[str, str]:
 
 
 def dialogue_key(
-    identity: str, dialogue: Dialogue, questions: Sequence[Question], splits: Mapping[str, str], abstention: bool
+    identity: str,
+    dialogue: Dialogue,
+    questions: Sequence[Question],
+    splits: Mapping[str, str],
+    abstention: bool,
+    pictures: Sequence[str] = (),
 ) -> str:
     """Hash that names a dialogue's states.
 
     Args:
         identity: hash of `build_identity`.
         abstention: as in `FactualState`.
+        pictures: `picture_hashes`.
     """
     rows = [[asdict(question), splits[question.id]] for question in questions]
-    return sha256_json([identity, dialogue_hash(dialogue), rows, abstention])
+    return sha256_json([identity, dialogue_hash(dialogue), list(pictures), rows, abstention])
+
+
+def picture_hashes(grounding: GroundingConfig, dialogue: Dialogue) -> list[str]:
+    """SHA-256 of the image files of a dialogue, where grounding shows them as pixels; else none.
+
+    Raises:
+        ImagePathError: one is missing, or lies outside of the root.
+    """
+    if grounding.images != "pixels":
+        return []
+    return [
+        file_hash(image.path, grounding.image_root, "grounding.", dialogue.id)
+        for image in dialogue.images
+        if image.path is not None
+    ]
 
 
 def dialogue_hash(dialogue: Dialogue) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remind.states.pyramid import ReflectiveState, line_of, render, render_target, shown_images
-from remind.states.records import Picture, StateRecord, evidence_share
+from remind.states.records import StateRecord, evidence_share, pictures_of
 
 
 def record_of(state: ReflectiveState, split: str) -> StateRecord:
@@ -38,12 +38,7 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
         x1=render(attentional),
         x2=render(state),
         salience=attentional.salience,
-        pictures=tuple(
-            Picture(turn.id, place, image.path)
-            for turn in factual.turns
-            for place, image in enumerate(turn.images)
-            if image.path is not None
-        ),
+        pictures=pictures_of(factual.turns),
     )
 
 

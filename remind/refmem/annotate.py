@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -178,10 +176,6 @@ def _data_url(image: Image) -> str | None:
     """The image as a data: URL; None if it has no file."""
     if image.path is None:
         return None
-    from remind.models.chat import open_image
+    from remind.models.images import thumbnail
 
-    picture = open_image(image.path)
-    picture.thumbnail((PICTURE_SIZE, PICTURE_SIZE))
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+    return thumbnail(image.path, PICTURE_SIZE)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS
+from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Turn
 from remind.states.pyramid import LETTERS, LEVELS, Rendered, strip_markers
 
 SPLITS = ("train", "dev", "test")
@@ -19,6 +19,16 @@ class Picture(NamedTuple):
     turn_id: str
     place: int
     path: str
+
+
+def pictures_of(turns: Iterable[Turn]) -> tuple[Picture, ...]:
+    """The images of turns whose file is known, in the order of the text."""
+    return tuple(
+        Picture(turn.id, place, image.path)
+        for turn in turns
+        for place, image in enumerate(turn.images)
+        if image.path is not None
+    )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class InspectConfig:
     examples_limit: PositiveInt = 4000
     """Turns of them to read, the first ones."""
     model: str | None = None
-    """Causal model whose answers under x0, x1 and x2 are shown; None: no answers."""
+    """Causal model whose answers under x0, x1 and x2 are shown; None: no answers. It is shown images as in its
+    training, where its folder says so (training.json)."""
     max_new_tokens: PositiveInt = 160
     """Longest answer."""
     features: PositiveInt | None = 12

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from remind.alignment.cache import Cache
 from remind.alignment.config import DataConfig, Objective
-from remind.alignment.data import Data, load_data
+from remind.alignment.data import Data, check_mixture, load_data
 from remind.alignment.model import trainable
-from remind.alignment.pictures import Pictures, check_mixture
 from remind.alignment.setup import set_up
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.alignment.tokens import Example
@@ -28,6 +27,7 @@ from remind.data.readers import read
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
+from remind.models.pictures import Pictures
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
@@ -84,7 +84,7 @@ def nano() -> Backbone:
 
 
 def load(states: Path, nano: Backbone, config: DataConfig = _DATA, cache: Cache | None = None) -> Data:
-    shown = Pictures(nano, config.image_tokens, config.image_root) if config.images == "pixels" else None
+    shown = Pictures(nano, config.image_tokens, config.image_root, "data.") if config.images == "pixels" else None
     return load_data(states, nano.tokenizer, config, nano.max_length, cache=cache, shown=shown)
 
 
@@ -237,7 +237,7 @@ def test_images_may_be_confined_to_a_folder(pictured: Path, nano: Backbone, tmp_
     secret = draw(tmp_path / "data2" / "secret.png", (1, 2, 3))
     (inside / "link.png").symlink_to(secret)
     record = read_states(pictured, "train")[0]
-    shown = Pictures(nano, 64, str(inside))
+    shown = Pictures(nano, 64, str(inside), "data.")
     for path in (str(secret), f"{inside}/../data2/secret.png", f"{inside}/link.png", f"{inside}/a\0b", "/etc/passwd"):
         odd = replace(record, pictures=(record.pictures[0]._replace(path=path),))
         with pytest.raises(ImagePathError, match="outside of data"):

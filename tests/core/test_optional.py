@@ -65,12 +65,24 @@ def engine(_: Path) -> None:
     VLLMAnswers("nano", 4, "float32", VLLMConfig())
 
 
+def image(folder: Path) -> None:
+    from PIL import Image
+
+    from remind.models.images import _qwen_vl_utils, read_images
+
+    _qwen_vl_utils.cache_clear()
+    Image.new("RGB", (64, 64)).save(folder / "a.png")
+    part = {"type": "image", "image": str(folder / "a.png")}
+    read_images([{"role": "user", "content": [part]}], 16)
+
+
 NEEDS: dict[str, Callable[[Path], None]] = {
     "bitsandbytes": four_bits,
     "gguf": gguf,
     "jsonschema": reply,
     "openai": server,
     "peft": lora,
+    "qwen_vl_utils": image,
     "statsmodels": kappa,
     "vllm": engine,
 }
@@ -90,7 +102,7 @@ def test_a_missing_package_is_named_with_its_extra(
 def test_extras_hold_the_packages_and_nothing_else_imports_them() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package, extra in EXTRAS.items():
-        assert any(line.startswith(f"{package}>=") for line in extras[extra])
+        assert any(line.startswith(f"{package.replace('_', '-')}>=") for line in extras[extra])
     optional = {line.split(">=")[0].replace("-", "_") for lines in extras.values() for line in lines} - {"transformers"}
     for file in [*(ROOT / "remind").rglob("*.py"), *(ROOT / "sae").rglob("*.py")]:
         names: set[str] = set()

@@ -179,13 +179,13 @@ def test_nano_answers_as_generate_does_and_resumes_after_a_kill(
     tried: list[int] = []
 
     def watched(*args: Any) -> Any:
-        *front, done, on_output, shard = args
+        *front, done, on_output, shard, pictures = args
 
         def keep(index: int, output: Generation) -> None:
             tried.append(index)
             on_output(index, output)
 
-        return generate(*front, done, keep, shard)
+        return generate(*front, done, keep, shard, pictures)
 
     monkeypatch.setattr(answerers, "generate", watched)
     for kept in (0, 4, 6):
@@ -346,7 +346,9 @@ def test_another_runs_folder_is_refused_unless_overwrite(
 ) -> None:
     asked: list[int] = []
 
-    def fake(backbone: object, prompts: object, new: int, batch: int, done: Any, on_output: Any, _: Any) -> None:
+    def fake(
+        backbone: object, prompts: object, new: int, batch: int, done: Sequence[bool], on_output: Any, *_: object
+    ) -> None:
         for index in (n for n, skip in enumerate(done) if not skip):
             asked.append(index)
             on_output(index, Generation("<answer>B</answer>", 10, 3, True))

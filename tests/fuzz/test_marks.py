@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.alignment.pictures import Pictures
 from remind.alignment.tokens import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
+from remind.models.pictures import Pictures
 from remind.pipeline import record_of
 from remind.pipeline.record import Tally
 from remind.states.parquet import StateRecord, read_part, write_part

@@ -24,9 +24,9 @@ from remind.models.chat import (
     open_image,
     prompt_ids,
     prompt_tokens,
-    read_images,
     tokenize,
 )
+from remind.models.images import read_images
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places

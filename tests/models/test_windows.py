@@ -13,8 +13,9 @@ from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
 from remind.models.backbone import Backbone
 from remind.models.chat import open_image
+from remind.models.images import image_block, pixel_inputs, takes_images
 from remind.models.load import load_backbone
-from remind.models.windows import batches, image_block, make_windows, pixel_inputs, takes_images
+from remind.models.windows import batches, make_windows
 from sae.harvest import harvest
 
 
@@ -125,7 +126,7 @@ def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypa
         seen.append(weakref.ref(image))
         return image
 
-    monkeypatch.setattr("remind.models.windows.open_image", watched)
+    monkeypatch.setattr("remind.models.images.open_image", watched)
     alone = pixel_inputs(nano, paths, 500)
     assert len(seen) == len(paths)
     assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))

@@ -47,6 +47,7 @@ class Inspection:
         split: of the question, where known.
         salience: of each turn as the record has it; empty where it has none.
         model: name of the model that answered, or None. answers: by level.
+        pixels: whether grounding was shown images as pixels; the page then shows them, too.
     """
 
     trace: GroundingTrace
@@ -56,6 +57,7 @@ class Inspection:
     salience: tuple[float, ...] = ()
     model: str | None = None
     answers: Mapping[str, LevelAnswer] = field(default_factory=dict)
+    pixels: bool = False
 
     @property
     def state(self) -> FactualState:
@@ -116,7 +118,8 @@ def inspect_record(grounder: Grounder, record: StateRecord, dialogue: Dialogue, 
     """
     trace = grounder.trace(factual_of(record, dialogue, question))
     levels = {name: record.level(name) for name in LEVELS}
-    return Inspection(trace, levels, blocks_of(record.x1), record.split, record.salience)
+    pixels = grounder.pictures is not None
+    return Inspection(trace, levels, blocks_of(record.x1), record.split, record.salience, pixels=pixels)
 
 
 def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
@@ -126,7 +129,9 @@ def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
         ModelError: as `Grounder.trace`.
     """
     trace = grounder.trace(state)
-    return Inspection(trace, {"x0": render(state), "x1": render(trace.state)}, trace.state.blocks, state.question.split)
+    levels = {"x0": render(state), "x1": render(trace.state)}
+    pixels = grounder.pictures is not None
+    return Inspection(trace, levels, trace.state.blocks, state.question.split, pixels=pixels)
 
 
 def level_answers(question: Question, outputs: Mapping[str, Generation]) -> dict[str, LevelAnswer]:

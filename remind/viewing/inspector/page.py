@@ -12,7 +12,9 @@ from urllib.parse import quote
 import numpy as np
 
 from remind.core.files import write_text
+from remind.data.dialogue import Image
 from remind.grounding.resonance import local_alignment
+from remind.models.images import thumbnail
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, Rendered, Span
 from remind.viewing.inspector.inspection import CONTEXT, Inspection, dialogue_examples, features_per_token
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Features named for a turn, and for the whole guidance.
 CARRIED, GUIDING = 5, 12
+#: Longer side of an image in the page, in pixels.
+PICTURE_SIZE = 240
 _PACKAGE = "remind.viewing.inspector"
 
 
@@ -45,6 +49,7 @@ def write_page(
     html = page(
         _PACKAGE,
         "page.html.j2",
+        pictures=inspection.pixels,
         scripts=[(_PACKAGE, name) for name in ("dialogue.js", "panel.js", "page.js")],
         styles=[(_PACKAGE, "page.css")],
         data=page_data(inspection, examples, features, per_feature),
@@ -233,6 +238,10 @@ def _shared(first: str, second: str) -> int:
     return next((n for n, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
+def _thumbnail(image: Image) -> str | None:
+    return None if image.path is None else thumbnail(image.path, PICTURE_SIZE)
+
+
 def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     rendered, salience = inspection.levels["x0"], inspection.trace.state.salience
     text, units = rendered.text, utf16(rendered.text)
@@ -246,7 +255,7 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
     def piece(kind: str, start: int, end: int) -> dict[str, Any]:
         return {"kind": kind, "start": int(units[start]), "end": int(units[end]), "text": text[start:end]}
 
-    for n, span in enumerate(rendered.turns):
+    for n, (span, turn) in enumerate(zip(rendered.turns, inspection.state.turns, strict=True)):
         value = salience[n] if math.isfinite(salience[n]) else None
         # bars begin at 0, which lies inside the box where some values are negative
         left, right = sorted((0.0, value or 0.0))
@@ -257,6 +266,7 @@ def _turns(inspection: Inspection) -> list[dict[str, Any]]:
                 "speaker": piece("who", *span.speaker),
                 "said": piece("said", *span.text),
                 "captions": [piece("caption", text.rindex("\n", 0, a) + 1, b) for a, b in span.captions],
+                "pictures": [_thumbnail(image) if inspection.pixels else None for image in turn.images],
                 "gold": n in gold,
                 "marked": n in marked,
                 "opens": opening.get(n),

@@ -22,6 +22,7 @@ from remind.viewing.config import InspectConfig
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
+    from remind.models.chat import Content
     from remind.states.records import StateRecord
     from remind.viewing.inspector.inspection import Inspection
     from sae import TopKSAE
@@ -115,11 +116,13 @@ class _Inspector:
     """
 
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
+        from remind.alignment.export import images_in_training
         from remind.grounding import Grounder
         from remind.grounding.load import folder_of_saes, load_saes
         from remind.models.encoder import SentenceEncoder
         from remind.models.generate import check_generates
         from remind.models.load import load_backbone
+        from remind.models.pictures import Pictures
         from remind.pipeline.config import BuildStatesConfig
         from remind.states.parquet import MANIFEST
 
@@ -142,14 +145,18 @@ class _Inspector:
         if cfg.examples is not None:
             used = {layer: saes[layer] for layer in self.grounder.encoder.saes}
             self.examples = _corpus_examples(cfg, backbone, used, _list(cfg.examples))
-        self.answerer = None
+        self.answerer, self.pictures = None, None
         if cfg.model is not None:
             self.answerer = load_backbone(cfg.model, dtype=cfg.dtype, device=cfg.device)
             check_generates(self.answerer)
+            images, tokens = images_in_training(None if cfg.model in BUILT_IN else cfg.model)
+            if images == "pixels":
+                self.pictures = Pictures(self.answerer, tokens, settings.image_root, "grounding.")
 
     def inspect(self, record: StateRecord) -> Inspection:
         """Ground the question of a record, and let the model answer it where there is one."""
         from remind.models.generate import generate
+        from remind.models.pictures import level_content
         from remind.viewing.inspector.inspection import inspect_record, level_answers
 
         question = next((one for one in self.corpus.questions if one.id == record.question_id), None)
@@ -159,8 +166,11 @@ class _Inspector:
         inspection = inspect_record(self.grounder, record, self.corpus.dialogue(record.dialogue_id), question)
         if self.answerer is None:
             return inspection
-        texts = [rendered.text for rendered in inspection.levels.values()]
-        generations = generate(self.answerer, texts, self.cfg.max_new_tokens, batch_size=1)
+        prompts: list[Content] = [rendered.text for rendered in inspection.levels.values()]
+        if self.pictures is not None:
+            prompts = [level_content(record, level) for level in inspection.levels]
+        most = self.cfg.max_new_tokens
+        generations = generate(self.answerer, prompts, most, batch_size=1, pictures=self.pictures)
         outputs = {level: one for level, one in zip(inspection.levels, generations, strict=True) if one is not None}
         return replace(inspection, model=self.answerer.name, answers=level_answers(question, outputs))
 

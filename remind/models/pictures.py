@@ -1,0 +1,231 @@
+"""Images of states as pixels: where captions give way to them in a prompt, its tokens, and the tensors behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.core.files import sha256_file, sha256_json
+from remind.core.progress import track
+from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, image_text_tokens, paths_of
+from remind.models.images import image_block, pixel_inputs, takes_images
+from remind.states.parquet import StateRecord, read_part
+from remind.states.pyramid import Rendered
+from remind.states.records import Picture
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+
+
+class Place(NamedTuple):
+    """An image in a text: the characters of the caption it stands for, and its file."""
+
+    start: int
+    end: int
+    path: str
+
+
+def places_of(rendered: Rendered, pictures: Iterable[Picture], question: str, what: str) -> tuple[Place, ...]:
+    """Where the images of a prompt stand.
+
+    Args:
+        question: its id. what: name of the prompt, for errors.
+
+    Raises:
+        DataError: an image that has no place in the prompt, or stands in another order.
+    """
+    turns = {turn.turn_id: turn for turn in rendered.turns}
+    places: list[Place] = []
+    for picture in pictures:
+        captions = turns[picture.turn_id].captions if picture.turn_id in turns else ()
+        place = captions[picture.place] if 0 <= picture.place < len(captions) else (-1, -1)
+        if place[0] < (places[-1].end if places else 0):
+            message = f"{what} does not show the images of x0 in order; build the states again"
+            raise DataError(message, picture.path, question)
+        places.append(Place(*place, picture.path))
+    return tuple(places)
+
+
+def content_of(text: str, places: Sequence[Place]) -> Content:
+    """A message that shows images in place of their captions; the text itself where there are none."""
+    if not places:
+        return text
+    parts: list[dict[str, Any]] = []
+    cursor = 0
+    for start, end, path in places:
+        parts += [{"type": "text", "text": text[cursor:start]}, {"type": "image", "image": path}]
+        cursor = end
+    return [*parts, {"type": "text", "text": text[cursor:]}]
+
+
+def level_content(record: StateRecord, level: str) -> Content:
+    """`content_of` a level with all images whose file is known. Raises DataError as `places_of`."""
+    rendered = record.level(level)
+    return content_of(rendered.text, places_of(rendered, record.pictures, record.question_id, level))
+
+
+def file_hash(path: str, root: str | None, section: str, record: str | None = None) -> str:
+    """SHA-256 of an image file.
+
+    Args:
+        root, section: as for `Pictures`. record: what shows it, for errors.
+
+    Raises:
+        ImagePathError: it is missing, or lies outside of the root.
+    """
+    _check_place(path, root, section, record)
+    if not Path(path).is_file():
+        raise ImagePathError("no such image file", path, record)
+    return sha256_file(path)
+
+
+def _check_place(path: str, root: str | None, section: str, record: str | None = None) -> None:
+    if root is None:
+        return
+    folder = Path(root).expanduser().resolve()
+    try:
+        inside = Path(path).resolve().is_relative_to(folder)
+    except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
+        inside = False
+    if not inside:
+        raise ImagePathError(f"lies outside of {section}image_root {folder}", path, record)
+
+
+class Pictures:
+    """How a model is shown the images of states, in training, grounding and evaluation alike.
+
+    Args:
+        most: at most about so many tokens for an image.
+        root: folder that their files must lie in, links followed; None: anywhere.
+        section: of the settings `images`, `image_tokens` and `image_root`, for messages.
+
+    Attributes:
+        name: hash of all that decides, besides the files, what the model is shown.
+
+    Raises:
+        ConfigError: a model that takes no images.
+    """
+
+    def __init__(self, backbone: Backbone, most: int, root: str | None = None, section: str = "") -> None:
+        self._section, self._root = section, root
+        if not takes_images(backbone):
+            raise ConfigError(f"{section}images pixels: {backbone.name} takes no images; set {section}images captions")
+        self.most = most
+        processor = backbone.processor.image_processor
+        self.name = sha256_json([most, type(processor).__name__, processor.to_dict()])
+        # examples hold on to this and must not keep the weights alive
+        self._backbone = replace(backbone, model=SimpleNamespace(config=backbone.model.config))
+        self._hash = cache(lambda path: file_hash(path, root, section))
+        self._block = cache(lambda path: len(image_block(self._backbone, path, self.most)) - 2)
+
+    def check(self, shown: Iterable[tuple[str, Iterable[str]]]) -> list[list[str]]:
+        """Hashes of the image files of questions, each file opened once.
+
+        Args:
+            shown: question ids and the paths of what each is shown.
+
+        Raises:
+            ImagePathError: files that are missing, are no images or lie outside of the root; names the first one and
+                its question.
+        """
+        hashes: list[list[str]] = []
+        good: set[str] = set()
+        bad: dict[str, tuple[str, str]] = {}
+        for question, paths in shown:
+            of_question = []
+            for path in paths:
+                if path in bad:
+                    continue
+                try:
+                    of_question.append(self._hash(path))
+                    self._block(path)
+                    good.add(path)
+                except ImagePathError as error:
+                    bad[path] = (question, _reason(error))
+            hashes.append(of_question)
+        if bad:
+            path, (question, reason) = next(iter(bad.items()))
+            count = f"{len(bad)} of {len(good) + len(bad)} images cannot be used"
+            hint = f"set {self._section}images captions to go without"
+            raise ImagePathError(f"{reason} ({count}; {hint})", path, question)
+        return hashes
+
+    def survey(self, parts: Sequence[Path]) -> list[list[str]]:
+        """`check` of the files of a states folder; hashes by file."""
+        sizes: list[int] = []
+
+        def shown() -> Iterable[tuple[str, Iterable[str]]]:
+            for part in track(parts, "images", len(parts)):
+                records = read_part(part)
+                sizes.append(len(records))
+                for record in records:
+                    yield record.question_id, (picture.path for picture in record.pictures)
+
+        hashes = iter(self.check(shown()))
+        return [[one for _ in range(size) for one in next(hashes)] for size in sizes]
+
+    def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
+        """Path and hash of each image, in the order of the text."""
+        return tuple((picture.path, self._hash(picture.path)) for picture in record.pictures)
+
+    def prompt(self, tokenizer: Any, record: StateRecord, level: str) -> list[int]:
+        """Tokens of a level: as `prompt_ids`, but images with a file are shown in place of their caption's text.
+
+        Raises:
+            DataError: as `places_of`. ModelError: a chat template that does not show images.
+        """
+        return self.ids(tokenizer, level_content(record, level))
+
+    def ids(self, tokenizer: Any, content: Content) -> list[int]:
+        """Tokens of a message of the user and the header of the answer; only headers of the image files are read.
+
+        Raises:
+            ImagePathError: an image that cannot be used. ModelError: a chat template that does not show images.
+        """
+        counts = [self._block(path) for path in paths_of(content)]
+        ids = chat_ids(tokenizer, [{"role": "user", "content": content}], image_tokens=counts)
+        assert ids.count(self._backbone.model.config.image_token_id) == sum(counts)
+        return ids
+
+    def tokens(self, tokenizer: Any, text: str, places: Sequence[Place]) -> Tokens:
+        """Tokens of a text with images, as inside of a chat; those of an image cover the characters of its caption."""
+        chunks: list[tuple[str, bool]] = []
+        #: Where each chunk ends in the joined chunks, and what its characters are in `text`.
+        spans: list[tuple[int, int, int]] = []
+        length = cursor = 0
+        for start, end, _ in (*places, Place(len(text), len(text), "")):
+            for chunk, first, last in ((text[cursor:start], cursor, start), (IMAGE_BLOCK, start, end)):
+                chunks.append((chunk, chunk is IMAGE_BLOCK))
+                length += len(chunk)
+                spans.append((length, first, last))
+            cursor = end
+        found = image_text_tokens(tokenizer, chunks[:-1], [self._block(place.path) for place in places])
+        offsets: list[tuple[int, int]] = []
+        number = 0
+        for start, end in found.offsets:
+            while start >= spans[number][0]:
+                number += 1
+            stop, first, last = spans[number]
+            shift = last - stop
+            offsets.append((first, last) if number % 2 else (start + shift, end + shift))
+        return Tokens(found.ids, offsets)
+
+    def tensors(self, paths: Sequence[str], question: str | None = None) -> dict[str, Tensor]:
+        """pixel_values and image_grid_thw of images in order. Raises ImagePathError."""
+        try:
+            for path in paths:
+                _check_place(path, self._root, self._section)
+            return pixel_inputs(self._backbone, paths, self.most)
+        except ImagePathError as error:
+            raise ImagePathError(_reason(error), error.path, question) from None
+
+
+def _reason(error: ImagePathError) -> str:
+    return str(error).removeprefix(f"{error.path}: ")

@@ -1,0 +1,192 @@
+"""An evaluation that shows images as pixels: what is asked, in which batches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Picture
+
+from remind.alignment.config import DataConfig, TrainConfig
+from remind.alignment.run_folder import as_dict
+from remind.core.errors import ConfigError, DataError, ImagePathError
+from remind.core.files import input_hashes
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.readers import read
+from remind.data.readers.refmem import write_refmem
+from remind.evaluation.conditions import Prompter, load_questions
+from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.images import with_images
+from remind.evaluation.run import evaluate
+from remind.models.backbone import Backbone
+from remind.models.generate import Generation, generate
+from remind.models.load import load_backbone
+from remind.models.pictures import Pictures
+from remind.pipeline import record_of
+from remind.states.parquet import write_manifest, write_part
+from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+
+
+@pytest.fixture
+def nano() -> Backbone:
+    return load_backbone("nano-untrained", dtype="float64")
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> EvaluateConfig:
+    """Three questions about a dialogue each; the first and the last have images in x0, of unlike sizes."""
+    dialogues, questions = [], []
+    for number, sizes in enumerate([((90, 60),), (), ((64, 64), (40, 120))]):
+        images = []
+        for place, size in enumerate(sizes):
+            path = tmp_path / f"{number}{place}.png"
+            Picture.effect_noise(size, 40 + number).convert("RGB").save(path)
+            images.append(Image(place, str(path), f"a picture of {number}" if place else None))
+        turns = (
+            Turn("t0", "Ana", "Look at this " * (1 + number), images=tuple(images[:1])),
+            Turn("t1", "Ben", "What is it?"),
+            Turn("t2", "Ana", "A bike.", images=tuple(images[1:])),
+        )
+        dialogues.append(Dialogue(f"d{number}", (Session("s", None, turns),)))
+        questions.append(
+            Question(f"q{number}", f"d{number}", "What?", answers=("a bike",), evidence=("t2",), split="test")
+        )
+    write_refmem(Corpus(tuple(dialogues), tuple(questions)), tmp_path / "talk.jsonl")
+    corpus = read(tmp_path / "talk.jsonl")
+    for number, question in enumerate(corpus.questions):
+        dialogue = corpus.dialogue(question.dialogue_id)
+        factual = FactualState(dialogue, question, (Segment(0, 2),), Strategy(("Look.",)))
+        state = ReflectiveState(AttentionalState(factual, ((2, 2),)), "They speak of a bike.")
+        write_part(tmp_path / "states", number, [record_of(state, "test")])
+    write_manifest(tmp_path / "states", {"inputs": input_hashes([tmp_path / "talk.jsonl"]), "llm": "none"})
+    return EvaluateConfig(
+        states=str(tmp_path / "states"),
+        model="nano-untrained",
+        out=str(tmp_path / "out"),
+        corpus=[str(tmp_path / "talk.jsonl")],
+        max_new_tokens=4,
+        bootstrap=20,
+        images="pixels",
+        image_tokens=16,
+        dtype="float64",
+    )
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    rows = map(json.loads, (folder / "predictions.jsonl").read_text().splitlines())
+    return {row["question_id"]: (row["text"], row["prompt_tokens"]) for row in rows}
+
+
+def test_batches_with_and_without_images_give_the_same_answers(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    names = ["x2", "evidence", "no_context", "oracle"]
+    found = {}
+    for size in (1, 4):
+        out = tmp_path / f"batches of {size}"
+        report = evaluate(replace(cfg, out=str(out), batch_size=size, conditions=names))
+        assert report["config"]["images"] == "pixels"
+        found[size] = {name: answers(out / name) for name in names}
+    assert found[1] == found[4]
+    captions = tmp_path / "captions"
+    evaluate(replace(cfg, out=str(captions), images="captions", conditions=names))
+    for name in names:
+        other, pixels = answers(captions / name), found[1][name]
+        assert other["q1"] == pixels["q1"]
+        # oracle shows q0 the turn without its image
+        told = {"no_context": (), "oracle": ("q2",)}.get(name, ("q0", "q2"))
+        assert [q for q in pixels if pixels[q][1] != other[q][1]] == list(told)
+
+
+def test_an_answer_is_that_of_plain_forwards(cfg: EvaluateConfig, nano: Backbone) -> None:
+    """No padding, no cache; text after images as in a model that has never seen any."""
+    prompts = [p.content for p in load_questions(cfg.states, "test", ["x0"], Prompter(pixels=True)).prompts["x0"]]
+    pictures = Pictures(nano, 16)
+    outputs: list[Generation | None] = generate(nano, prompts, 4, batch_size=3, pictures=pictures)
+    assert generate(nano, prompts[1:2], 4, pictures=pictures) == outputs[1:2]
+    assert generate(load_backbone("nano-untrained", dtype="float64"), prompts[1:2], 4) == outputs[1:2]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        messages = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, str):
+            limits = {"max_pixels": 16 * 32 * 32}
+            messages[0]["content"] = [p if p["type"] == "text" else {**p, **limits} for p in prompt]
+        inputs = nano.encode_messages(messages)
+        written: list[int] = []
+        for _ in range(4):
+            ids = torch.cat([inputs["input_ids"], torch.tensor([written], dtype=torch.long)], 1)
+            given = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            if "mm_token_type_ids" in inputs:
+                given["mm_token_type_ids"] = (ids == nano.model.config.image_token_id).int()
+            with torch.no_grad():
+                logits = nano.model(**given, position_ids=nano.position_ids(given), use_cache=False).logits
+            written.append(int(logits[0, -1].argmax()))
+        assert output is not None
+        assert output.text == nano.tokenizer.decode(written, skip_special_tokens=True)
+
+
+def test_the_model_says_how_it_was_trained(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    cfg = replace(cfg, images=None, image_tokens=None)
+    assert (with_images(cfg).images, with_images(cfg).image_tokens) == ("captions", 256)
+    model = tmp_path / "model"
+    model.mkdir()
+    trained = TrainConfig("states", "run", data=DataConfig(images="pixels", image_tokens=9))
+    told: list[tuple[Any, tuple[str, int]]] = [
+        (as_dict(trained), ("pixels", 9)),  # as an export writes it
+        ({"data": {"images": "captions", "image_tokens": 9}}, ("captions", 256)),
+        ({"data": {}}, ("captions", 256)),
+        ([], ("captions", 256)),
+    ]
+    for config, expected in told:
+        (model / "training.json").write_text(json.dumps({"config": config}))
+        found = with_images(replace(cfg, model=str(model)))
+        assert (found.images, found.image_tokens) == expected
+    (model / "training.json").write_text(json.dumps({"config": told[0][0]}))
+    own = with_images(replace(cfg, model=str(model), images="captions", image_tokens=4))
+    assert (own.images, own.image_tokens) == ("captions", 4)
+    (model / "training.json").write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "x"}}}))
+    with pytest.raises(DataError, match=r"training\.json: config\.data\.image_tokens is no number"):
+        with_images(replace(cfg, model=str(model)))
+
+
+@pytest.mark.parametrize("damage", ["missing", "no image", "outside"])
+def test_an_image_that_cannot_be_used_stops_it_at_once(cfg: EvaluateConfig, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "20.png"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "no image":
+        path.write_text("not a picture")
+    else:
+        (tmp_path / "data").mkdir()
+        cfg = replace(cfg, image_root=str(tmp_path / "data"))
+    what = {
+        "missing": "20.png [q2]: no such",
+        "no image": "20.png [q2]: cannot be read",
+        "outside": "00.png [q0]: lies",
+    }
+    with pytest.raises(ImagePathError) as caught:
+        evaluate(cfg)
+    assert what[damage] in str(caught.value)
+    assert "images cannot be used; set images captions to go without)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path(cfg.out).exists()
+
+
+def test_other_pixels_are_another_run(cfg: EvaluateConfig, tmp_path: Path) -> None:
+    evaluate(cfg)
+    first = (tmp_path / "out" / "predictions.jsonl").read_bytes()
+    assert evaluate(cfg)["resumed"] == 3
+    Picture.new("RGB", (90, 60), (200, 20, 30)).save(tmp_path / "00.png")
+    with pytest.raises(ConfigError, match="a run that differs in pictures;"):
+        evaluate(cfg)
+    with pytest.raises(ConfigError, match="a run that differs in pictures;"):
+        evaluate(replace(cfg, images="captions"))
+    assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == first
+
+
+def test_who_shows_no_images_is_refused(cfg: EvaluateConfig) -> None:
+    with pytest.raises(ConfigError, match="images pixels: answers server is asked in text alone"):
+        evaluate(replace(cfg, answers="server", model="a name"))
+    with pytest.raises(ConfigError, match="images pixels: minilm takes no images"):
+        evaluate(replace(cfg, model="minilm"))

@@ -1,0 +1,91 @@
+"""States grounded with images as pixels, and their pages."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image as Picture
+
+from remind.core.errors import ConfigError, ImagePathError
+from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
+from remind.data.readers.refmem import write_refmem
+from remind.grounding import GroundingConfig
+from remind.models.nano import save_nano
+from remind.pipeline.build import build_states
+from remind.pipeline.config import BuildStatesConfig
+from remind.states.parquet import read_manifest
+from remind.viewing.inspector import InspectConfig, inspect_grounding
+from sae import TopKSAE, layer_folder
+
+CAPTION = 'a "red" <b>bike</b> & a fence'
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> BuildStatesConfig:
+    """One dialogue with a wide image, asked about by two questions."""
+    noise = Picture.effect_noise((600, 300), 60).convert("RGB")
+    noise.save(tmp_path / "bike.png")
+    turns = (
+        Turn("t0", "Ana", "This is my new bike.", images=(Image(0, str(tmp_path / "bike.png"), CAPTION),)),
+        Turn("t1", "Ben", "It is a fine one.", images=(Image(1, None, "a thumb"),)),
+        Turn("t2", "Ana", "I bought it on Friday."),
+    )
+    questions = tuple(
+        Question(f"q{number}", "d", text, answers=("so",), evidence=("t0",), split="test")
+        for number, text in enumerate(("What did Ana buy?", "When was it?"))
+    )
+    write_refmem(Corpus((Dialogue("d", (Session("s", None, turns),)),), questions), tmp_path / "talk.jsonl")
+    TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 2))
+    return BuildStatesConfig(
+        input=str(tmp_path / "talk.jsonl"),
+        out=str(tmp_path / "states"),
+        backbone=str(save_nano(tmp_path / "nano")),
+        sae=str(tmp_path / "sae"),
+        cache=str(tmp_path / "cache"),
+        grounding=GroundingConfig(images="pixels", image_tokens=16, image_root=str(tmp_path)),
+    )
+
+
+def test_states_and_pages_show_the_pixels(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+    states = build_states(cfg)
+    settings = read_manifest(states)["config"]["grounding"]
+    assert (settings["images"], settings["image_tokens"]) == ("pixels", 16)
+    model = save_nano(tmp_path / "model")
+    config = {"data": {"images": "pixels", "image_tokens": 16}}
+    (model / "training.json").write_text(json.dumps({"config": config}))
+    page = tmp_path / "page.html"
+    inspect_grounding(
+        InspectConfig(states=str(states), question="q0", out=str(page), model=str(model), max_new_tokens=3)
+    )
+    html = page.read_text(encoding="utf-8")
+    # the page reads the image as the build did, so that their saliences agree
+    assert 'class="notice"' not in html
+    [(source, alternative)] = re.findall(r'<img class="picture" src="([^"]*)" alt="([^"]*)">', html)
+    assert unescape(alternative) == f"[Image #0 Caption] {CAPTION}"
+    kind, _, content = source.partition(",")
+    assert kind == "data:image/jpeg;base64"
+    assert Picture.open(io.BytesIO(base64.b64decode(content)), formats=["JPEG"]).size == (240, 120)
+    assert "img-src data:" in html
+    # the same files give the same states; others are another build
+    before = states.joinpath("manifest.json").read_bytes()
+    assert build_states(cfg) == states
+    Picture.new("RGB", (600, 300), (200, 20, 30)).save(tmp_path / "bike.png")
+    with pytest.raises(ConfigError, match="exists, of other input or settings"):
+        build_states(cfg)
+    assert states.joinpath("manifest.json").read_bytes() == before
+
+
+def test_an_image_outside_of_the_root_stops_the_build(cfg: BuildStatesConfig, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    grounding = replace(cfg.grounding, image_root=str(tmp_path / "other"))
+    with pytest.raises(ImagePathError, match=r"^[^\n]*bike\.png \[d\]: lies outside of grounding\.image_root [^\n]*$"):
+        build_states(replace(cfg, grounding=grounding))
+    assert not Path(cfg.out).exists()
