@@ -28,7 +28,7 @@ def make_report(scores: list[Score]) -> dict[str, Any]:
         "config": CONFIG,
         "identity": {"judge": "rule", "states": "5" * 64, "model": HOSTILE, "llm": HOSTILE},
         "model": {"name": HOSTILE, "kind": "chat", "max_length": None},
-        "states": {"inputs": {HOSTILE: "7"}},
+        "states": {"inputs": {HOSTILE: "7"}, "kind": "infer"},
         "prompts": {"answer": "abc"},
         "counts": {**counts(scores), "left_out": {HOSTILE: 1}, "cut_prompts": 0, "cut_turns": 0},
         **summaries(scores, 20),
