@@ -305,7 +305,7 @@ def _times(
     for warm in (False, True):
         for question, vector in zip(questions, vectors, strict=True):
             started, used = perf_counter(), process_time()
-            segments = retrieve(index, question.text, vector, None, config)
+            segments = retrieve(index, question.text, vector, None, config).segments
             between, used = perf_counter(), process_time() - used
             strategy = index.llm.strategy(index.dialogue, blind(question))
             state = FactualState(index.dialogue, question, segments, strategy)

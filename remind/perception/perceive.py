@@ -77,6 +77,6 @@ class Perception:
                 retrieved.append(retrieve(index, question.text, vector, question.dimension, self.config.retrieve))
         strategies = self.llm.strategies(dialogue, [blind(question) for question in questions])
         return [
-            FactualState(dialogue, question, segments, strategy)
-            for question, segments, strategy in zip(questions, retrieved, strategies, strict=True)
+            FactualState(dialogue, question, found.segments, strategy, found.capped)
+            for question, found, strategy in zip(questions, retrieved, strategies, strict=True)
         ]

@@ -79,12 +79,13 @@ def segments_of(dialogue: Dialogue, positions: Iterable[int]) -> tuple[Segment, 
 
 @dataclass(frozen=True)
 class FactualState:
-    """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy."""
+    """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy; `capped`: the cap left some out."""
 
     dialogue: Dialogue
     question: Question
     segments: tuple[Segment, ...]
     strategy: Strategy
+    capped: bool = False
 
     def __post_init__(self) -> None:
         last = -1
