@@ -115,7 +115,7 @@ def _row(index: DialogueIndex, question: Question, vector: Tensor, config: Perce
     for method in ("cue", "hybrid"):
         started = perf_counter()
         chosen = replace(config.retrieve, method=method)
-        found[method] = positions(retrieve(index, question.text, vector, question.dimension, chosen))
+        found[method] = positions(retrieve(index, question.text, vector, question.dimension, chosen).segments)
         milliseconds = 1000 * (perf_counter() - started)
     costs = np.asarray(index.costs.turns)
     lexical = index.bm25.scores(stems(question.text))

@@ -37,6 +37,7 @@ class ShuffleBuffer:
         epochs: how often to go through the source; None: without end.
         drop_last: leave out the short batch at the end of an epoch.
         progress: called with (tokens written, tokens wanted) while the store is filled or refilled.
+        device: where the tokens lie, and batches are handed out; None: where the source gives them.
 
     Raises ConfigError for a capacity too small; ActivationError on iteration for an epoch without a batch, and on
     loading a state for another source.
@@ -51,12 +52,14 @@ class ShuffleBuffer:
         epochs: int | None = 1,
         drop_last: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         if batch_size < 1 or capacity < 2 * batch_size:
             raise ConfigError(f"buffer of {capacity} tokens: must be at least 2 batches of {batch_size}")
         self.source, self.batch_size, self.capacity = source, batch_size, capacity
         self.epochs, self.drop_last = epochs, drop_last
         self.progress = progress or (lambda written, wanted: None)
+        self.device = None if device is None else torch.device(device)
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._store: dict[int, Tensor] = {}
@@ -187,14 +190,18 @@ class ShuffleBuffer:
         return written
 
     def _write(self, slots: Tensor, batch: TokenBatch, rows: Tensor) -> None:
+        source = batch.visual.device
+        device = self.device or source
         if not self._store:
-            self._store = {k: rows.new_empty(self.capacity, rows.shape[-1]) for k, rows in batch.activations.items()}
-            self._visual = batch.visual.new_empty(self.capacity)
-        device = self._visual.device
-        where, which = slots.to(device), rows.to(device)
+            self._store = {
+                layer: states.new_empty(self.capacity, states.shape[-1], device=device)
+                for layer, states in batch.activations.items()
+            }
+            self._visual = batch.visual.new_empty(self.capacity, device=device)
+        where, which = slots.to(device), rows.to(source)
         for layer, states in batch.activations.items():
-            self._store[layer].index_copy_(0, where, states.index_select(0, which))
-        self._visual.index_copy_(0, where, batch.visual.index_select(0, which))
+            self._store[layer].index_copy_(0, where, states.index_select(0, which).to(device))
+        self._visual.index_copy_(0, where, batch.visual.index_select(0, which).to(device))
         self._origin[slots, 0] = batch.batch
         self._origin[slots, 1] = rows
 

@@ -38,7 +38,7 @@ class SAETrainConfig:
     batch_size: Size = 2048
     """Tokens per step, over all processes."""
     lr: PositiveFloat = 5e-5
-    """Peak learning rate of AdamW. 5e-5 is the paper's, for states 4,096 wide and long training; for small models and a
+    """Peak learning rate of AdamW. 5e-5 is the paper's (Appendix E.2), for states 4,096 wide; for small models and a
     few thousand steps the shipped configs take 1e-3 and more."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly from 0."""
@@ -51,7 +51,7 @@ class SAETrainConfig:
     aux_coefficient: NonNegativeFloat = 1 / 32
     """Weight of the auxiliary loss (AuxK), in which dead features reconstruct the error; 0: off."""
     aux_stride: PositiveInt = 1
-    """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in the paper."""
+    """The auxiliary loss takes every so many-th token of the (shuffled) batch; 1: all of them, as in Gao et al."""
     dead_tokens: PositiveInt = 1_000_000
     """A feature is dead after so many tokens without firing."""
     b_dec_init: Literal["mean", "geometric_median", "zero"] = "geometric_median"

@@ -143,13 +143,18 @@ class Trainer:
             tokens += self._tokens(batch)
         if not batches:
             raise ActivationError("there is not a single batch of activations to train on")
-        gather = self.processes.gather
-        self.start({number: gather(torch.cat([batch[number] for batch in batches])) for number in batches[0]})
+        sizes = [len(next(iter(batch.values()))) for batch in batches]
+        for number in list(batches[0]):
+            # the batches become parts of what is joined, so that no token is held twice but those of one layer
+            joined = torch.cat([batch.pop(number) for batch in batches])
+            for batch, part in zip(batches, joined.split(sizes), strict=True):
+                batch[number] = part
+            self.start({number: self.processes.gather(joined)})
         return batches
 
     def start(self, sample: Mapping[int, Tensor]) -> None:
         """Fix normalisation and loss scale and start the coders, from [N, d_in] raw activations per layer."""
-        self.state.layers = {number: step.start(h, self.config, number) for number, h in sample.items()}
+        self.state.layers |= {number: step.start(h, self.config, number) for number, h in sample.items()}
 
     def draw(self, source: Iterator[Any]) -> dict[int, Tensor] | None:
         """The next batch all processes can use; None when the data of one of them, or the steps, are at an end."""
@@ -184,7 +189,8 @@ class Trainer:
             width = widths[key]
             if h.ndim != 2 or h.shape[1] != width or len(h) != len(next(iter(batch.values()))) or not len(h):
                 raise ShapeError(f"batch {number}, layer {key}: {list(h.shape)} must be [N, {width}], N >= 1 for all")
-            h = h.to(self.device, self.dtype)
+            # first moved, then widened: what is widened where it lies takes twice as long on its way to a GPU
+            h = h.to(self.device).to(self.dtype)
             # a sum is finite only if all its terms are
             if not bool(torch.isfinite(h.sum())):
                 raise ActivationError(f"batch {number}, layer {key}: activations are not finite (see skip_nonfinite)")

@@ -57,7 +57,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions."""
+    """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions.
+
+    The defaults are the values of Section 5.1.
+    """
 
     lambda_hard: Share = 0.2
     """Share λ_hard of the hard loss."""
@@ -66,7 +69,8 @@ class Objective:
     edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
     """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
     target_grad: Literal["detach", "flow"] = "detach"
-    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse)."""
+    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse). The
+    paper does not say which."""
     hard_levels: tuple[Level, ...] = (0,)
     """Levels with a hard loss, each with weight λ_hard."""
     chunk: PositiveInt = 128
@@ -244,7 +248,7 @@ class TrainerConfig:
     """The loop: steps, learning rate, evaluation and checkpoints."""
 
     lr: NonNegativeFloat = 1e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW. 1e-5 is the paper's (Appendix E.2), for a model of 8 billion weights."""
     optimizer: OptimizerKind = "adamw"
     """adamw: moments as precise as the weights. adamw8bit: moments of 8 bits (two bytes a weight in all); weights in
     bfloat16 are then rounded stochastically, so that they move at small learning rates too."""
@@ -253,7 +257,7 @@ class TrainerConfig:
     max_steps: PositiveInt | None = None
     """Optimiser steps; overrides epochs."""
     batch_size: PositiveInt = 2
-    """Samples per optimiser step, over all processes together."""
+    """Samples per optimiser step, over all processes together (2: Appendix E.2)."""
     gradient_accumulation: PositiveInt = 1
     """Microbatches into which each process cuts its share of the batch. Changes memory, not the result."""
     warmup: Share = 0.03

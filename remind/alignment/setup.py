@@ -15,6 +15,8 @@ from torch import nn
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Data, Order, check_mixture, check_trainable, load_data
+from remind.alignment.memory import described, memory_plan
+from remind.alignment.memory import total as total_memory
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.on_policy import StudentAnswers
 from remind.alignment.optim import make_optimizer
@@ -27,6 +29,9 @@ from remind.core.errors import ConfigError, DataError, RemindError
 from remind.models import BUILT_IN
 from remind.models.pictures import Pictures
 from remind.states.parquet import StateRecord
+
+#: Bytes from which a run says what memory it needs.
+_WORTH_SAYING = 1 << 30
 
 
 @dataclass
@@ -149,6 +154,11 @@ def set_up(cfg: TrainConfig) -> Setup:
     module = AlignmentModel(prepare(backbone, cfg), objective)
     if trainer.gradient_checkpointing:
         checkpoint_activations(backbone.model)
+    tokens = max(len(prompt) + len(example.answer) for example in data.train.items for prompt in example.prompts)
+    answer = max(len(example.answer) for example in data.train.items)
+    memory = memory_plan(backbone.model, cfg, tokens, answer, ranks.processes, sharded(accelerator))
+    if folder.main and total_memory(memory) >= _WORTH_SAYING:
+        print(described(memory), file=sys.stderr)
     optimizer = make_optimizer(module, trainer.optimizer, trainer.lr, trainer.weight_decay, cfg.seed)
     wrapped, optimizer = accelerator.prepare(module, optimizer)
     if objective.teacher_weights == "ema" or (frozen and on_policy):

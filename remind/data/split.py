@@ -21,7 +21,7 @@ class SplitConfig:
     """Unit that is never divided: a dialogue, or an evidence cluster (questions linked by shared gold evidence turns or
     images). auto: dialogues if at least two have questions, else evidence clusters."""
     train: Share = 0.2
-    """Share of the questions for training (the paper divides 2:8, Appendix D.6)."""
+    """Share of the questions for training (Section 3 divides 2:8)."""
     dev: Share = 0.1
     """Share for choosing settings and checkpoints; the rest is the test split."""
     seed: Seed = 0

@@ -107,7 +107,11 @@ class FusionConfig:
 
 @dataclass
 class GroundingConfig:
-    """Guidance, resonance, turn selection. Where the paper gives a value it is the default."""
+    """Guidance, resonance, turn selection.
+
+    The paper's α, β, λ, w and 3.2K tokens (Section 5.1, Appendix E.2) are defaults. Other fields say what is ours, or
+    not in the paper at all; configs/paper/grounding_as_printed.yaml is Section 4.3 without what is ours.
+    """
 
     alpha: NonNegativeFloat = 6.0
     """Weight of an anchor token against a reasoning token in the guidance (α of Eq. 3)."""
@@ -116,12 +120,12 @@ class GroundingConfig:
     beta_unit: PositiveFloat | None = 0.025
     """Unit of β, as a share of the mean active code. The broadcast sums weights without activations, so the effect of a
     β depends on the scale of the SAE's codes, which the paper does not give; with codes of 1.4 on average, a plain 4
-    drowns the local alignment. None: the codes' own units, Eq. 4 as printed."""
+    drowns the local alignment. The default is ours. None: the codes' own units, Eq. 4 as printed."""
     lam: Share = 0.3
     """Share of image captions in a turn's salience, between 0 and 1 (λ of Eq. 5)."""
     sigma: Annotated[float, Range(ge=0, le=10_000)] = 0.5
-    """Width in tokens of the Gaussian that smooths resonance within a run of turns; 0: none. Not given in the paper; on
-    real dialogues every wider one finds less evidence."""
+    """Width in tokens of the Gaussian that smooths resonance within a run of turns; 0: none. The paper has a Gaussian
+    and names no width; on real dialogues every wider one finds less evidence."""
     anchor_codes: Literal["strategy", "question"] = "strategy"
     """Whose tokens count as T_anchor. strategy: the strategy's anchors, as in the paper. question: the question's own
     content words, each seen in the whole question, which finds more evidence where no LLM writes the strategy."""
@@ -130,7 +134,8 @@ class GroundingConfig:
     anchor token looks for its best partner in the turn (`match_each`); alpha, beta, lam, sigma and agg then have no
     part in the salience."""
     layers: Literal["all", "last"] = "all"
-    """Which layers' SAEs are used: all, each standardised and then averaged, or the last alone."""
+    """Which layers' SAEs are used: all, each standardised and then averaged, or the last alone. The paper has SAEs of
+    four layers and does not say how they are joined."""
     agg: str = "top3"
     """How token scores become one score (Agg of Eq. 5): mean, max, or top<m> for the mean of the m largest. The paper
     does not say which; on real dialogues the plain mean finds far less evidence."""
@@ -138,7 +143,8 @@ class GroundingConfig:
     """Tokens that the marked blocks may hold in all (the paper sets δ so that 3.2K tokens are kept)."""
     budget_share: PositiveShare = 0.44
     """Share of the retrieved tokens that the blocks may hold; the smaller of the two budgets holds. Without it a short
-    history would be marked from end to end. 0.44 is 3.2K tokens of the paper's 7.2K."""
+    history would be marked from end to end. Ours: 0.44 is 3.2K tokens of the 7.2K that a fifth of RefMem-Bench's
+    average history takes. 1: the budget in tokens alone."""
     threshold: FiniteFloat | None = None
     """Salience threshold δ in place of both budgets: raw resonance with one layer, standard deviations with several."""
     window: NonNegativeInt = 1
@@ -151,22 +157,22 @@ class GroundingConfig:
     `{}` takes the fitted weights, which go with anchor_codes question and window 0. Both kinds of `match` are fused, as
     they are before smooth_turns: match and smooth_turns have no effect."""
     context_codes: Literal["auto", "joint", "windowed"] = "auto"
-    """Where codes come from. joint: one forward of the x0 prompt, so that dialogue tokens see all of the retrieved
-    dialogue before them. windowed: the whole dialogue in windows, cached for its other questions, and the strategy
-    apart. auto: joint for causal models, windowed for encoders."""
+    """Where codes come from, which the paper does not say. joint: one forward of the x0 prompt, so that dialogue tokens
+    see all of the retrieved dialogue before them. windowed: the whole dialogue in windows, cached for its other
+    questions, and the strategy apart. auto: joint for causal models, windowed for encoders."""
     window_tokens: PositiveInt = 256
     """Longest window of `windowed`, in tokens; never more than the model takes."""
     batch_size: PositiveInt = 8
     """Windows encoded at once. Does not change results beyond rounding."""
     idf: Literal["auto", "dialogue", "corpus", "none"] = "auto"
-    """Documents that features' idf is counted over. dialogue: the turns at hand (all of the dialogue's in `windowed`,
-    the retrieved ones in `joint`). corpus: what was saved with the SAE. auto: dialogue in `windowed`, corpus in `joint`
-    where the SAEs have one. none: every feature weighs the same, for comparison."""
+    """Documents that features' idf is counted over, which the paper does not name. dialogue: the turns at hand (all of
+    the dialogue's in `windowed`, the retrieved ones in `joint`). corpus: what was saved with the SAE. auto: dialogue in
+    `windowed`, corpus in `joint` where the SAEs have one. none: every feature weighs the same, for comparison."""
     anchor_idf: bool = True
-    """Weigh anchor features by idf too. Eq. 3 does not; on real dialogues it finds more evidence."""
+    """Weigh anchor features by idf too. Ours: Eq. 3 does not; on real dialogues it finds more evidence."""
     sink_ratio: Annotated[float, Range(gt=1)] = 10.0
     """Tokens whose hidden state is longer than this many times the median of their window are attention sinks, which
-    SAEs are not trained on: they get no codes."""
+    SAEs are not trained on: they get no codes. Not in the paper."""
     cached_dialogues: NonNegativeInt = 4
     """Dialogues whose codes stay in memory in `windowed`."""
     codes_folder: str | None = None

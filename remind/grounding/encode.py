@@ -115,7 +115,7 @@ class SparseEncoder:
         if longest > self.max_tokens:
             raise ModelError(
                 f"{self.backbone.name}: {longest} tokens at once, but it takes {self.max_tokens}; "
-                "set grounding.context_codes to windowed, or retrieve less"
+                "set grounding.context_codes to windowed, or perception.retrieve.max_context_tokens lower"
             )
         # neighbours of like length waste little on padding
         order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))

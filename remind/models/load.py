@@ -19,14 +19,18 @@ from remind.models.kernels import check_kernels
 
 #: Bytes of weights from which a loading bar is shown.
 _LARGE = 1 << 30
+#: Length of a prompt to a model whose configuration names no end.
+_ENDLESS = 1 << 40
 
 
 class BackboneSize(NamedTuple):
-    """The attributes of a `Backbone` that decide which SAEs fit it."""
+    """The attributes of a `Backbone` that its configuration alone decides: which SAEs fit it, and how long a prompt."""
 
     name: str
     n_layers: int
     hidden_size: int
+    causal: bool
+    max_length: int
 
 
 class Description(NamedTuple):
@@ -95,7 +99,10 @@ def size_of(name_or_path: str | Path) -> BackboneSize:
     else:
         config = _config(str(model_folder(name) or name))
     text = config.get_text_config()
-    return BackboneSize(name, int(text.num_hidden_layers), int(text.hidden_size))
+    causal = kind_of(config, name) != "encoder"
+    # the rest of our models' kinds have positions without end
+    length = int(getattr(text, "max_position_embeddings", None) or _ENDLESS)
+    return BackboneSize(name, int(text.num_hidden_layers), int(text.hidden_size), causal, length)
 
 
 def model_folder(name: str) -> Path | None:

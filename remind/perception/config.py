@@ -35,8 +35,11 @@ class RetrieveConfig:
     together, merged into segments, within the tokens Eq. 1 would spend."""
     top_share: PositiveShare = 0.2
     """Share of the dialogue's segments to keep; ceil(top_share × N) of them."""
-    max_context_tokens: PositiveInt = 7200
-    """Cap on the dialogue section of the prompt, in tokens of the sentence encoder; the lowest segments go first."""
+    max_context_tokens: PositiveInt | None = None
+    """Cap on the dialogue section of the prompt, in tokens of the sentence encoder; the lowest segments go first. None:
+    no cap, as in the paper, but that build-states leaves a backbone that reads all of x0 at once (context_codes joint)
+    a quarter of its context for the rest. A fifth of RefMem-Bench's average history (27,388 words, Table 2) is about
+    7,200 tokens, which the paper does not name."""
     whole_tokens: NonNegativeInt = 1000
     """A dialogue of at most so many tokens that also fits the cap is kept whole; 0: top_share holds for every one.
     Shares are meant for long histories; of a chat of three sessions they would keep one."""

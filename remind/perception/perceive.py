@@ -96,6 +96,8 @@ class Perception:
         strategies = self.llm.strategies(dialogue, told)
         inferred = self.config.kind == "infer"
         return [
-            FactualState(dialogue, question, segments, strategy, abstention, known if inferred else None)
-            for question, segments, strategy, known in zip(questions, retrieved, strategies, told, strict=True)
+            FactualState(
+                dialogue, question, found.segments, strategy, abstention, known if inferred else None, found.capped
+            )
+            for question, found, strategy, known in zip(questions, retrieved, strategies, told, strict=True)
         ]

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from remind.perception.index import DialogueIndex
 
 _log = logging.getLogger(__name__)
+
+
+class Retrieved(NamedTuple):
+    """C_ret in time order, and whether `max_context_tokens` left out what the share of Eq. 1 would keep."""
+
+    segments: tuple[Segment, ...]
+    capped: bool
 
 
 def relevance(question: Tensor, cues: Tensor, norms: Tensor | None = None) -> Tensor:
@@ -41,8 +48,8 @@ def top_count(n: int, share: float) -> int:
 
 def retrieve(
     index: DialogueIndex, question: str, vector: Tensor, dimension: str | None, config: RetrieveConfig
-) -> tuple[Segment, ...]:
-    """C_ret in time order, at most `max_context_tokens` long unless a single turn is longer; short dialogues whole.
+) -> Retrieved:
+    """C_ret, at most `max_context_tokens` long unless a single turn is longer; short dialogues whole.
 
     Args:
         question, vector: the question's text and φ of it [d].
@@ -50,23 +57,23 @@ def retrieve(
     """
     whole = range(len(index.prices))
     # the first comparison is a sum of an array; the second counts headings too, of what is known to be short
-    most = min(config.whole_tokens, config.max_context_tokens)
+    most = min(config.whole_tokens, config.max_context_tokens or config.whole_tokens)
     if index.prices.sum() <= most and index.cost(whole) <= most:
-        return segments_of(index.dialogue, whole)
+        return Retrieved(segments_of(index.dialogue, whole), False)
     cues = index.cues(dimension).scan
-    segments = retrieve_segments(index, lambda first: cues.falling(vector, first), vector, config)
+    retrieved = retrieve_segments(index, lambda first: cues.falling(vector, first), vector, config)
     if config.method == "cue":
-        return segments
+        return retrieved
     # it needs `relevance`
     from remind.perception.hybrid import retrieve_turns
 
-    budget = index.cost([p for segment in segments for p in range(segment.start, segment.end + 1)])
-    return retrieve_turns(index, question, vector, config, budget)
+    budget = index.cost([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
+    return Retrieved(retrieve_turns(index, question, vector, config, budget), retrieved.capped)
 
 
 def retrieve_segments(
     index: DialogueIndex, ranked_from: Callable[[int], Iterator[list[int]]], vector: Tensor, config: RetrieveConfig
-) -> tuple[Segment, ...]:
+) -> Retrieved:
     """The top share of segments by score (ties: earlier first), less the lowest while they exceed the cap.
 
     Where the best segment alone exceeds it, that segment is cut to the turns around the one closest to the question.
@@ -74,13 +81,15 @@ def retrieve_segments(
     Args:
         ranked_from: segments by falling score, in stretches, given about how many make the first one.
     """
-    limit, most = config.max_context_tokens, top_count(len(index.segments), config.top_share)
+    cap, most = config.max_context_tokens, top_count(len(index.segments), config.top_share)
+    limit: float = math.inf if cap is None else cap
     section = Section(index)
     # a segment adds at least its turns less a gap line it closes: once the cap is passed, more can only add
     final = int(index.lengths.min()) >= index.costs.gap
     ranked: list[Segment] = []
     fitting = 0
-    for number in chain.from_iterable(ranked_from(min(most, first_count(limit, index.lengths)))):
+    first = most if cap is None else min(most, first_count(cap, index.lengths))
+    for number in chain.from_iterable(ranked_from(first)):
         segment = index.segments[number]
         section.add(segment.start, segment.end)
         ranked.append(segment)
@@ -90,9 +99,9 @@ def retrieve_segments(
             break
         if len(ranked) == most:
             break
-    if fitting == 0:
-        return (_cut(index, ranked[0], vector, limit),)
-    return tuple(sorted(ranked[:fitting], key=lambda segment: segment.start))
+    if fitting == 0 and cap is not None:
+        return Retrieved((_cut(index, ranked[0], vector, cap),), True)
+    return Retrieved(tuple(sorted(ranked[:fitting], key=lambda segment: segment.start)), fitting < most)
 
 
 def _cut(index: DialogueIndex, segment: Segment, vector: Tensor, limit: int) -> Segment:

@@ -151,13 +151,19 @@ def manifest_of(
     }
 
 
-def summary_of(tally: Tally, corpus: Outline) -> str:
-    """The counts and the evidence recall of a build as text."""
+def summary_of(tally: Tally, corpus: Outline, cap: int | None = None) -> str:
+    """The counts and the evidence recall of a build as text.
+
+    Args:
+        cap: `max_context_tokens`.
+    """
+    cut = f"the cap of {cap} tokens left out segments of {tally.capped} questions that top_share would keep"
     splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
     lines = [
         f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",
         f"{tally.without_answer} questions have no gold answer",
         f"{tally.without_marks} questions have no marked turn: their x1 is x0",
+        *([] if cap is None else [cut]),
         f"{len(corpus.dangling)} of {corpus.references} evidence references name no turn and are left out",
         *(f"  {item.question_id}: {item.reference!r}" for item in corpus.dangling[:5]),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -14,7 +15,7 @@ from remind.core.progress import ProgressBar
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone, model_folder, size_of
+from remind.models.load import BackboneSize, load_backbone, model_folder, size_of
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
 from remind.pipeline.config import BuildStatesConfig
@@ -25,6 +26,10 @@ from remind.pipeline.record import Tally
 from remind.pipeline.workers import build_all
 from remind.states.parquet import read_manifest
 from remind.states.pyramid import AttentionalState
+
+#: Share of its context that the dialogue may fill where a backbone reads all of x0 at once. The rest is for
+#: instructions, strategy and question, and because the cap is counted in other tokens, those of the sentence encoder.
+_DIALOGUE_SHARE = 0.75
 
 
 def build_states(cfg: BuildStatesConfig) -> Path:
@@ -43,6 +48,20 @@ def build_states(cfg: BuildStatesConfig) -> Path:
         OSError: no room, or no right to write.
     """
     return _Build(cfg).run()
+
+
+def with_cap(cfg: BuildStatesConfig, size: BackboneSize) -> BuildStatesConfig:
+    """The settings with a `max_context_tokens` where there is none and the backbone is to read all of x0 at once.
+
+    Args:
+        size: of the backbone.
+    """
+    retrieve, codes = cfg.perception.retrieve, cfg.grounding.context_codes
+    joint = size.causal if codes == "auto" else codes == "joint"
+    if retrieve.max_context_tokens is not None or not joint:
+        return cfg
+    cap = max(1, int(_DIALOGUE_SHARE * size.max_length))
+    return replace(cfg, perception=replace(cfg.perception, retrieve=replace(retrieve, max_context_tokens=cap)))
 
 
 class _Build:
@@ -69,6 +88,8 @@ class _Build:
         if cfg.backbone != "nano-untrained" and model_folder(cfg.backbone) is None:
             # a model of the hub is known by its files, so they are fetched first
             load_backbone(cfg.backbone, dtype=cfg.dtype)
+        size = size_of(cfg.backbone)
+        cfg = self.cfg = with_cap(cfg, size)
         self.identity = build_identity(cfg, self.llm.name, self.saes)
         self.parts = Parts(self.cache)
         inputs = input_hashes(cfg.inputs)
@@ -80,7 +101,7 @@ class _Build:
             print(f"states: {self.out} (unchanged: built before from the same input with the same settings)")
             return self.out
         # before hours of work, of which the first dialogue's is minutes already
-        check_saes(size_of(cfg.backbone), *load_saes(self.saes), cfg.grounding, self.saes)
+        check_saes(size, *load_saes(self.saes), cfg.grounding, self.saes)
         corpus = corpus or outline(cfg)
         keys = self._build(corpus)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
@@ -175,7 +196,7 @@ class _Build:
             raise DataError("the input has changed while the states were built; start again", self.cfg.inputs[0])
         manifest = manifest_of(self.cfg, stamp, inputs, corpus, tally, self.chat or self.llm.name, self.saes)
         assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)
-        print(summary_of(tally, corpus))
+        print(summary_of(tally, corpus, self.cfg.perception.retrieve.max_context_tokens))
         if self.chat is not None:
             print(self.chat.report_text())
         print(f"states: {self.out}")

@@ -94,7 +94,7 @@ class DialogueBuilder:
         with self._timed("states"):
             records = [record_of(state, task.splits[state.attentional.factual.question.id]) for state in reflective]
             tally = Tally()
-            tally.dialogues = 1
+            tally.dialogues, tally.capped = 1, sum(state.capped for state in states)
             for record in records:
                 tally.add(record)
         report = None if chat is None else chat.take()

@@ -46,10 +46,10 @@ class Tally:
     """Counts and evidence recall; those of dialogues add up, in whatever process they were counted."""
 
     #: Attributes that are plain counts; the manifest lists them.
-    COUNTS = ("dialogues", "questions", "without_answer", "without_marks")
+    COUNTS = ("dialogues", "questions", "without_answer", "without_marks", "capped")
 
     def __init__(self) -> None:
-        self.dialogues = self.questions = self.without_answer = self.without_marks = 0
+        self.dialogues = self.questions = self.without_answer = self.without_marks = self.capped = 0
         self.splits: Counter[str] = Counter()
         #: By kind of question: how many have gold evidence, and the sums of what x0 holds of it and of what is marked.
         self._sums: dict[str, list[float]] = {}

@@ -106,7 +106,7 @@ class RefMemConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters."""
     train: Share = 0.2
-    """Share of the items for training; the rest is the test split (the paper divides 2:8)."""
+    """Share of the items for training; the rest is the test split (Section 3 divides 2:8)."""
     seed: Seed = 0
     """Order in which evidence clusters are dealt to the two splits."""
     llm: LLMConfig = field(default_factory=LLMConfig)

@@ -85,6 +85,7 @@ class FactualState:
         abstention: whether the prompt of a direct question says what to answer where the conversation does not tell;
             the same for all questions of a benchmark, since it would give away the unanswerable ones.
         told: the question as perception took it where it inferred its kind: without gold, with the inferred dimension.
+        capped: the cap of retrieval left some segments out.
     """
 
     dialogue: Dialogue
@@ -93,6 +94,7 @@ class FactualState:
     strategy: Strategy
     abstention: bool = True
     told: Question | None = None
+    capped: bool = False
 
     def __post_init__(self) -> None:
         last = -1

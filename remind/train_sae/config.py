@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
 from sae.config import SAETrainConfig
@@ -40,6 +40,9 @@ class TrainSAEConfig:
     """Show a vision-language backbone the images that lie on disk, each as at most so many tokens; 0: captions only."""
     buffer_tokens: Annotated[int, Range(ge=1, le=2**28)] = 1 << 18
     """Tokens per layer held for shuffling, by each process; a corpus that fits is run through the model once."""
+    buffer_on: Literal["host", "device"] = "host"
+    """Where those tokens lie: host, in main memory, from which each batch is copied; device: beside the model, which is
+    faster and takes buffer_tokens x layers x width of the GPU's memory."""
     sink_factor: NonNegativeFloat = 10.0
     """Tokens whose norm exceeds this many times the median are dropped as attention sinks; 0 keeps all."""
     cache: str | None = None

@@ -23,6 +23,7 @@ from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Dialogue
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
 from remind.train_sae.config import TrainSAEConfig
+from remind.train_sae.memory import check_memory, needs
 from sae import DocumentFrequency, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from remind.models.backbone import Backbone
 
 CHECKPOINTS, _METRICS = "checkpoints", "metrics.jsonl"
+#: Bytes from which a run says what memory it needs.
+_WORTH_SAYING = 1 << 30
 
 
 @dataclass
@@ -106,11 +109,17 @@ class Run:
         if cfg.trainer.batch_size % processes.count:
             raise ConfigError(f"batch_size {cfg.trainer.batch_size} does not divide among {processes.count} processes")
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
+        tokens = sum(len(window.ids) for window in self.windows)
+        parts = needs(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
+        memory = check_memory(cfg, parts, self.device)
+        if processes.main and sum(parts.values()) >= _WORTH_SAYING:
+            print(memory, file=sys.stderr)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
         buffer = ShuffleBuffer(
-            self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed=seed, epochs=None, drop_last=True
-        )
+            self._cached(harvester), share, max(cfg.buffer_tokens, 2 * share), seed=seed, epochs=None, drop_last=True,
+            device="cpu" if cfg.buffer_on == "host" else None,
+        )  # fmt: skip
         checkpoints = Checkpoints(self.folder / CHECKPOINTS, cfg.checkpoint_every) if cfg.checkpoint_every else None
         with ProgressBar("train", cfg.trainer.total_steps) as bar:
 

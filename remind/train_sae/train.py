@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sae.parallel import Processes
 
 #: Settings in which a resumed run may differ from the one it continues.
-_FREE = {"out", "resume", "overwrite", "trackers", "checkpoint_every", "cache", "device", "idf_turns", "loss_windows"}
+_FREE = {"out", "resume", "overwrite", "trackers", "checkpoint_every", "cache", "device", "buffer_on"}
+_FREE |= {"idf_turns", "loss_windows"}
 
 
 def train_sae(cfg: TrainSAEConfig) -> Path:

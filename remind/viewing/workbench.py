@@ -123,7 +123,7 @@ class Workbench:
         return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), question)
 
     def trace(self, state: FactualState, **settings: Any) -> GroundingTrace:
-        """All intermediate results of grounding, under the paper's settings except those given.
+        """All intermediate results of grounding, under the default settings except those given.
 
         Args:
             settings: fields of `GroundingConfig`, e.g. alpha, beta, agg.

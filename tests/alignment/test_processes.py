@@ -247,7 +247,7 @@ def test_the_shipped_config_trains_in_bfloat16_under_the_shipped_launcher(
     # as accelerate tells its processes
     told = {"ACCELERATE_USE_FSDP": "true", "OMP_NUM_THREADS": "1"}
     told |= {key.upper(): str(value) for key, value in launcher["fsdp_config"].items()}
-    words = ["--config", str(runs.ROOT / "configs/pra_qwen3_vl_8b_full.yaml"), "--model", "nano-untrained"]
+    words = ["--config", str(runs.ROOT / "configs/paper/pra_full.yaml"), "--model", "nano-untrained"]
     words += ["--states", str(states), "--out", str(tmp_path / "run"), "--trainer.max_steps", "2"]
     words += ["--trainer.save_every", "1", "--trainer.keep_last", "2", "--data.unlabelled", "skip"]
     process = runs.start(parse(runs.TrainConfig, "", words), processes=launcher["num_processes"], **told)

@@ -282,7 +282,11 @@ def test_adapters_alone_are_trained_and_saved(runs: Any, states: Path, tmp_path:
     assert rows[-1] < rows[0]
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/pra_*.yaml")), ids=lambda path: path.stem)
+# those of smaller Qwen3-VL differ in nothing that nano has; tests/docs runs them
+SHIPPED = sorted(path for path in ROOT.glob("configs/**/pra_*.yaml") if "qwen3" not in path.stem)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_config_takes_a_step(path: Path, runs: Any, states: Path, tmp_path: Path) -> None:
     """As it is, only on nano, a few questions and the CPU."""
     words = ["--config", str(path), "--model", "nano-untrained", "--states", str(states), "--out", str(tmp_path / "r")]

@@ -19,7 +19,8 @@ from remind.models.nano import save_nano
 
 #: Sessions and questions that are taken of each dialogue.
 SESSIONS, QUESTIONS = 3, 4
-HUB_ID = "Qwen/Qwen3-VL-8B-Instruct"
+#: Models of the hub that configs name, and how many layers they have.
+HUB_MODELS = {f"Qwen/Qwen3-VL-{size}-Instruct": layers for size, layers in (("2B", 28), ("4B", 36), ("8B", 36))}
 
 
 @cache
@@ -149,6 +150,6 @@ def lay_out(folder: Path) -> None:
     (folder / "texts.txt").write_text("Ana drinks coffee.\nBen drinks tea in the morning.\n" * 4, encoding="utf-8")
 
 
-def lay_out_model(folder: Path) -> None:
-    """A Qwen3-VL as deep as the 8B one and 32 wide, in a folder that is found before the hub id of that name."""
-    save_nano(folder / HUB_ID, hidden_size=32, layers=36, vision_size=16)
+def lay_out_model(folder: Path, name: str) -> None:
+    """A Qwen3-VL as deep as the one of that name and 32 wide, in a folder that is found before the hub id."""
+    save_nano(folder / name, hidden_size=32, layers=HUB_MODELS[name], vision_size=16)

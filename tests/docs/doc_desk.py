@@ -66,6 +66,7 @@ RECIPES: dict[str, str] = {
     "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
     "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
 }
+SMALLER = ("2b_lora", "4b_lora", "4b_qlora")
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
@@ -79,7 +80,17 @@ BY_CONFIG: dict[str, str] = {
     "sae_smollm2": "--backbone nano --layers '[1, 2]' --window 128",
     "pra_smollm2": "--model nano",
     "chain_smollm2": "--model nano --build.backbone minilm --build.sae null",
-    "sae_qwen3_vl_8b": "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
+    **dict.fromkeys(
+        ("paper/sae", "sae_qwen3_vl_2b", "sae_qwen3_vl_4b"),
+        "--device cpu --dtype float32 --window 128 --trainer.tokens null --trainer.init_tokens 256",
+    ),
+    **dict.fromkeys(
+        (*(f"paper/pra_{kind}" for kind in ("full", "lora", "qlora")), *(f"pra_qwen3_vl_{kind}" for kind in SMALLER)),
+        "--data.limit 2",
+    ),
+    "paper/build": "--device cpu --dtype float32 --llm.cues.base_url {url} --llm.strategy.base_url {url} "
+    "--llm.summary.base_url {url}",
+    "paper/evaluate": "--llm.judge.base_url {url}",
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
 PROCESSES = ("compare",)
@@ -117,7 +128,8 @@ class Desk:
         program = command.program
         if program is None or program not in RECIPES:
             pytest.fail(f"{command}: no recipe for {program}; say in RECIPES how it is made small")
-        added = f"{RECIPES[program]} {BY_CONFIG.get(Path(command.config or '').stem, '')}".replace("{url}", url)
+        config = (command.config or "").removeprefix("configs/").removesuffix(".yaml")
+        added = f"{RECIPES[program]} {BY_CONFIG.get(config, '')}".replace("{url}", url)
         return [*(PLACEHOLDERS.get(word, word) for word in command.arguments), *shlex.split(added)]
 
     def _needs(self, command: Command) -> Iterator[str]:
@@ -130,15 +142,14 @@ class Desk:
         for name, value in (yaml.safe_load(config) or {}).items():
             if name != "out" and f"--{name}" not in words and str(value).startswith("runs/"):
                 yield str(value)
-        if doc_data.HUB_ID in command.text + config:
-            yield doc_data.HUB_ID
+        yield from (name for name in doc_data.HUB_MODELS if name in command.text + config)
 
     def _provide(self, path: str, wanted_by: Command) -> None:
         """Have `path` made, where it is not there."""
         if (self.folder / path).exists():
             return
-        if path == doc_data.HUB_ID:
-            doc_data.lay_out_model(self.folder)
+        if path in doc_data.HUB_MODELS:
+            doc_data.lay_out_model(self.folder, path)
             return
         makers = (one for one in (*block_commands(), DEMO) if one != wanted_by and _makes(one, path))
         maker = next(makers, None)

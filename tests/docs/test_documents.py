@@ -124,7 +124,7 @@ def test_every_option_the_text_names_exists() -> None:
             options |= {option for action in parser_of(program)._actions for option in action.option_strings}
     comments = [
         Command(str(path.relative_to(ROOT)), line.lstrip("# "))
-        for path in sorted(CONFIGS.glob("*.yaml"))
+        for path in sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("paper/*.yaml")])
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.strip().startswith("#")
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,11 +53,15 @@ def cosines(vector: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
     return ((rows @ vector) / norms).double().numpy()
 
 
+def cap_of(config: RetrieveConfig) -> float:
+    return math.inf if config.max_context_tokens is None else config.max_context_tokens
+
+
 def by_eq_1(index: DialogueIndex, vector: torch.Tensor, config: RetrieveConfig) -> list[Segment]:
     n = len(index.segments)
     order = np.argsort(-cosines(vector, index.cues(None).vectors), kind="stable")
     ranked = [index.segments[number] for number in order[: max(1, math.ceil(round(config.top_share * n, 9)))]]
-    while len(ranked) > 1 and section(index, within(ranked)) > config.max_context_tokens:
+    while len(ranked) > 1 and section(index, within(ranked)) > cap_of(config):
         ranked.pop()
     return sorted(ranked, key=lambda part: part.start)
 
@@ -110,7 +115,7 @@ def greedy(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
 
 def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: RetrieveConfig) -> list[int]:
     everything = list(range(len(index.dialogue.turns)))
-    if section(index, everything) <= min(config.whole_tokens, config.max_context_tokens):
+    if section(index, everything) <= min(config.whole_tokens, cap_of(config)):
         return everything
     kept = within(by_eq_1(index, vector, config))
     if config.method == "cue":
@@ -165,7 +170,7 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             config = RetrieveConfig(
                 method=data.draw(st.sampled_from(["cue", "hybrid"])),
                 top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
-                max_context_tokens=data.draw(st.sampled_from([40, 200, 7200])),
+                max_context_tokens=data.draw(st.sampled_from([40, 200, 7200, None])),
                 whole_tokens=data.draw(st.sampled_from([0, 150, 1000])),
                 sigma=data.draw(st.sampled_from([0.0, 1.5, 2.5])),
                 dense_context=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
@@ -173,14 +178,18 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             vector = encoder.encode([question])[0] * 3
             wanted = expected(index, question, vector, config)
             assert section(index, wanted) == rendered_cost(index, wanted)
-            retrieved = within(retrieve(index, question, vector, None, config))
-            if section(index, wanted) <= config.max_context_tokens:
+            found = retrieve(index, question, vector, None, config)
+            retrieved = within(found.segments)
+            without = by_eq_1(index, vector, replace(config, max_context_tokens=None))
+            whole = retrieved == list(range(len(dialogue.turns))) and section(index, retrieved) <= config.whole_tokens
+            assert found.capped == (section(index, within(without)) > cap_of(config) and not whole)
+            if section(index, wanted) <= cap_of(config):
                 assert retrieved == wanted
             elif config.method == "cue":
                 # the best segment, cut to a run of turns
                 assert retrieved == list(range(retrieved[0], retrieved[-1] + 1))
                 assert set(retrieved) <= set(wanted)
-                assert len(retrieved) == 1 or section(index, retrieved) <= config.max_context_tokens
+                assert len(retrieved) == 1 or section(index, retrieved) <= cap_of(config)
 
 
 @pytest.mark.parametrize(
@@ -247,13 +256,13 @@ def test_finds_the_turns_a_question_is_about(
         ("With whom does Ben share the flat in Lisbon?", "2:5"),
     ):
         vector = index.encoder.encode([question])[0]
-        segments = retrieve(index, question, vector, None, config)
+        segments = retrieve(index, question, vector, None, config).segments
         assert wanted in {park.turns[p].id for p in within(segments)}
-        assert segments == retrieve(index, question, vector, None, config)
+        assert segments == retrieve(index, question, vector, None, config).segments
     # no word of the dialogue
-    assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config)
+    assert retrieve(index, "¿Qué?", index.encoder.encode(["¿Qué?"])[0], None, config).segments
     single = index_of(make_dialogue(["Ana: hello"]), bag)
-    assert retrieve(single, "hello?", torch.ones(32), None, config) == (Segment(0, 0),)
+    assert retrieve(single, "hello?", torch.ones(32), None, config) == ((Segment(0, 0),), False)
 
 
 @pytest.mark.parametrize("method", ["cue", "hybrid"])
@@ -264,7 +273,7 @@ def test_a_short_dialogue_is_kept_whole_where_it_fits_the_cap(method: str, encod
 
     def kept(**limits: int) -> list[int]:
         config = RetrieveConfig(method=method, **limits)  # type: ignore[arg-type]
-        return within(retrieve(index, "Who is Pixel?", vector, None, config))
+        return within(retrieve(index, "Who is Pixel?", vector, None, config).segments)
 
     assert kept() == kept(whole_tokens=tokens) == kept(max_context_tokens=tokens) == everything
     for limits in ({"whole_tokens": tokens - 1}, {"whole_tokens": 0}, {"max_context_tokens": tokens - 1}):
@@ -286,7 +295,7 @@ def test_a_turn_longer_than_the_cap_is_kept_and_logged(
         kept = retrieve_segments(
             index, lambda first: falling(scores, first), torch.ones(32), RetrieveConfig(max_context_tokens=10)
         )
-    assert kept == (Segment(1, 1),)
+    assert kept == ((Segment(1, 1),), True)
     assert "turn 1:2 takes" in caplog.text
 
 
@@ -296,9 +305,10 @@ def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialog
     assert index.segments == (Segment(0, 4),)
     vector = index.encoder.encode(["grey grey grey"])[0]
     heading = index.costs.headings[0]
-    (kept,) = retrieve_segments(
+    (kept,), capped = retrieve_segments(
         index, lambda first: falling(np.ones(1), first), vector, RetrieveConfig(max_context_tokens=heading + 8)
     )
+    assert capped
     assert kept.start <= 3 <= kept.end
     assert kept.end - kept.start == 1
 

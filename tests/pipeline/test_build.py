@@ -24,7 +24,9 @@ from remind.data.sample import sample_path
 from remind.demo import DemoConfig, demo
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
+from remind.perception import RetrieveConfig
 from remind.pipeline import BuildStatesConfig, build_states
+from remind.pipeline.build import with_cap
 from remind.pipeline.outline import outline
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
@@ -140,7 +142,40 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
 def test_the_size_of_a_backbone_is_known_without_it() -> None:
     for name in ("minilm", "nano", "nano-untrained"):
         whole = load_backbone(name)
-        assert size_of(name) == (whole.name, whole.n_layers, whole.hidden_size)
+        assert size_of(name) == (whole.name, whole.n_layers, whole.hidden_size, whole.causal, whole.max_length)
+
+
+def test_retrieval_leaves_a_backbone_that_reads_x0_at_once_room_for_the_rest() -> None:
+    def cap(backbone: str, cap: int | None = None, codes: str = "auto") -> int | None:
+        cfg = BuildStatesConfig("in", "out", backbone=backbone)
+        cfg.perception.retrieve.max_context_tokens, cfg.grounding.context_codes = cap, codes  # type: ignore[assignment]
+        return with_cap(cfg, size_of(backbone)).perception.retrieve.max_context_tokens
+
+    assert (cap("nano"), cap("nano", 300)) == (24_576, 300)  # three quarters of 32,768
+    assert (cap("nano", codes="windowed"), cap("minilm")) == (None, None)
+    assert cap("minilm", codes="joint") == 384
+
+
+def test_questions_whose_context_was_capped_are_counted(
+    tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    talk = rows(2)
+    # two questions about six lines, and two about two lines, which fit
+    talk[3]["sessions"][0]["turns"] = talk[3]["sessions"][0]["turns"][2:4]  # type: ignore[index]
+    path.write_text("".join(json.dumps(row) + "\n" for row in talk))
+
+    def counted(out: str, cap: int | None) -> int:
+        cfg = BuildStatesConfig(str(path), str(tmp_path / out), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
+        cfg.perception.retrieve = RetrieveConfig(top_share=1.0, whole_tokens=0, max_context_tokens=cap)
+        manifest = read_manifest(build_states(cfg))
+        assert manifest["config"]["perception"]["retrieve"]["max_context_tokens"] == cap
+        return int(manifest["counts"]["capped"])
+
+    assert counted("a", None) == 0
+    assert "cap" not in capsys.readouterr().out
+    assert counted("b", 60) == 2
+    assert "the cap of 60 tokens left out segments of 2 questions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fails", ["the input", "the end"])

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from forked import ROOT, Forked
 from torch import Tensor
 
 from remind.alignment.run_folder import as_dict
+from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.models.windows import Window, make_windows
-from remind.train_sae import TrainSAEConfig, quick_sae, train_sae
+from remind.train_sae import TrainSAEConfig, memory, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
 from remind.train_sae.run import Harvester
 from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
@@ -138,6 +140,42 @@ def test_failures_leave_nothing(run, tmp_path, changes, error, message) -> None:
     with pytest.raises(error, match=message):
         train_sae(changed(run[1], out=str(tmp_path / "new"), **changes))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape of Qwen3-VL-8B, counted here once more."""
+    inner = SimpleNamespace(intermediate_size=12_288)
+    weights = torch.empty(8_767_000_000, dtype=torch.bfloat16, device="meta")
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: inner), parameters=lambda: [weights])
+    backbone: Any = SimpleNamespace(model=model, hidden_size=4096, dtype=torch.bfloat16)
+    paper = str(ROOT / "configs" / "paper" / "sae.yaml")
+    cfg, gpu = parse(TrainSAEConfig, "", ["--config", paper]), torch.device("cuda:0")
+    parts = memory.needs(cfg, backbone, [7, 14, 22, 29], 2048, 10**8)
+    assert (parts["backbone"], parts["buffer"]) == (2 * 8_767_000_000, 524_288 * 4 * 4096 * 2)
+    # W_enc and W_dec, their biases; float32 weights and two moments of four layers, gradients and a copy of one
+    assert parts["SAEs"] == (2 * 4096 * 4096 + 4096 + 4096) * 4 * (4 * 3 + 2)
+    assert memory.needs(cfg, backbone, [7, 14, 22, 29], 2048, 1000)["buffer"] == 1000 * 4 * 4096 * 2
+    there = {"cuda": 42_505_000_000, "cpu": 64_000_000_000}
+    monkeypatch.setattr(memory, "capacity", lambda device: there[device.type])
+    said = memory.check_memory(cfg, parts, gpu)
+    on_gpu = sum(size for name, size in parts.items() if name != "buffer") / 1e9
+    assert f"cuda:0: backbone 17.5 + SAEs 1.9 + first tokens 2.4 + step 0.7 + forward 3.1: {on_gpu:.1f} of 42.5" in said
+    assert "main memory: buffer 17.2: 17.2 of 64.0 GB" in said
+    with pytest.raises(ConfigError, match=r"of 42\.5 GB.*buffer_on host"):
+        memory.check_memory(changed(cfg, buffer_on="device"), parts, gpu)
+    there["cpu"] = 16_000_000_000
+    with pytest.raises(ConfigError, match=r"main memory: buffer 17\.2: 17\.2 of 16\.0 GB"):
+        memory.check_memory(cfg, parts, gpu)
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_starts(
+    run: tuple[Path, TrainSAEConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
+    with pytest.raises(ConfigError, match="more memory than there is") as refused:
+        train_sae(changed(run[1], out=str(tmp_path / "out")))
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_held_out_dialogues_may_be_files_of_their_own(run: tuple[Path, TrainSAEConfig], tmp_path: Path) -> None:

@@ -109,6 +109,19 @@ def revived(aux_coefficient: float) -> float:
     return float((one.silent[32:] < 2048).float().mean())
 
 
+def test_the_first_tokens_are_held_once() -> None:
+    given = [{n: torch.randn(32, 8, generator=torch.Generator().manual_seed(n + s)) for n in (1, 2)} for s in (0, 9)]
+    trainer = Trainer(SAETrainConfig(d_sae=16, k=2, steps=4, batch_size=32, init_tokens=64), "cpu")
+    kept = trainer.begin(iter([dict(batch) for batch in given]))
+    assert set(trainer.state.layers) == {1, 2}
+    for number in (1, 2):
+        first, second = (batch[number] for batch in kept)
+        assert torch.equal(first, given[0][number])
+        assert torch.equal(second, given[1][number])
+        # parts of one block of memory, in which the coder was started
+        assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
 def test_dead_features_come_back_with_the_auxiliary_term() -> None:
     assert revived(0.0) < 0.1
     assert revived(1 / 32) > 0.8
