@@ -85,6 +85,19 @@ def side_by_side(products: Mapping[str, Figures], first: str = "System") -> str:
     return "\n".join(markdown_table(heads, lines))
 
 
+def recalls(products: Mapping[str, Figures]) -> str:
+    """Systems as rows: MemR of text (Eq. 10) and of images (Eq. 11) over all formats, with the samples of each."""
+    measures = ("memory_recall_text", "memory_recall_visual")
+    lines = []
+    for name, one in products.items():
+        whole = one["all"]["all"]
+        samples = [str(whole[m]["n"] if whole[m] else 0) for m in measures]
+        figures = [cell(whole, m, interval=True) for m in measures]
+        lines.append([name, figures[0], samples[0], figures[1], samples[1]])
+    heads = ["System", HEADS[measures[0]], "samples", HEADS[measures[1]], "samples"]
+    return "\n".join(markdown_table(heads, lines))
+
+
 def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequence[str]) -> str:
     """Systems as rows, dimensions and measures as columns, for one format (Tables 4 to 7)."""
     shown = [d for d in DIMENSIONS if any(d in one.get(format, {}) for one in products.values())]

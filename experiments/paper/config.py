@@ -9,7 +9,7 @@ from remind.core.errors import ConfigError
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae.config import SAETrainConfig
-from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed, check_ranges
+from sae.ranges import NonNegativeFloat, PositiveInt, Seed, check_ranges
 
 
 def _built() -> BuiltConfig:
@@ -49,8 +49,8 @@ class PaperConfig:
     """fig5: values of α (Eq. 3)."""
     betas: tuple[NonNegativeFloat, ...] = (0.0, 4.0, 8.0)
     """fig5: values of β (Eq. 4), in the unit that the states were grounded with."""
-    budgets: tuple[NonNegativeInt, ...] = (200, 400, 800, 1600, 3200, 6000)
-    """fig11: tokens that the marked turns may hold."""
+    budgets: tuple[PositiveInt, ...] | None = None
+    """fig11: tokens that the marked turns may hold. None: 200 to 6,000, as in the paper; small form: 12 to 200."""
     per_dimension: PositiveInt = 30
     """table3: answers to label of each dimension."""
     seeds: tuple[Seed, ...] = (0,)
@@ -67,7 +67,8 @@ class PaperConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         for name in ("alphas", "betas", "budgets", "seeds"):
-            values = tuple(getattr(self, name))
-            setattr(self, name, values)
-            if not values or len(set(values)) < len(values):
-                raise ConfigError(f"{name} must be distinct, and at least one")
+            values = getattr(self, name)
+            if values is not None:
+                setattr(self, name, tuple(values))
+                if not values or len(set(values)) < len(values):
+                    raise ConfigError(f"{name} must be distinct, and at least one")

@@ -16,7 +16,7 @@ from experiments.evidence.data import gold_turns
 from experiments.paper.cells import cell, product
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
+from experiments.paper.settings import Setting, ask, by_seed, pooled, settings, small_saes
 from remind.core.progress import track
 from remind.data.dialogue import Corpus
 from remind.evaluation.compare import Rows
@@ -41,6 +41,10 @@ from sae.figures import COLOURS, Picture, new_figure
 
 #: Random selections that the floor of Figure 11 is the mean of.
 _DRAWS = 8
+#: Layers of MiniLM that the small form of Figure 5 grounds with.
+_SMALL_LAYERS = (4, 5)
+#: Tokens that the marked turns may hold: the paper's axis, and the small form's, whose x0 has some 200 tokens.
+BUDGETS, _SMALL_BUDGETS = (200, 400, 800, 1600, 3200, 6000), (12, 25, 50, 100, 200)
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,27 @@ class Ground:
     corpus: Corpus
 
     @classmethod
-    def of(cls, setting: Setting) -> Ground:
+    def of(cls, setting: Setting, backbone: str | None = None, sae: str | None = None) -> Ground:
         """Load backbone, SAEs and dialogues as the states' manifest names them.
+
+        Args:
+            backbone, sae: in place of those.
 
         Raises:
             ConfigError, ModelError, DataError: something of that is not there, or does not fit.
         """
         cfg = setting.evaluate
-        inspected = InspectConfig(states=cfg.states, all=True, corpus=cfg.corpus or None, format=cfg.corpus_format)
-        inspector = Inspector(
-            replace(inspected, device=cfg.device, dtype=cfg.dtype), read_manifest(cfg.states).get("config", {})
+        inspected = InspectConfig(
+            states=cfg.states,
+            all=True,
+            corpus=cfg.corpus or None,
+            format=cfg.corpus_format,
+            backbone=backbone,
+            sae=sae,
+            device=cfg.device,
+            dtype=cfg.dtype,
         )
+        inspector = Inspector(inspected, read_manifest(cfg.states).get("config", {}))
         questions = {question.id: question for question in inspector.corpus.questions}
         records = [record for record in read_states(cfg.states) if record.split == cfg.split]
         chosen = None if cfg.limit is None else spread(cfg.states, cfg.split, cfg.limit)
@@ -107,11 +121,14 @@ def fig5(cfg: PaperConfig) -> Result:
     found: dict[tuple[float, float], list[tuple[Setting, Rows]]] = {point: [] for point in points}
     for setting in settings(cfg):
         folder = Path(cfg.out) / f"seed-{setting.seed}"
-        ground = Ground.of(setting)
-        config = ground.grounder.config
         if cfg.small:
-            # the world's own settings join scores of the text to the resonance, which α and β would hardly move
-            config = replace(config, fuse=None, anchor_codes="strategy")
+            # the nano model has no tokens for the words of reasoning cues, which α weighs anchors against; and the
+            # world's own settings join scores of the text to the resonance, which α and β would hardly move
+            ground = Ground.of(setting, "minilm", str(small_saes(cfg, "minilm", _SMALL_LAYERS)))
+            config = replace(ground.grounder.config, fuse=None, anchor_codes="strategy")
+        else:
+            ground = Ground.of(setting)
+            config = ground.grounder.config
         sentences = SentenceEncoder(device=setting.evaluate.device) if config.fuse is not None else None
         grounders = {
             point: ground.with_config(replace(config, alpha=point[0], beta=point[1]), sentences) for point in points
@@ -176,7 +193,7 @@ def fig11(cfg: PaperConfig) -> Result:
     strategy that no LLM has written. LLM strategy: the same with the strategy of the states. as built: the states' own
     settings at each budget, and `as shipped` at their own budget. x0: what was retrieved, which none can exceed.
     """
-    budgets = cfg.budgets
+    budgets = cfg.budgets or (_SMALL_BUDGETS if cfg.small else BUDGETS)
     curves: dict[str, list[list[tuple[float, str]]]] = {}
     points: dict[str, list[tuple[float, str]]] = {"x0": [], "as shipped": []}
     tokens: dict[str, list[int]] = {"x0": [], "as shipped": []}

@@ -76,12 +76,10 @@ def settings(cfg: PaperConfig) -> list[Setting]:
 
 def _world(cfg: PaperConfig, seed: int) -> Setting:
     """A world whose states the pipeline has built; made once, as the cache is shared by all items."""
-    world, built, cache = replace(cfg.world, seed=seed), cfg.built, Path(cfg.cache).expanduser() / "paper"
-    key = sha256_json([asdict(world), asdict(built), prompts.fingerprints()])[:16]
-    coder = sha256_json([built.layers, asdict(built.sae), built.talk])[:16]
-    states = cache / key / "states"
+    world, built, cache = replace(cfg.world, seed=seed), cfg.built, _cache(cfg)
+    states = cache / sha256_json([asdict(world), asdict(built), prompts.fingerprints()])[:16] / "states"
+    saes = small_saes(cfg, SMALL_MODEL, built.layers)
     with locked(cache / "world.lock"):
-        saes = train_saes(built, SMALL_MODEL, cache / f"sae-{coder}")
         if not states.exists():
             build_world(built, make_world(world), SMALL_MODEL, saes, states, cache / "parts")
     asked = EvaluateConfig(
@@ -94,6 +92,18 @@ def _world(cfg: PaperConfig, seed: int) -> Setting:
         bootstrap=100,
     )
     return Setting(seed, asked, ChatLLM({"summary": Reader(built.reader)}), own_dialogues=True)
+
+
+def _cache(cfg: PaperConfig) -> Path:
+    return Path(cfg.cache).expanduser() / "paper"
+
+
+def small_saes(cfg: PaperConfig, model: str, layers: tuple[int, ...]) -> Path:
+    """The small form's SAEs of these layers of a model; trained once."""
+    built, cache = replace(cfg.built, layers=layers), _cache(cfg)
+    with locked(cache / "world.lock"):
+        name = sha256_json([model, built.layers, asdict(built.sae), built.talk])[:16]
+        return train_saes(built, model, cache / f"sae-{name}")
 
 
 def ask(

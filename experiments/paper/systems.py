@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiments.official.files import ResultFile
-from experiments.paper.cells import bars, by_dimension, product, side_by_side
+from experiments.paper.cells import bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
@@ -154,7 +154,7 @@ def table1(cfg: PaperConfig) -> Result:
     rows = {name: pooled(found[name]) for name in (*OURS, *(name for name in found if name not in OURS))}
     products = {name: product(own, cfg.resamples) for name, own in rows.items()}
     formats = [format for format in ("multi", "single", "direct") if any(format in one for one in products.values())]
-    parts = ["## Table 1", "", side_by_side(products)]
+    parts = ["## Table 1", "", side_by_side(products), recalls(products)]
     for format in formats:
         parts += [f"## Tables 4 and 5: {format}", "", by_dimension(products, format, ("accuracy", "memory_recall"))]
     if "direct" in formats:
