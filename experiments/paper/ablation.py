@@ -11,17 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.cost.report import markdown_table
 from experiments.paper.cells import bars, product, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
+from experiments.paper.settings import Setting, answerer_of, ask, by_seed, pooled, settings, sources
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Corpus
 from remind.data.readers import read
-from remind.evaluation.answerers import Answerer
 from remind.evaluation.compare import Rows, difference
 from remind.evaluation.identity import states_hash
-from remind.evaluation.run import Models
 from remind.evaluation.tables import percent
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
@@ -41,6 +40,8 @@ STAGES = {
     "all (x2)": (True, True, True),
 }
 BASE, WHOLE = "evidence", "all (x2)"
+#: Rows that are x0, x1 and x2.
+_LAYERS = ("evidence + strategy (x0)", "all - summary (x1)", WHOLE)
 #: States folder ("": as built; else with those parts left out) → condition asked there → row.
 _ASKED: dict[tuple[bool, bool], dict[str, str]] = {
     (True, True): {
@@ -68,10 +69,9 @@ def without(
     Raises:
         DataError: the dialogues are not those of the states, or were built with other prompt templates.
     """
-    questions = {question.id: question for question in corpus.questions}
     changed = []
-    for record in records:
-        state = attentional_of(record, corpus.dialogue(record.dialogue_id), questions[record.question_id])
+    for record, dialogue, question in sources(records, corpus):
+        state = attentional_of(record, dialogue, question)
         factual = state.factual if strategy else replace(state.factual, strategy=Strategy(()))
         marked = AttentionalState(factual, state.blocks if markers else (), state.salience)
         whole = ReflectiveState(marked, summary_of(record))
@@ -110,7 +110,7 @@ def fig4(cfg: PaperConfig) -> Result:
         folder = Path(cfg.out) / f"seed-{setting.seed}"
         _corpus(setting)
         # the same model answers everything: it is loaded once
-        answerer: Answerer = Models(setting.evaluate).answerer
+        answerer = answerer_of(setting)
         for (strategy, markers), asked in _ASKED.items():
             name = "-".join(["states", *["no-strategy"] * (not strategy), *["no-markers"] * (not markers)])
             states = None if strategy and markers else _variant(setting, folder / name, strategy, markers)
@@ -135,11 +135,6 @@ def fig4(cfg: PaperConfig) -> Result:
     return Result(data, text, bars(panels, "Accuracy in percent by what the prompt holds"))
 
 
-_LAYERS = ("evidence + strategy (x0)", "all - summary (x1)", "all (x2)")
-
-
 def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
-    from experiments.cost.report import markdown_table
-
     lines = [[name, *(percent(one, interval=True, signed=True) for one in row.values())] for name, row in steps.items()]
     return "\n".join(markdown_table(["Acc less that of", BASE, WHOLE], lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,21 @@ from experiments.evidence.data import gold_turns
 from experiments.paper.cells import cell, product
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.settings import Setting, ask, by_seed, pooled, settings, small_saes
+from experiments.paper.settings import Setting, answerer_of, ask, by_seed, pooled, settings, small_saes, sources
 from remind.core.progress import track
-from remind.data.dialogue import Corpus
 from remind.evaluation.compare import Rows
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import bootstrap, several
-from remind.evaluation.run import Models
 from remind.evaluation.tables import percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.selection import select_blocks
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind
-from remind.states.parquet import read_manifest, read_states
+from remind.states.parquet import MANIFEST, read_manifest, read_states
 from remind.states.pyramid import FactualState, Span, render
-from remind.states.rebuild import factual_of
+from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import StateRecord
 from remind.testbed.ladder import write_records
 from remind.viewing.config import InspectConfig
@@ -49,17 +47,15 @@ BUDGETS, _SMALL_BUDGETS = (200, 400, 800, 1600, 3200, 6000), (12, 25, 50, 100, 2
 
 @dataclass(frozen=True)
 class Ground:
-    """The questions of a setting with gold evidence, and what they were grounded with.
+    """The questions of a setting, and what they were grounded with.
 
     Attributes:
         grounder: with the settings that the states were built with.
-        asked: record, x0 as a state, and positions in the dialogue of the gold turns.
-        corpus: the dialogues.
+        asked: record, x0 as a state, and positions in the dialogue of the gold turns (none: it has no gold evidence).
     """
 
     grounder: Grounder
     asked: list[tuple[StateRecord, FactualState, frozenset[int]]]
-    corpus: Corpus
 
     @classmethod
     def of(cls, setting: Setting, backbone: str | None = None, sae: str | None = None) -> Ground:
@@ -83,16 +79,14 @@ class Ground:
             dtype=cfg.dtype,
         )
         inspector = Inspector(inspected, read_manifest(cfg.states).get("config", {}))
-        questions = {question.id: question for question in inspector.corpus.questions}
         records = [record for record in read_states(cfg.states) if record.split == cfg.split]
         chosen = None if cfg.limit is None else spread(cfg.states, cfg.split, cfg.limit)
-        asked = []
-        for number, record in enumerate(records):
-            if chosen is None or number in chosen:
-                dialogue, question = inspector.corpus.dialogue(record.dialogue_id), questions[record.question_id]
-                gold = frozenset(gold_turns(dialogue, question).tolist())
-                asked.append((record, factual_of(record, dialogue, question), gold))
-        return cls(inspector.grounder, asked, inspector.corpus)
+        kept = [record for number, record in enumerate(records) if chosen is None or number in chosen]
+        asked = [
+            (record, factual_of(record, dialogue, question), frozenset(gold_turns(dialogue, question).tolist()))
+            for record, dialogue, question in sources(kept, inspector.corpus)
+        ]
+        return cls(inspector.grounder, asked)
 
     def with_config(self, config: GroundingConfig, sentences: SentenceEncoder | None) -> Grounder:
         """A grounder of the same backbone and SAEs with other settings."""
@@ -129,28 +123,17 @@ def fig5(cfg: PaperConfig) -> Result:
         else:
             ground = Ground.of(setting)
             config = ground.grounder.config
-        sentences = SentenceEncoder(device=setting.evaluate.device) if config.fuse is not None else None
-        grounders = {
-            point: ground.with_config(replace(config, alpha=point[0], beta=point[1]), sentences) for point in points
-        }
-        changed: dict[tuple[float, float], list[StateRecord]] = {point: [] for point in points}
-        first = next(iter(grounders.values()))
-        for record, state, gold in track(ground.asked, "ground", len(ground.asked)):
-            codes = first.codes(state)
-            for point, grounder in grounders.items():
-                marked = grounder.trace(state, codes).state
-                changed[point].append(replace(record, x1=render(marked), salience=marked.salience))
+        grid = {point: replace(config, alpha=point[0], beta=point[1]) for point in points}
+        own = _ground_all(setting, ground, grid, folder)
+        answerer = answerer_of(setting)
+        # the limit has been applied already
+        whole = replace(setting, evaluate=replace(setting.evaluate, limit=None))
+        for point, states in own.items():
+            for record, (_, state, gold) in zip(_in_order(states, ground), ground.asked, strict=True):
                 if gold:
-                    name = f"{setting.seed if setting.own_dialogues else ''}/{record.dialogue_id}"
-                    ratios[point].append((marked_share(state, marked.blocks, gold), name))
-        answerer = Models(setting.evaluate).answerer
-        about = {"of": states_hash(setting.evaluate.states), "inputs": read_manifest(setting.evaluate.states)["inputs"]}
-        for point in points:
-            name = f"alpha-{point[0]:g}-beta-{point[1]:g}"
-            own = write_records(changed[point], folder / f"states-{name}", about)
-            # the limit has been applied above
-            whole = replace(setting, evaluate=replace(setting.evaluate, limit=None))
-            runs = ask(whole, folder / f"answers-{name}", ["x1"], own, answerer)
+                    share = marked_share(state, blocks_of(record.x1), gold)
+                    ratios[point].append((share, _dialogue(setting, record)))
+            runs = ask(whole, folder / states.name.replace("states", "answers"), ["x1"], states, answerer)
             found[point].append((setting, runs["x1"].rows))
     rows = []
     for alpha, beta in points:
@@ -165,6 +148,42 @@ def fig5(cfg: PaperConfig) -> Result:
     ]
     heads = ["α", "β", "gold evidence marked", "Acc from x1", "MemR from x1"]
     return Result({"grid": rows, "by_seed": seeds}, "\n".join(markdown_table(heads, lines)), _curves(cfg, rows))
+
+
+def _ground_all(
+    setting: Setting, ground: Ground, grid: Mapping[tuple[float, float], GroundingConfig], folder: Path
+) -> dict[tuple[float, float], Path]:
+    """States with x1 as each of the settings grounds it; those of an earlier start are kept. Codes are made once."""
+    states = setting.evaluate.states
+    common = {"of": states_hash(states), "inputs": read_manifest(states)["inputs"], "limit": setting.evaluate.limit}
+    about = {point: {**common, "grounding": asdict(config)} for point, config in grid.items()}
+    own = {point: folder / f"states-alpha-{point[0]:g}-beta-{point[1]:g}" for point in grid}
+    missing = [
+        p for p in grid if not (own[p] / MANIFEST).exists() or not about[p].items() <= read_manifest(own[p]).items()
+    ]
+    if missing:
+        reads = any(config.fuse is not None and config.fuse.reads_text for config in grid.values())
+        sentences = SentenceEncoder(device=setting.evaluate.device) if reads else None
+        grounders = {point: ground.with_config(grid[point], sentences) for point in missing}
+        changed: dict[tuple[float, float], list[StateRecord]] = {point: [] for point in missing}
+        for record, state, _ in track(ground.asked, "ground", len(ground.asked)):
+            codes = grounders[missing[0]].codes(state)
+            for point, grounder in grounders.items():
+                marked = grounder.trace(state, codes).state
+                changed[point].append(replace(record, x1=render(marked), salience=marked.salience))
+        for point, records in changed.items():
+            write_records(records, own[point], about[point])
+    return own
+
+
+def _in_order(states: Path, ground: Ground) -> list[StateRecord]:
+    records = {record.question_id: record for record in read_states(states)}
+    return [records[record.question_id] for record, *_ in ground.asked]
+
+
+def _dialogue(setting: Setting, record: StateRecord) -> str:
+    """What is resampled: a dialogue, of its own seed where seeds have dialogues of their own."""
+    return f"{setting.seed if setting.own_dialogues else ''}/{record.dialogue_id}"
 
 
 def _curves(cfg: PaperConfig, rows: Sequence[Mapping[str, Any]]) -> Picture:
@@ -209,7 +228,7 @@ def fig11(cfg: PaperConfig) -> Result:
         for record, state, gold in track(ground.asked, "ground", len(ground.asked)):
             if not gold:
                 continue
-            name = f"{setting.seed if setting.own_dialogues else ''}/{record.dialogue_id}"
+            name = _dialogue(setting, record)
             stand_in = offline.strategies(state.dialogue, [blind(state.question)])[0]
             shipped = as_built.trace(state)
             traces = {

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.paper.config import PaperConfig
 from remind.core.cli import parse
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
+from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.evaluation.answerers import Answerer
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.run import evaluate
+from remind.evaluation.run import Models, evaluate
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
 from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.records import StateRecord
 from remind.testbed.accuracy import MAX_NEW_TOKENS
 from remind.testbed.built import build_world, train_saes
 from remind.testbed.reader import Reader
@@ -127,6 +129,20 @@ def ask(
         changes["states"] = str(states)
     evaluate(replace(setting.evaluate, **changes), llm=setting.llm, answerer=answerer)
     return {name: load_run(out / name if len(conditions) > 1 else out) for name in conditions}
+
+
+def answerer_of(setting: Setting) -> Answerer | None:
+    """The setting's model, loaded once for several calls of `ask`; None: a server's, which loads nothing."""
+    return None if setting.evaluate.answers == "server" else Models(setting.evaluate).answerer
+
+
+def sources(records: Iterable[StateRecord], corpus: Corpus) -> Iterator[tuple[StateRecord, Dialogue, Question]]:
+    """Each record with its dialogue and question. Raises DataError where the dialogue files do not have them."""
+    questions = {question.id: question for question in corpus.questions}
+    for record in records:
+        if record.question_id not in questions:
+            raise DataError("the question is not in the dialogue files", record=record.question_id)
+        yield record, corpus.dialogue(record.dialogue_id), questions[record.question_id]
 
 
 def pooled(parts: Iterable[tuple[Setting, Rows]]) -> dict[str, dict[str, Any]]:

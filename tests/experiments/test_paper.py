@@ -411,3 +411,35 @@ CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "fig12_table8": _fig12,
     "table3": _table3,
 }
+
+
+@pytest.mark.slow
+def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path], tmp_path: Path) -> None:
+    """The full form on the world's states: a sheet to fill in first, then agreement; its answers are a system."""
+    (small,) = settings(PaperConfig(small=True, world=WORLD, built=BUILT, cache=str(make("table3").parent / "cache")))
+    config = tmp_path / "evaluate.yaml"
+    asked = {
+        name: getattr(small.evaluate, name) for name in ("states", "model", "corpus", "max_new_tokens", "bootstrap")
+    }
+    config.write_text(json.dumps(asked))
+    cfg = PaperConfig("run", "table3", str(tmp_path / "out"), evaluate=str(config), resamples=20)
+    run(cfg)
+    assert read_json(tmp_path / "out" / "result.json")["labels"] is None
+    sheet = tmp_path / "out" / "labels.csv"
+    with sheet.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["label"], *_ = "1", *(row.update(label="0") for row in rows[1:])
+    with sheet.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run(replace(cfg, labels=str(sheet)))
+    (judge,) = read_json(tmp_path / "out" / "result.json")["judges"].values()
+    stored = tmp_path / "out" / "answers" / "verdicts.jsonl"
+    verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
+    expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
+    assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
+    given = [f"own={tmp_path / 'out' / 'answers'}"]
+    run(replace(cfg, item="table1", out=str(tmp_path / "table1"), systems=given))
+    systems = read_json(tmp_path / "table1" / "result.json")["systems"]
+    assert systems["own"]["all"]["all"]["accuracy"] == systems["x0"]["all"]["all"]["accuracy"]
