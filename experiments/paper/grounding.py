@@ -197,7 +197,7 @@ def _curves(cfg: PaperConfig, rows: Sequence[Mapping[str, Any]]) -> Picture:
         axes.set_title(
             {"evidence_ratio": "gold evidence marked, %", "accuracy": "Acc from x1, %"}.get(measure, "MemR, %")
         )
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 100)
     axes.legend(fontsize=8)
     return Picture(figure)
 

@@ -43,7 +43,7 @@ class Item:
         maker: module and function, `PaperConfig` → `Result`.
         needs: options that the full form cannot do without, keys of `NEEDS`.
         presets: configs of the full form besides those in `needs`.
-        small: what the small form runs on, and what was measured of it.
+        small: in which state the small form is, processor seconds it took, and what it runs on.
         full: in which state the full form is.
     """
 
@@ -76,56 +76,58 @@ ITEMS = {
         "(d) x0, x1, x2",
         "ablation:fig4",
         ("evaluate",),
-        "nano, 2 dialogues of the world",
+        "measured, 45 s (26 of them to make the world, for all items): nano, 2 dialogues of the world",
         _BUILD,
     ),
     "table1": Item(
         "Tables 1 and 4-7: systems by format and dimension: Acc, MemR, B1, F1, share of outputs that parse",
         "systems:table1",
         ("evaluate", "systems"),
-        "nano and a file of gold answers, 2 dialogues of the world",
+        "measured, 27 s: nano and a file of gold answers, 2 dialogues of the world",
         _BUILD,
     ),
     "fig5": Item(
         "Figure 5: α by β: evidence in marked turns, and Acc and MemR of answers from x1",
         "grounding:fig5",
         ("evaluate",),
-        "nano, 2 dialogues of the world",
+        "measured, 46 s: nano answers, MiniLM grounds, 2 dialogues of the world",
         _GROUNDING,
     ),
     "fig11": Item(
         "Figure 11: evidence in marked turns by budget, along the pipeline",
         "grounding:fig11",
         ("evaluate",),
-        "nano, 2 dialogues of the world",
+        "measured, 21 s: nano, 2 dialogues of the world",
         _GROUNDING,
     ),
     "fig12_table8": Item(
         "Figure 12 and Table 8: tokens, seconds and operations of a question by condition and length of the history",
         "costs:fig12_table8",
         ("evaluate", "cost"),
-        "nano, 2 dialogues of the world",
+        "measured, 38 s: nano, 2 dialogues of the world",
         _BUILD,
     ),
     "table3": Item(
         "Table 3: a judge against people, by dimension; writes the label sheet first",
         "judging:table3",
         ("evaluate",),
-        "nano, 2 dialogues of the world; labels are exact matches, not people's",
+        "measured, 18 s: nano, 2 dialogues of the world; labels are exact matches, not people's",
         _BUILD,
     ),
-    "table2": Item("Table 2: statistics of the benchmark", "benchmark:table2", ("benchmark",), "the bundled sample"),
+    "table2": Item(
+        "Table 2: statistics of the benchmark", "benchmark:table2", ("benchmark",), "measured, 24 s: the bundled sample"
+    ),
     "fig14": Item(
         "Figure 14: training trajectory: shares of the loss, and divergence of student and teacher",
         "trajectory:fig14",
         ("runs",),
-        "nano, 12 steps on the synthetic world",
+        "measured, 15 s: nano, 12 steps on the synthetic world",
     ),
     "fig6": Item(
         "Figure 6: one question answered by two systems, side by side, with the grounding of the question",
         "cases:fig6",
         ("evaluate", "systems"),
-        "nano under x0 and x2, 2 dialogues of the world",
+        "measured, 18 s: nano under x0 and x2, 2 dialogues of the world",
         _BUILD,
     ),
 }
