@@ -432,7 +432,8 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     sheet = tmp_path / "out" / "labels.csv"
     with sheet.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    rows[0]["label"], *_ = "1", *(row.update(label="0") for row in rows[1:])
+    for number, row in enumerate(rows):
+        row["label"] = "0" if number else "1"
     with sheet.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -443,7 +444,10 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
     expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
     assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
-    given = [f"own={tmp_path / 'out' / 'answers'}"]
-    run(replace(cfg, item="table1", out=str(tmp_path / "table1"), systems=given))
-    systems = read_json(tmp_path / "table1" / "result.json")["systems"]
-    assert systems["own"]["all"]["all"]["accuracy"] == systems["x0"]["all"]["all"]["accuracy"]
+    # the folder of a finished run is a system, if it was asked the same questions
+    (asked_now,) = settings(cfg)
+    found = foreign_rows(asked_now, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+    assert {row["question_id"] for row in found.values()} >= {row["question_id"] for row in rows}
+    fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
+    with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
+        foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")
