@@ -22,7 +22,8 @@ def length_label(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, with an empty one after it."""
     lines = [f"| {' | '.join(row)} |" for row in [heads, *rows]]
     return [lines[0], "|" + "---|" * len(heads), *lines[1:], ""]
 
@@ -36,7 +37,7 @@ def table(results: Mapping[str, Any]) -> str:
 
     def block(head: str, cells: Mapping[str, Sequence[str]]) -> list[str]:
         body = ([titles[name], *row] for name, row in cells.items())
-        return _markdown([head, *map(length_label, lengths)], body)
+        return markdown_table([head, *map(length_label, lengths)], body)
 
     def numbers(value: Any, names: Iterable[str] = titles) -> dict[str, list[str]]:
         return {name: [_number(value(rows[name, n])) for n in lengths] for name in names}
@@ -61,7 +62,7 @@ def table(results: Mapping[str, Any]) -> str:
     readings = list(next(iter(crossovers.values())))
     heads = ["no dearer from so many tokens on", *(f"than {titles[reading]}" for reading in readings)]
     body = ([titles[way], *(_start(starts[r], longest) for r in readings)] for way, starts in crossovers.items())
-    lines += _markdown(heads, body)
+    lines += markdown_table(heads, body)
     worst = max(abs(one["counted"] - one["formula"]) / one["counted"] for one in results["checks"])
     auxiliary = cfg["auxiliary"] and f"counted as {cfg['auxiliary']}"
     lines += [

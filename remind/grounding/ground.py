@@ -95,12 +95,19 @@ class Grounder:
         """
         return self.trace(state).state
 
-    def trace(self, state: FactualState) -> GroundingTrace:
-        """Everything on the way from x0 to x1, for inspection."""
-        config = self.config
+    def codes(self, state: FactualState) -> StateCodes:
+        """The sparse codes of a state; they depend on no setting of guidance, resonance or selection."""
         codes = joint_codes(self.encoder, state, self.pictures) if self.joint else self.windowed.state_codes(state)
-        if config.anchor_codes == "question":
-            codes = self._with_question(codes, state)
+        return self._with_question(codes, state) if self.config.anchor_codes == "question" else codes
+
+    def trace(self, state: FactualState, codes: StateCodes | None = None) -> GroundingTrace:
+        """Everything on the way from x0 to x1, for inspection.
+
+        Args:
+            codes: what `codes` gives of the state; None: computed here.
+        """
+        config = self.config
+        codes = self.codes(state) if codes is None else codes
         guides = {layer: self._guidance(codes, layer) for layer in codes.layers}
         runs = torch.tensor(state.runs, dtype=torch.int64)
         resonance = {}

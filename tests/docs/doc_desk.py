@@ -60,6 +60,7 @@ RECIPES: dict[str, str] = {
     "experiments.official.export": "",
     "experiments.official.retrieval": "--bootstrap 20",
     "experiments.official.score": "--bootstrap 20",
+    "experiments.paper": "--world.test 1 --built.sae.steps 2 --built.sae.d_sae 32 --built.talk 1 --resamples 20",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
     "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "

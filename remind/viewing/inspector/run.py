@@ -51,7 +51,7 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
     manifest = read_manifest(cfg.states)
     # states are read twice, so that their prompts need not all be in memory
     names = page_names(record.question_id for record in _chosen(cfg))
-    inspector = _Inspector(cfg, manifest.get("config", {}))
+    inspector = Inspector(cfg, manifest.get("config", {}))
     rows = []
     for record, name in track(zip(_chosen(cfg), names, strict=True), "pages", len(names)):
         inspection = inspector.inspect(record)
@@ -108,7 +108,7 @@ def page_names(ids: Iterable[str]) -> list[str]:
     return names
 
 
-class _Inspector:
+class Inspector:
     """Inspects records of a states folder, with what is configured, else with what the manifest says.
 
     Attributes:

@@ -1,0 +1,127 @@
+"""Figure 6: one question answered by two systems, side by side, above the inspector's page of its grounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from experiments.cost.report import markdown_table
+from experiments.paper.config import PaperConfig
+from experiments.paper.items import Result
+from experiments.paper.settings import Setting, ask, settings
+from experiments.paper.systems import foreign_rows, named_paths, split_records
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import write_text
+from remind.evaluation.compare import Rows
+from remind.states.records import StateRecord
+from remind.viewing import pages
+from remind.viewing.config import InspectConfig
+from remind.viewing.inspector.run import inspect_grounding
+
+PAGE, GROUNDING = "fig6.html", "grounding.html"
+
+
+def fig6(cfg: PaperConfig) -> Result:
+    """Write the page; the table says the same in Markdown.
+
+    Raises:
+        ConfigError: fewer than two systems, or no question that they answer differently.
+        DataError: no such question, or answers that cannot be used.
+    """
+    assert cfg.out is not None
+    out, setting = Path(cfg.out), settings(cfg)[0]
+    systems = _systems(cfg, setting, out)
+    record = _chosen(cfg, split_records(setting)[0], list(systems.values()))
+    shown = {name: _account(record, rows[record.question_id]) for name, rows in systems.items()}
+    inspected = InspectConfig(
+        states=setting.evaluate.states,
+        question=record.question_id,
+        out=str(out / GROUNDING),
+        corpus=setting.evaluate.corpus or None,
+        format=setting.evaluate.corpus_format,
+        overwrite=True,
+    )
+    inspect_grounding(inspected)
+    write_text(out / PAGE, _page(record, shown))
+    data = {"question": record.question_id, "gold": list(record.answers), "systems": shown, "page": str(out / PAGE)}
+    return Result(data, _table(record, shown), None)
+
+
+def _systems(cfg: PaperConfig, setting: Setting, out: Path) -> dict[str, Rows]:
+    if cfg.small and not cfg.systems:
+        runs = ask(setting, out / "answers", ["x0", "x2"])
+        return {f"{setting.evaluate.model}, {name}": run.rows for name, run in runs.items()}
+    given = named_paths(cfg.systems)
+    if len(given) != 2:
+        raise ConfigError(f"fig6 puts two systems side by side, not {len(given)}; name them as --systems")
+    return {name: foreign_rows(setting, name, path, out / f"system-{name}") for name, path in given.items()}
+
+
+def _chosen(cfg: PaperConfig, records: Sequence[StateRecord], systems: Sequence[Rows]) -> StateRecord:
+    if cfg.question is not None:
+        for record in records:
+            if record.question_id == cfg.question:
+                return record
+        raise DataError("is no question that the systems were asked", record=cfg.question)
+    for record in records:
+        if len({rows[record.question_id].get("accuracy") for rows in systems}) > 1:
+            return record
+    raise ConfigError("both systems are right or wrong on the same questions; name one as --question")
+
+
+def _account(record: StateRecord, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a system said, and which of its evidence is gold."""
+    cited = [f"image {index}" for index in row["images"]] if record.visual else list(row["evidence"])
+    gold = {f"image {index}" for index in record.images} if record.visual else set(record.evidence_lines)
+    return {
+        "answer": row["answer"],
+        "right": row["accuracy"] == 1.0,
+        "evidence": [{"line": line, "gold": line in gold} for line in cited],
+    }
+
+
+def _rows(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    def evidence(one: Mapping[str, Any]) -> str:
+        lines = [f"{'✓' if line['gold'] else '✗'} {line['line']}" for line in one["evidence"]]
+        return "; ".join(lines) or "none quoted"
+
+    options = "; ".join(f"{letter}. {text}" for letter, text in zip("ABCDEFGH", record.options, strict=False))
+    gold = [f"image {index}" for index in record.images] if record.visual else list(record.evidence_lines)
+    return [
+        ["question", " ".join([record.question, options]).strip()],
+        ["gold answer", ", ".join(record.answers)],
+        ["gold evidence", "; ".join(gold) or "none"],
+        *(
+            [name, f"{one['answer']} ({'right' if one['right'] else 'wrong'}); evidence: {evidence(one)}"]
+            for name, one in shown.items()
+        ),
+    ]
+
+
+def _table(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
+    # a line of a dialogue may hold what Markdown takes for the end of a cell
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in _rows(record, shown)]
+    return "\n".join(markdown_table(["", record.question_id], cells))
+
+
+def _page(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
+    """Everything from data or models is escaped."""
+    asked = pages.table(["", record.question_id], _rows(record, shown)[:3])
+    columns = Markup().join(
+        Markup('<div style="flex:1;min-width:20em">{}</div>').format(
+            pages.heading(name)
+            + pages.paragraph(f"{one['answer']} ({'right' if one['right'] else 'wrong'})")
+            + Markup().join(pages.paragraph(line["line"], marked=line["gold"]) for line in one["evidence"])
+        )
+        for name, one in shown.items()
+    )
+    frame = Markup('<iframe src="{}" style="width:100%;height:80vh;border:1px solid grey"></iframe>').format(GROUNDING)
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>{}</title><body style="font-family:sans-serif">'
+    note = pages.paragraph(
+        "A bar marks quoted evidence that is gold. Below: how the question was grounded.", faint=True
+    )
+    body = asked + Markup('<div style="display:flex;gap:2em">{}</div>').format(columns) + note + frame
+    return str(Markup(head).format(record.question_id) + body + Markup("</body></html>\n"))

@@ -1,0 +1,134 @@
+"""Scored rows as figures (Eq. 8-14), and figures as Markdown tables and bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.cost.report import markdown_table
+from remind.data.dialogue import DIMENSIONS, FORMATS
+from remind.evaluation.compare import Rows
+from remind.evaluation.intervals import bootstrap, several, share
+from remind.evaluation.tables import percent
+from sae.figures import COLOURS, Picture, new_figure
+
+#: The paper's abbreviations of dimensions.
+SHORT = {
+    "temporal_dynamics": "TD",
+    "pattern_induction": "PI",
+    "belief_modeling": "BM",
+    "experience_grounded_planning": "EGP",
+    "implicit_boundary_modeling": "IBM",
+    "cross_modal_latent_inference": "CMLI",
+    "personalized_visual_baselines": "PVB",
+    "topic_scoped_visual_prototypes": "TSVP",
+}
+#: Formats in the order of the paper's tables.
+TITLES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
+HEADS = {
+    "accuracy": "Acc",
+    "memory_recall": "MemR",
+    "memory_recall_text": "MemR text",
+    "memory_recall_visual": "MemR visual",
+    "bleu1": "B1",
+    "f1": "F1",
+}
+Figures = Mapping[str, Any]
+
+
+def summary(rows: Iterable[Mapping[str, Any]], resamples: int) -> dict[str, Any]:
+    """n, `parsed` (share of outputs that could be read), and an `Estimate` for each of `HEADS`, or None.
+
+    Accuracy is Eq. 8 over all questions with a gold answer; the others are over the samples that they are defined for.
+    """
+    kept = list(rows)
+    figures: dict[str, Any] = {"n": len(kept)}
+    unread = sum(row.get("score_failure") == "unparsable" or row.get("failure") is not None for row in kept)
+    figures["parsed"] = 1 - unread / len(kept) if kept else None
+    for name in HEADS:
+        part = [(float(row[name]), row["dialogue_id"]) for row in kept if row[name] is not None]
+        values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
+        if name == "accuracy":
+            figures[name] = share(values, dialogues, resamples)
+        else:
+            figures[name] = bootstrap(values, resamples, 0, several(dialogues))
+    return figures
+
+
+def product(rows: Rows, resamples: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """`summary` by format (and "all"), then by dimension (and "all"); combinations without questions are left out."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for format in (*FORMATS, "all"):
+        for dimension in (*DIMENSIONS, "all"):
+            here = [r for r in rows.values() if format in ("all", r["format"]) and dimension in ("all", r["dimension"])]
+            if here:
+                found.setdefault(format, {})[dimension] = summary(here, resamples)
+    return found
+
+
+def cell(figures: Figures | None, measure: str, interval: bool = False) -> str:
+    """The figure in percent; an en dash where nothing took part."""
+    return "–" if figures is None else percent(figures[measure], interval)
+
+
+def side_by_side(products: Mapping[str, Figures], first: str = "System") -> str:
+    """Systems as rows, formats as columns (Table 1): Acc, MemR of the question's own kind; B1 and F1 of direct ones."""
+    shown = [format for format in TITLES if any(format in one for one in products.values())]
+    columns = [(f, m) for f in shown for m in ("accuracy", "memory_recall", *(("bleu1", "f1") * (f == "direct")))]
+    heads = [first, "n", "parsed", *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
+    lines = []
+    for name, one in products.items():
+        whole = one["all"]["all"]
+        cells = [cell(one.get(f, {}).get("all"), m) for f, m in columns]
+        parsed = f"{100 * whole['parsed']:.1f}"
+        lines.append([name, str(whole["n"]), parsed, *cells, cell(whole, "accuracy", interval=True)])
+    return "\n".join(markdown_table(heads, lines))
+
+
+def recalls(products: Mapping[str, Figures]) -> str:
+    """Systems as rows: MemR of text (Eq. 10) and of images (Eq. 11) over all formats, with the samples of each."""
+    measures = ("memory_recall_text", "memory_recall_visual")
+    lines = []
+    for name, one in products.items():
+        whole = one["all"]["all"]
+        samples = [str(whole[m]["n"] if whole[m] else 0) for m in measures]
+        figures = [cell(whole, m, interval=True) for m in measures]
+        lines.append([name, figures[0], samples[0], figures[1], samples[1]])
+    heads = ["System", HEADS[measures[0]], "samples", HEADS[measures[1]], "samples"]
+    return "\n".join(markdown_table(heads, lines))
+
+
+def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequence[str]) -> str:
+    """Systems as rows, dimensions and measures as columns, for one format (Tables 4 to 7)."""
+    shown = [d for d in DIMENSIONS if any(d in one.get(format, {}) for one in products.values())]
+    heads = ["System", *(f"{SHORT[d]} {HEADS[m]}" for d in shown for m in measures)]
+    lines = [
+        [name, *(cell(one.get(format, {}).get(d), m) for d in shown for m in measures)]
+        for name, one in products.items()
+    ]
+    return "\n".join(markdown_table(heads, lines))
+
+
+def bars(groups: Mapping[str, Mapping[str, Any]], title: str) -> Picture:
+    """Bars with 95 % intervals.
+
+    Args:
+        groups: panel → bar → `Estimate` (a share) or None.
+    """
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    figure = new_figure(max(5.0, 0.9 + 2.6 * len(groups)), 1.6 + 0.32 * len(names))
+    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axes, (head, estimates) in zip(panels, groups.items(), strict=True):
+        for place, name in enumerate(names):
+            estimate = estimates.get(name)
+            if estimate is None:
+                continue
+            value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+            spread = [[max(0.0, value - low)], [max(0.0, high - value)]]
+            axes.barh(place, value, 0.7, xerr=spread, color=COLOURS[place % len(COLOURS)], ecolor="grey", alpha=0.85)
+        axes.set_title(head, fontsize=9)
+        axes.set_xlim(0, 105)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    figure.suptitle(title, fontsize=10)
+    return Picture(figure)

@@ -1,0 +1,147 @@
+"""The items: what each is, what its full form needs, and how far it is. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.paper.config import PaperConfig
+from remind.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sae.figures import Picture
+
+#: What an option must name for a full form, and where the paper's settings are.
+NEEDS = {
+    "evaluate": "config file of remind evaluate, such as configs/paper/evaluate.yaml",
+    "systems": "finished runs or answers as NAME=PATH",
+    "benchmark": "files of the benchmark",
+    "runs": "run folders of remind train-pra, trained with configs/paper/pra_full.yaml or another",
+    "cost": "config file of experiments.cost, such as configs/inference_cost.yaml",
+}
+
+
+class Result(NamedTuple):
+    """What an item makes.
+
+    Attributes:
+        data: for result.json. tables: Markdown. picture: None: the item has written a page in place of one.
+    """
+
+    data: dict[str, Any]
+    tables: str
+    picture: Picture | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure.
+
+    Attributes:
+        title: what it shows.
+        maker: module and function, `PaperConfig` → `Result`.
+        needs: options that the full form cannot do without, keys of `NEEDS`.
+        presets: configs of the full form besides those in `needs`.
+        small: in which state the small form is, processor seconds it took, and what it runs on.
+        full: in which state the full form is.
+    """
+
+    title: str
+    maker: str
+    needs: tuple[str, ...]
+    small: str
+    presets: tuple[str, ...] = ()
+    full: str = "not run"
+
+    def make(self, cfg: PaperConfig) -> Result:
+        """Make it. Raises as what it is made of does."""
+        module, _, function = self.maker.partition(":")
+        result: Result = getattr(import_module(f"experiments.paper.{module}"), function)(cfg)
+        return result
+
+    def check(self, name: str, cfg: PaperConfig) -> None:
+        """Raises ConfigError that names all inputs that the full form lacks."""
+        missing = [option for option in self.needs if not getattr(cfg, option)]
+        if missing and not cfg.small:
+            lacking = "; ".join(f"--{option} ({NEEDS[option]})" for option in missing)
+            raise ConfigError(f"{name} needs {lacking}; or --small")
+
+
+_BUILD = ("configs/paper/build.yaml",)
+_GROUNDING = (*_BUILD, "configs/paper/grounding_as_printed.yaml", "configs/paper/grounding_recommended.yaml")
+ITEMS = {
+    "fig4": Item(
+        "Figure 4: (a-c) strategy, markers and summary, each added to retrieved evidence and removed from the whole; "
+        "(d) x0, x1, x2",
+        "ablation:fig4",
+        ("evaluate",),
+        "measured, 45 s (26 of them to make the world, for all items): nano, 2 dialogues of the world",
+        _BUILD,
+    ),
+    "table1": Item(
+        "Tables 1 and 4-7: systems by format and dimension: Acc, MemR, B1, F1, share of outputs that parse",
+        "systems:table1",
+        ("evaluate", "systems"),
+        "measured, 27 s: nano and a file of gold answers, 2 dialogues of the world",
+        _BUILD,
+    ),
+    "fig5": Item(
+        "Figure 5: α by β: evidence in marked turns, and Acc and MemR of answers from x1",
+        "grounding:fig5",
+        ("evaluate",),
+        "measured, 46 s: nano answers, MiniLM grounds, 2 dialogues of the world",
+        _GROUNDING,
+    ),
+    "fig11": Item(
+        "Figure 11: evidence in marked turns by budget, along the pipeline",
+        "grounding:fig11",
+        ("evaluate",),
+        "measured, 21 s: nano, 2 dialogues of the world",
+        _GROUNDING,
+    ),
+    "fig12_table8": Item(
+        "Figure 12 and Table 8: tokens, seconds and operations of a question by condition and length of the history",
+        "costs:fig12_table8",
+        ("evaluate", "cost"),
+        "measured, 38 s: nano, 2 dialogues of the world",
+        _BUILD,
+    ),
+    "table3": Item(
+        "Table 3: a judge against people, by dimension; writes the label sheet first",
+        "judging:table3",
+        ("evaluate",),
+        "measured, 18 s: nano, 2 dialogues of the world; labels are exact matches, not people's",
+        _BUILD,
+    ),
+    "table2": Item(
+        "Table 2: statistics of the benchmark", "benchmark:table2", ("benchmark",), "measured, 24 s: the bundled sample"
+    ),
+    "fig14": Item(
+        "Figure 14: training trajectory: shares of the loss, and divergence of student and teacher",
+        "trajectory:fig14",
+        ("runs",),
+        "measured, 15 s: nano, 12 steps on the synthetic world",
+    ),
+    "fig6": Item(
+        "Figure 6: one question answered by two systems, side by side, with the grounding of the question",
+        "cases:fig6",
+        ("evaluate", "systems"),
+        "measured, 18 s: nano under x0 and x2, 2 dialogues of the world",
+        _BUILD,
+    ),
+}
+
+
+def listing() -> str:
+    """Every item with its state, as text."""
+    lines = []
+    for name, item in ITEMS.items():
+        needs = ", ".join(f"--{option}" for option in item.needs)
+        presets = f"; {', '.join(item.presets)}" if item.presets else ""
+        lines += [
+            f"{name}: {item.title}",
+            f"    small: {item.small}",
+            f"    full:  {item.full}; needs {needs}{presets}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""Tables 1 and 4 to 7: systems by format and dimension, those of others read from their runs or answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from experiments.official.files import ResultFile
+from experiments.paper.cells import bars, by_dimension, product, recalls, side_by_side
+from experiments.paper.config import PaperConfig
+from experiments.paper.items import Result
+from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import sha256_file, write_rows
+from remind.evaluation.answerers import Answerer, OnOutput
+from remind.evaluation.compare import Rows, load_run
+from remind.evaluation.conditions import load_questions
+from remind.models.generate import Generation
+from remind.states.records import StateRecord
+
+#: Conditions of the answering model by the name of their row.
+OURS = {
+    "Whole conversation": "full_context",
+    "Naive RAG": "rag",
+    "x0": "x0",
+}
+_NAME = re.compile(r"[\w.+ -]+")
+_TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
+
+
+class FileAnswers(Answerer):
+    """Answers of another system, from JSON lines {question_id, answer, explanation?}.
+
+    `answer` is what would stand between answer tags: a letter, letters, or a phrase; `explanation` evidence lines, or
+    image indices as a JSON list.
+
+    Args:
+        known: ids of the split's questions. asked: those of them that are put to every system.
+
+    Raises:
+        DataError: a row that is no answer, an id twice, ids that are no question's, or questions without an answer;
+            the first of them is named, and how many there are.
+    """
+
+    def __init__(self, name: str, path: str | Path, known: Iterable[str], asked: Sequence[str]) -> None:
+        file = ResultFile(path)
+        self.texts: dict[str, str] = {}
+        self.explains = False
+        for index, row in enumerate(file.records):
+            question, answer, explanation = (row.get(key) for key in ("question_id", "answer", "explanation"))
+            if not isinstance(question, str) or not isinstance(answer, str) or not isinstance(explanation, str | None):
+                message = "needs question_id and answer as text, and explanation as text or not at all"
+                raise DataError(message, path, file.place(index))
+            if question in self.texts:
+                raise DataError(f"question {question!r} is answered twice", path, file.place(index))
+            self.explains |= bool(explanation)
+            self.texts[question] = _TAGGED.format(answer, explanation or "")
+        there = set(known)
+        unknown = [question for question in self.texts if question not in there]
+        missing = [question for question in asked if question not in self.texts]
+        wrong = [
+            f"{len(ids)} {what} (first: {ids[0]!r})"
+            for ids, what in ((unknown, "ids that are no question here"), (missing, "questions without an answer"))
+            if ids
+        ]
+        if wrong:
+            raise DataError("; ".join(wrong), path)
+        super().__init__(sha256_file(path), name, "answers file")
+
+    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+        for n, (question, skip) in enumerate(zip(ids, done, strict=True)):
+            if not skip:
+                on_output(n, Generation(self.texts[question], 0, finished=True))
+
+
+def named_paths(systems: Sequence[str]) -> dict[str, Path]:
+    """NAME=PATH by name. Raises ConfigError for another form, a name twice or not fit for a file, or no such path."""
+    found: dict[str, Path] = {}
+    for text in systems:
+        name, equals, path = text.partition("=")
+        if not equals or not _NAME.fullmatch(name) or name in found or name in OURS:
+            raise ConfigError(f"systems: {text!r} is not NAME=PATH with a name of its own in letters and digits")
+        found[name] = Path(path).expanduser()
+    if missing := [str(path) for path in found.values() if not path.exists()]:
+        raise ConfigError(f"systems: there is no {', '.join(missing)}")
+    return found
+
+
+def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
+    """The records that every system is asked, without their prompts, and the ids of all of the split."""
+    cfg = setting.evaluate
+    every = load_questions(cfg.states, cfg.split, []).records
+    asked = every if cfg.limit is None else load_questions(cfg.states, cfg.split, [], limit=cfg.limit).records
+    return asked, [record.question_id for record in every]
+
+
+def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
+    """Scored rows of a system: of a finished run, or of its answers, which the setting's judge rules on.
+
+    A system that explains nothing takes no part in MemR.
+
+    Raises:
+        DataError: answers that cannot be used, or a run on other questions.
+    """
+    asked, known = split_records(setting)
+    ids = [record.question_id for record in asked]
+    if path.is_dir():
+        rows = load_run(path).rows
+        if set(rows) != set(ids):
+            other = sorted(set(rows) ^ set(ids))
+            raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
+        return rows
+    answers = FileAnswers(name, path, known, ids)
+    rows = ask(setting, out, ["no_context"], answerer=answers)["no_context"].rows
+    if answers.explains:
+        return rows
+    nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
+    return {question: {**row, **nothing} for question, row in rows.items()}
+
+
+def gold_answers(setting: Setting, path: Path) -> Path:
+    """The gold answers and evidence as an answers file: what a system that is always right hands in."""
+    write_rows(
+        path,
+        (
+            {
+                "question_id": record.question_id,
+                "answer": record.answers[0] if record.format != "multi" else f"[{','.join(record.answers)}]",
+                "explanation": json.dumps(list(record.images)) if record.visual else "\n".join(record.evidence_lines),
+            }
+            for record in split_records(setting)[0]
+        ),
+    )
+    return path
+
+
+def table1(cfg: PaperConfig) -> Result:
+    """See the module. Raises as `evaluate` and `foreign_rows` do."""
+    assert cfg.out is not None
+    given = named_paths(cfg.systems)
+    found: dict[str, list[tuple[Setting, Rows]]] = {}
+    for setting in settings(cfg):
+        folder = Path(cfg.out) / f"seed-{setting.seed}"
+        systems = given
+        if cfg.small and not given:
+            systems = {"Gold answers": gold_answers(setting, folder / "gold.jsonl")}
+        for name, path in systems.items():
+            found.setdefault(name, []).append((setting, foreign_rows(setting, name, path, folder / f"system-{name}")))
+        runs = ask(setting, folder / "answers", list(OURS.values()))
+        for name, condition in OURS.items():
+            found.setdefault(name, []).append((setting, runs[condition].rows))
+    rows = {name: pooled(found[name]) for name in (*OURS, *(name for name in found if name not in OURS))}
+    products = {name: product(own, cfg.resamples) for name, own in rows.items()}
+    formats = [format for format in ("multi", "single", "direct") if any(format in one for one in products.values())]
+    parts = ["## Table 1", "", side_by_side(products), recalls(products)]
+    for format in formats:
+        parts += [f"## Tables 4 and 5: {format}", "", by_dimension(products, format, ("accuracy", "memory_recall"))]
+    if "direct" in formats:
+        parts += ["## Tables 6 and 7: direct", "", by_dimension(products, "direct", ("bleu1", "f1"))]
+    panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
+    data = {"systems": products, "by_seed": by_seed(found)}
+    return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))

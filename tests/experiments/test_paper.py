@@ -1,0 +1,453 @@
+"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others, all small forms."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.paper.__main__ import run, with_flag
+from experiments.paper.ablation import STAGES, without
+from experiments.paper.cells import product, side_by_side, summary
+from experiments.paper.config import PaperConfig
+from experiments.paper.costs import by_stage
+from experiments.paper.grounding import marked_share
+from experiments.paper.items import ITEMS, NEEDS, listing
+from experiments.paper.judging import read_sheet, sample
+from experiments.paper.settings import Setting, pooled, settings
+from experiments.paper.systems import FileAnswers, foreign_rows, named_paths
+from experiments.paper.trajectory import phases
+from remind.core.cli import main
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_json
+from remind.data.sample import sample_path
+from remind.evaluation.conditions import Prompter
+from remind.evaluation.config import EvaluateConfig
+from remind.states.parquet import read_states
+from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.testbed.built import BuiltConfig
+from remind.testbed.ladder import LadderConfig, records, write_states
+from remind.testbed.world import World, WorldConfig, make_world
+from sae.config import SAETrainConfig
+
+WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
+BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(WORLD)
+
+
+class Lines:
+    """A sentence encoder to which different lines are orthogonal."""
+
+    def __init__(self, *_: Any) -> None:
+        self.places: dict[str, int] = {}
+
+    def encode(self, lines: list[str]) -> torch.Tensor:
+        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
+
+
+# answers of another system
+
+
+@pytest.fixture
+def asked(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """The world's questions, and no model that would answer them."""
+    monkeypatch.setattr("remind.models.encoder.SentenceEncoder", Lines)
+    states = write_states(world, tmp_path / "states", LadderConfig())
+    return Setting(0, EvaluateConfig(str(states), "none", "", bootstrap=20))
+
+
+def write_answers(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path: Path) -> None:
+    """Every third question is right, every fourth of the rest cannot be read, the others are wrong."""
+    rows, right, quoted = [], {}, {}
+    for number, record in enumerate(read_states(asked.evaluate.states)):
+        gold = ",".join(record.answers) if record.format == "multi" else record.answers[0]
+        wrong = {"multi": "", "single": next(x for x in "ABCD" if x not in record.answers), "direct": "never so"}
+        row = {"question_id": record.question_id, "answer": gold if number % 3 == 0 else wrong[record.format]}
+        if number % 3 and number % 4 == 0:
+            row["answer"] = "" if record.format == "direct" else "no idea"
+        if number % 2 == 0:
+            evidence = record.images[:1] if record.visual else record.evidence_lines[:1]
+            row["explanation"] = str(list(evidence)) if record.visual else "\n".join(map(str, evidence))
+        right[record.question_id] = number % 3 == 0
+        quoted[record.question_id] = number % 2 == 0
+        rows.append(row)
+    path = write_answers(tmp_path / "other.jsonl", rows)
+    found = foreign_rows(asked, "other", path, tmp_path / "out")
+    table = product(pooled([(asked, found)]), 20)
+    records_by_id = {record.question_id: record for record in read_states(asked.evaluate.states)}
+    for format in ("single", "multi", "direct", "all"):
+        for dimension, figures in table[format].items():
+            here = [
+                r for r in records_by_id.values() if format in ("all", r.format) and dimension in ("all", r.dimension)
+            ]
+            assert figures["n"] == len(here)
+            hits = sum(right[r.question_id] for r in here)
+            assert figures["accuracy"]["value"] == pytest.approx(hits / len(here))
+            # Eq. 10: samples that quote nothing are not in V; Eq. 11: they are, with 0
+            text = [r for r in here if not r.visual and quoted[r.question_id]]
+            visual = [r for r in here if r.visual]
+            measure = figures["memory_recall_visual"]
+            assert (measure["n"] if measure else 0) == len(visual)
+            if visual:
+                shares = [quoted[r.question_id] / len(r.images) for r in visual]
+                assert measure["value"] == pytest.approx(sum(shares) / len(shares))
+            measure = figures["memory_recall_text"]
+            assert (measure["n"] if measure else 0) == len(text)
+            if text:
+                shares = [1 / len(set(r.evidence_lines)) for r in text]
+                assert measure["value"] == pytest.approx(sum(shares) / len(shares))
+    formats = [table[format]["all"]["n"] for format in ("single", "multi", "direct")]
+    assert sum(formats) == table["all"]["all"]["n"] == len(rows)
+    assert table["all"]["all"]["parsed"] < 1
+    assert f"| other | {len(rows)} |" in side_by_side({"other": table})
+    # a system that explains nothing takes no part in MemR
+    bare = write_answers(tmp_path / "bare.jsonl", [{k: r[k] for k in ("question_id", "answer")} for r in rows])
+    silent = pooled([(asked, foreign_rows(asked, "bare", bare, tmp_path / "out-bare"))])
+    assert summary(silent.values(), 20)["memory_recall"] is None
+    assert summary(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
+
+
+def test_answers_that_cannot_be_used(tmp_path: Path) -> None:
+    def refused(rows: list[dict[str, Any]]) -> str:
+        path = write_answers(tmp_path / "answers.jsonl", rows)
+        with pytest.raises(DataError) as error:
+            FileAnswers("other", path, ["q1", "q2", "q3"], ["q2", "q3"])
+        return str(error.value)
+
+    told = refused([{"question_id": name, "answer": "A"} for name in ("q9", "q1", "q8")])
+    assert "2 ids that are no question here (first: 'q9')" in told
+    assert "2 questions without an answer (first: 'q2')" in told
+    assert "answers.jsonl [line 2]: question 'q2' is answered twice" in refused(
+        [{"question_id": "q2", "answer": "A"}] * 2
+    )
+    assert "[line 1]: needs question_id and answer as text" in refused([{"question_id": "q2", "answer": ["A"]}])
+    for systems, message in (
+        (["x"], "is not NAME=PATH"),
+        (["x0=runs"], "a name of its own"),
+        ([f"a={tmp_path}", "b=/no/where", "c=/no/there"], "there is no /no/where, /no/there"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            named_paths(systems)
+
+
+# states without parts of them
+
+
+def test_every_combination_of_strategy_markers_and_summary(world: World) -> None:
+    whole = records(world, LadderConfig())
+    variants = {
+        (strategy, markers): without(whole, world.corpus, strategy, markers)
+        for strategy in (True, False)
+        for markers in (True, False)
+    }
+    assert variants[True, True] == whole
+    plain = Prompter().prompts("evidence", whole)
+    found = set()
+    for name, (strategy, markers, summarised) in STAGES.items():
+        level = "x2" if summarised else "x1" if markers else "x0"
+        texts = [record.level(level).text for record in variants[strategy, markers]]
+        for record, text in zip(whole, texts, strict=True):
+            guides = [record.x0.text[start:end] for start, end in record.x0.reasoning]
+            assert all((guide in text) == strategy for guide in guides)
+            assert ("[ATTENTION]" in text.split("\n\nConversation\n")[1]) == (markers and bool(record.x1.markers))
+            assert ("\nReflection\n" in text) == summarised
+        if name == "evidence":
+            assert texts == [prompt.text for prompt in plain]
+        found.add(tuple(texts))
+    assert len(found) == len(STAGES) == 8
+
+
+def test_gold_turns_inside_blocks_by_brute_force(world: World) -> None:
+    dialogue = world.dialogues[0]
+    question = world.questions[0].question
+    state = FactualState(dialogue, question, (Segment(2, 4), Segment(9, 11)), Strategy(()))
+    gold = frozenset({3, 9, 20})
+    # shown turns 0 to 5 are positions 2, 3, 4, 9, 10, 11
+    assert marked_share(state, [(1, 2)], gold) == pytest.approx(1 / 3)
+    assert marked_share(state, [(0, 1), (3, 3)], gold) == pytest.approx(2 / 3)
+    assert marked_share(state, [(n, n) for n in range(6)], gold) == pytest.approx(2 / 3)
+    assert marked_share(state, [], gold) == 0
+
+
+# figures of rows
+
+
+def test_what_cannot_be_read_is_wrong_and_counted() -> None:
+    row = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual", "bleu1", "f1", "score_failure"))
+    row |= {"format": "single", "dimension": None, "dialogue_id": "d", "gold": ["A"], "failure": None}
+    given = {
+        "q1": {**row, "accuracy": 1.0},
+        "q2": {**row, "accuracy": None, "score_failure": "unparsable"},
+        "q3": {**row, "accuracy": None, "failure": "too_long"},
+        "q4": {**row, "accuracy": None, "gold": []},
+        "q5": {**row, "accuracy": 0.0, "left_out": "no gold evidence"},
+    }
+    first = Setting(1, EvaluateConfig("s", "m", "o"), own_dialogues=True)
+    rows = pooled([(first, given), (replace(first, seed=2), given)])
+    assert sorted(rows) == [f"{seed}/q{n}" for seed in (1, 2) for n in (1, 2, 3, 4)]
+    assert {one["dialogue_id"] for one in rows.values()} == {"1/d", "2/d"}
+    figures = summary(rows.values(), 20)
+    assert (figures["n"], figures["parsed"]) == (8, 0.5)
+    assert (figures["accuracy"]["value"], figures["accuracy"]["n"]) == (pytest.approx(1 / 3), 6)
+
+
+def test_stages_hold_all_operations_once() -> None:
+    parts = {
+        "index": 1,
+        "retrieval": 20,
+        "strategy": 300,
+        "grounding": 4000,
+        "summary": 50000,
+        "read": 6,
+        "answer": 0.5,
+    }
+    (row,) = by_stage([{"way": "x2/1", "title": "x2", "history": 9, "parts": parts}])
+    assert [row[name] for name in row if name.startswith("(")] == [21, 54300, 6.5]
+
+
+def test_phases_of_training_by_hand() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": step, "kind": "train", "share_hard": step / 10, "jsd01": float(step)} for step in range(1, 11)
+    ]
+    # a step measured again after a resumed run counts once, a measurement of the held-out loss not at all
+    early, middle, late = phases([*rows, rows[3], {"step": 3, "kind": "eval", "jsd01": 99.0}])
+    assert (early["steps"], middle["steps"], late["steps"]) == (3, 4, 3)
+    assert (early["jsd01"], middle["jsd01"], late["jsd01"]) == (2.0, 5.5, 9.0)
+    assert late["share_hard"] == pytest.approx(0.9)
+
+
+# labels
+
+
+def test_a_sample_is_drawn_by_dimension_and_seed(world: World) -> None:
+    every = records(world, LadderConfig())
+    chosen = sample(every, 1, 0)
+    assert {r.format for r in chosen} == {"direct"}
+    dimensions = [r.dimension for r in chosen]
+    assert sorted(set(map(str, dimensions))) == sorted({str(r.dimension) for r in every if r.format == "direct"})
+    assert len(dimensions) == len(set(dimensions))
+    assert sample(every[::-1], 1, 0) == chosen[::-1]
+    assert len({tuple(r.question_id for r in sample(every, 1, seed)) for seed in range(8)}) > 1
+
+
+def test_a_label_sheet_is_read_as_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+
+    def lines(*cells: str) -> Path:
+        path.write_text("\n".join(["question_id,label", *cells]) + "\n")
+        return path
+
+    assert read_sheet(lines("q1,yes", "'-q2, 0", "q3,TRUE"), ["q1", "-q2", "q3"]) == {
+        "q1": True,
+        "-q2": False,
+        "q3": True,
+    }
+    for cells, message in (
+        (["q1,maybe", "q2,1"], r"\[line 2\]: 'maybe' is no label"),
+        (["q1,", "q2,"], r"2 answers without a label \(first: 'q1'\)"),
+        (["q1,1", "q2,1", "q7,0"], r"1 labels of questions that are not in the sample \(first: 'q7'\)"),
+        (["q1,1", "q1,0"], r"\[line 3\]: question 'q1' is labelled twice"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_sheet(lines(*cells), ["q1", "q2"])
+    path.write_text("id,label\n")
+    with pytest.raises(DataError, match="has no column question_id"):
+        read_sheet(path, [])
+
+
+# commands
+
+
+def command(*words: str) -> None:
+    main(PaperConfig, run, "", with_flag(list(words)), positional=("action", "item"))
+
+
+def test_the_list_names_every_item_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    command("list")
+    shown = capsys.readouterr().out
+    assert shown.strip() == listing()
+    for name, item in ITEMS.items():
+        block = re.search(rf"^{name}: (.*\n    .*\n    .*)$", shown, re.MULTILINE)
+        assert block, f"{name} is not in the list"
+        assert all(f"--{option}" in block[1] for option in item.needs)
+        assert item.small in block[1]
+        assert set(item.needs) <= set(NEEDS)
+
+
+def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            command(*words)
+        assert end.value.code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        return lines[0]
+
+    told = refused("run", "fig12_table8", "--out", str(tmp_path / "a"))
+    assert "--evaluate (config file of remind evaluate" in told
+    assert "--cost (" in told
+    assert not (tmp_path / "a").exists()
+    assert "no item 'fig7'; there are fig4, table1" in refused("run", "fig7", "--out", str(tmp_path))
+    assert "needs --out" in refused("run", "fig4", "--small")
+    assert "seeds must be distinct" in refused("run", "fig4", "--seeds", "[1, 1]")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "result.json").write_text('{"item": "fig4", "form": "full"}')
+    assert "holds the result of something else" in refused("run", "fig4", "--small", "--out", str(tmp_path / "b"))
+
+
+def test_a_config_of_evaluate_serves_every_seed(tmp_path: Path) -> None:
+    path = tmp_path / "evaluate.yaml"
+    path.write_text("states: runs/states\nmodel: runs/model-{seed}\nout: x\ncorpus: [d.json]\nsplit: dev\n")
+    cfg = PaperConfig(evaluate=str(path), out=str(tmp_path), seeds=(3, 5))
+    assert [(one.seed, one.evaluate.model, one.evaluate.split) for one in settings(cfg)] == [
+        (3, "runs/model-3", "dev"),
+        (5, "runs/model-5", "dev"),
+    ]
+    path.write_text("states: runs/states\nmodel: runs/model\nout: x\n")
+    with pytest.raises(ConfigError, match=r"must name \{seed\}"):
+        settings(cfg)
+    assert len(settings(replace(cfg, seeds=(3,)))) == 1
+
+
+# every small form
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("paper")
+
+    def made(item: str, **values: Any) -> Path:
+        cfg = PaperConfig(
+            "run",
+            item,
+            str(folder / item),
+            small=True,
+            world=WORLD,
+            built=BUILT,
+            cache=str(folder / "cache"),
+            resamples=20,
+        )
+        run(replace(cfg, **values))
+        return folder / item
+
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", ITEMS)
+def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
+    values: dict[str, Any] = {
+        "fig5": {"alphas": (6.0,), "betas": (0.0, 4.0)},
+        "table2": {"benchmark": [str(sample_path() / "dev.jsonl")]},
+    }.get(item, {})
+    out = make(item, **values)
+    result = read_json(out / "result.json")
+    assert (result["item"], result["form"], result["seeds"]) == (item, "small", [0])
+    assert (out / "table.md").read_text().startswith(f"# {ITEMS[item].title}\n")
+    picture = out / ("fig6.html" if item == "fig6" else f"{item}.png")
+    assert picture.stat().st_size > 1000
+    CHECKS.get(item, lambda *_: None)(result, out)
+
+
+def _fig4(result: dict[str, Any], out: Path) -> None:
+    rows = result["rows"]
+    assert set(STAGES) <= set(rows)
+    assert {row["all"]["all"]["n"] for row in rows.values()} == {20}
+    gain = result["differences"]["all (x2)"]["added to evidence"]
+    base, whole = (rows[name]["all"]["all"]["accuracy"]["value"] for name in ("evidence", "all (x2)"))
+    assert gain["value"] == pytest.approx(whole - base)
+
+
+def _table1(result: dict[str, Any], out: Path) -> None:
+    gold = result["systems"]["Gold answers"]["all"]["all"]
+    assert (gold["accuracy"]["value"], gold["parsed"]) == (1.0, 1.0)
+    assert gold["memory_recall_visual"]["value"] == 1.0
+    assert gold["memory_recall_text"]["value"] == pytest.approx(1.0)
+
+
+def _fig11(result: dict[str, Any], out: Path) -> None:
+    # what the build counted of the same states
+    (manifest,) = (out.parent / "cache" / "paper").glob("*/states/manifest.json")
+    counted = read_json(manifest)["evidence_recall"]["all"]
+    most, shipped = (result["points"][name]["value"] for name in ("x0", "as shipped"))
+    assert (most, shipped) == (pytest.approx(counted["x0"]), pytest.approx(counted["marked"]))
+    for values in result["curves"].values():
+        shares = [value["value"] for value in values]
+        # more tokens mark no less, and no one marks what was not retrieved
+        assert shares == sorted(shares)
+        assert shares[-1] <= most + 1e-9
+
+
+def _fig12(result: dict[str, Any], out: Path) -> None:
+    by_name = {row["condition"]: row for row in result["conditions"]}
+    assert by_name["x0"]["tokens_read"] < by_name["x1"]["tokens_read"] < by_name["x2"]["tokens_read"]
+    assert by_name["x0"]["operations"] < by_name["x2"]["operations"]
+    assert all(row["seconds"] > 0 for row in result["conditions"])
+
+
+def _table3(result: dict[str, Any], out: Path) -> None:
+    with (out / "labels.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == result["sampled"]
+    (judge,) = result["judges"].values()
+    assert judge["all"]["n"] == result["sampled"]
+
+
+CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
+    "fig4": _fig4,
+    "table1": _table1,
+    "fig11": _fig11,
+    "fig12_table8": _fig12,
+    "table3": _table3,
+}
+
+
+@pytest.mark.slow
+def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path], tmp_path: Path) -> None:
+    """The full form on the world's states: a sheet to fill in first, then agreement; its answers are a system."""
+    (small,) = settings(PaperConfig(small=True, world=WORLD, built=BUILT, cache=str(make("table3").parent / "cache")))
+    config = tmp_path / "evaluate.yaml"
+    asked = {
+        name: getattr(small.evaluate, name) for name in ("states", "model", "corpus", "max_new_tokens", "bootstrap")
+    }
+    config.write_text(json.dumps(asked))
+    cfg = PaperConfig("run", "table3", str(tmp_path / "out"), evaluate=str(config), resamples=20)
+    run(cfg)
+    assert read_json(tmp_path / "out" / "result.json")["labels"] is None
+    sheet = tmp_path / "out" / "labels.csv"
+    with sheet.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        row["label"] = "0" if number else "1"
+    with sheet.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run(replace(cfg, labels=str(sheet)))
+    (judge,) = read_json(tmp_path / "out" / "result.json")["judges"].values()
+    stored = tmp_path / "out" / "answers" / "verdicts.jsonl"
+    verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
+    expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
+    assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
+    # the folder of a finished run is a system, if it was asked the same questions
+    (asked_now,) = settings(cfg)
+    found = foreign_rows(asked_now, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+    assert {row["question_id"] for row in found.values()} >= {row["question_id"] for row in rows}
+    fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
+    with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
+        foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")
