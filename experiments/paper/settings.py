@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from experiments.paper.config import PaperConfig
 from remind.core.cli import parse
+from remind.core.distributed import Team
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
 from remind.core.processes import locked
@@ -16,6 +17,7 @@ from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.evaluation.answerers import Answerer
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.images import with_images
 from remind.evaluation.run import Models, evaluate
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
@@ -133,7 +135,7 @@ def ask(
 
 def answerer_of(setting: Setting) -> Answerer | None:
     """The setting's model, loaded once for several calls of `ask`; None: a server's, which loads nothing."""
-    return None if setting.evaluate.answers == "server" else Models(setting.evaluate).answerer
+    return None if setting.evaluate.answers == "server" else Models(with_images(setting.evaluate), Team()).answerer
 
 
 def sources(records: Iterable[StateRecord], corpus: Corpus) -> Iterator[tuple[StateRecord, Dialogue, Question]]:

@@ -17,6 +17,7 @@ from remind.core.files import sha256_file, write_rows
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import load_questions
+from remind.models.chat import Content
 from remind.models.generate import Generation
 from remind.states.records import StateRecord
 
@@ -69,7 +70,7 @@ class FileAnswers(Answerer):
             raise DataError("; ".join(wrong), path)
         super().__init__(sha256_file(path), name, "answers file")
 
-    def answer(self, prompts: Sequence[str], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
+    def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:
         for n, (question, skip) in enumerate(zip(ids, done, strict=True)):
             if not skip:
                 on_output(n, Generation(self.texts[question], 0, finished=True))
