@@ -116,7 +116,7 @@ class EvaluateConfig:
     corpus: list[str] = field(default_factory=list)
     """Dialogue files that the states were built from; full_context, oracle, rag and altered need them."""
     corpus_format: str | None = None
-    """Format of those files; None: recognised from the content."""
+    """Format of those files, or the mapping file (.yaml) they were read by; None: recognised from the content."""
     context: ContextConfig = field(default_factory=ContextConfig)
     """What full_context and rag show."""
     encoder: str = "minilm"

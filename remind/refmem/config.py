@@ -86,7 +86,7 @@ class RefMemConfig:
     out: str
     """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
-    """Format of the input; None: recognised from the content."""
+    """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
     limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     until: StageName = "benchmark"
