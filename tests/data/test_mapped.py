@@ -353,17 +353,3 @@ def test_dialogues_are_joined_with_their_questions(tmp_path: Path) -> None:
     write(tmp_path, mapping, x_json={"data": [*episodes, episode("e4", "s1")]})
     with pytest.raises(DataError, match=r"\[dialogue 4, e4\]: 's1' comes back after other dialogues"):
         read(folder, format)
-
-
-def test_the_example_of_the_documents(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    for name, start in (("mapping.yaml", "```yaml\n"), ("official.json", "```json\n")):
-        block = page.partition("## JSON of another shape")[2].partition(start)[2].partition("```")[0]
-        (tmp_path / name).write_text(block, encoding="utf-8")
-    corpus = read(tmp_path / "official.json", str(tmp_path / "mapping.yaml"))
-    [dialogue] = corpus.dialogues
-    assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == [("s1:T1", "Ana", "Look!"), ("s1:T2", "Ben", "Nice.")]
-    assert [(i.index, i.caption) for i in dialogue.images] == [(0, "a red bike")]
-    options = ("a car", "a bike")
-    asked = Question("c1-q000", "c1", "What does Ana ride?", "single", options, ("B",), ("s1:T1",), split="test")
-    assert corpus.questions == (asked,)

@@ -140,7 +140,7 @@ def _longmemeval(folder: Path) -> None:
     write_rows(folder / "rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", judged)
 
 
-def _mapped(folder: Path) -> None:
+def mapped(folder: Path) -> None:
     """The mapping file of docs/data.md, and the file it is for."""
     for language, name, sign in (("yaml", "mapping.yaml", "dialogue:"), ("json", "official.json", '{"conversations"')):
         [block] = [b for b in blocks(language) if b.page == "docs/data.md" and b.lines[0].startswith(sign)]
@@ -154,7 +154,7 @@ def lay_out(folder: Path) -> None:
     _realtalk(folder / "realtalk")
     _corpora(folder)
     _longmemeval(folder)
-    _mapped(folder)
+    mapped(folder)
     (folder / "texts.txt").write_text("Ana drinks coffee.\nBen drinks tea in the morning.\n" * 4, encoding="utf-8")
 
 
