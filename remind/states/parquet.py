@@ -337,8 +337,7 @@ def check_split(records: Iterable[StateRecord], folder: str | Path | None = None
     Args:
         folder: of the states; where they were built with `split.overlap` report, a warning is logged instead.
     """
-    rows = ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records)
-    check_shared_evidence(rows, folder)
+    check_shared_evidence(((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), folder)
 
 
 def check_shared_evidence(rows: Iterable[tuple[str, str, str, Sequence[str | int]]], folder: str | Path | None) -> None:
