@@ -71,8 +71,8 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
     A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
-    RefMem-Bench questions, and one file where a later line may belong to an earlier dialogue (chat in single turns,
-    Friends).
+    RefMem-Bench questions, one file where a later line may belong to an earlier dialogue (chat in single turns,
+    Friends), all files of Friends by season, and of a mapping file the questions that stand apart from dialogues.
 
     Raises:
         As `read`, before the first piece or between two.
