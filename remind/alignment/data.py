@@ -16,9 +16,8 @@ from remind.alignment.config import DataConfig
 from remind.alignment.tokens import Example, answer_ids, read_examples
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file
-from remind.data.split import check_overlap
 from remind.models.pictures import Pictures
-from remind.states.parquet import MANIFEST, StateRecord, read_manifest, read_part, state_parts
+from remind.states.parquet import MANIFEST, StateRecord, check_shared_evidence, read_manifest, read_part, state_parts
 
 #: Answers for questions that have none, by question id; None where none could be decoded.
 Answers = Callable[[Sequence[StateRecord]], Mapping[str, str | None]]
@@ -153,7 +152,7 @@ def load_data(
     """
     parts = state_parts(states)
     everything = read_examples(parts, tokenizer, cache, ranks, shown)
-    check_overlap(((e.id, e.dialogue_id, e.split, e.evidence) for e in everything), lambda _: states)
+    check_shared_evidence(((e.id, e.dialogue_id, e.split, e.evidence) for e in everything), states)
     splits = {example.split for example in everything}
     monitored = eval_split if eval_split in splits else None
     train = [example for example in everything if example.split == "train"][: config.limit]

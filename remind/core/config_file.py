@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,6 +46,12 @@ class ConfigFile:
         if not isinstance(root, yaml.MappingNode):
             raise self._at("a mapping of fields to values was expected", root)
         self._note(root, "")
+        self._root = root
+
+    def texts(self) -> dict[str, Any]:
+        """The content with every scalar as it is written: `no` is a word."""
+        content: dict[str, Any] = yaml.constructor.BaseConstructor().construct_document(self._root)
+        return content
 
     def line_of(self, message: str) -> int | None:
         """The line of the key that a parser's message is about, if it is one of this file's."""

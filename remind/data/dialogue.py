@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -248,6 +248,43 @@ class Corpus:
             references=sum(part.references for part in parts),
             referenced={name: count for part in parts for name, count in part.referenced.items()},
         )
+
+
+def joined(parts: Sequence[Corpus], name: str) -> Corpus:
+    """One dialogue of those of several corpora, one after the other, with the questions about them.
+
+    A session or turn of a dialogue gets its id in front, `s01e02:S1:T3`; images are counted on; evidence follows.
+
+    Raises:
+        DataError: two ids become the same one.
+    """
+    sessions: list[Session] = []
+    questions: list[Question] = []
+    shown_before = 0
+    for part in parts:
+        for dialogue, asked in part.by_dialogue():
+            for session in dialogue.sessions:
+                turns = [
+                    replace(
+                        turn,
+                        id=f"{dialogue.id}:{turn.id}",
+                        images=tuple(replace(image, index=image.index + shown_before) for image in turn.images),
+                    )
+                    for turn in session.turns
+                ]
+                sessions.append(replace(session, id=f"{dialogue.id}:{session.id}", turns=tuple(turns)))
+            questions += [
+                replace(
+                    question,
+                    dialogue_id=name,
+                    evidence=tuple(f"{dialogue.id}:{turn_id}" for turn_id in question.evidence),
+                    images=tuple(index + shown_before for index in question.images),
+                )
+                for question in asked
+            ]
+            shown_before += len(dialogue.images)
+    whole = Corpus.merge(parts)
+    return replace(whole, dialogues=(Dialogue(name, tuple(sessions)),), questions=tuple(questions))
 
 
 def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str | Path]) -> None:

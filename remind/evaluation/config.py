@@ -148,7 +148,7 @@ class EvaluateConfig:
     """Dialogue files that the states were built from; full_context, oracle, rag (with the strategy, too) and altered
     need them."""
     corpus_format: str | None = None
-    """Format of those files; None: recognised from the content."""
+    """Format of those files, or the mapping file (.yaml) they were read by; None: recognised from the content."""
     context: ContextConfig = field(default_factory=ContextConfig)
     """What full_context and rag show."""
     encoder: str = "minilm"

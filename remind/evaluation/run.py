@@ -21,7 +21,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.core.processes import device_of
 from remind.data.dialogue import Corpus
-from remind.data.readers import read
+from remind.data.readers import mapping_files, read
 from remind.evaluation.answerers import Answerer, ChatAnswers, FixedAnswers, LocalAnswers
 from remind.evaluation.compare import condition_differences
 from remind.evaluation.conditions import Prompter, Questions, load_questions
@@ -249,7 +249,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
         return load_questions(cfg.states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
     if not cfg.corpus:
         raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
-    known["corpus"] = corpus_hashes(cfg.corpus, manifest, cfg.states)
+    known["corpus"] = corpus_hashes([*cfg.corpus, *mapping_files(cfg.corpus_format)], manifest, cfg.states)
     corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
     llm = None
     if "altered" in from_corpus:

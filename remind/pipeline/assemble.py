@@ -145,6 +145,7 @@ def manifest_of(
             "evidence_references": corpus.references,
             "evidence_dangling": len(corpus.dangling),
         },
+        "overlap": None if corpus.overlap is None else asdict(corpus.overlap),
         "evidence_recall": tally.recall(),
         "dangling": [asdict(item) for item in corpus.dangling],
         "versions": versions(),
@@ -169,6 +170,8 @@ def summary_of(tally: Tally, corpus: Outline, cap: int | None = None) -> str:
     ]
     if len(corpus.dangling) > 5:
         lines.append("  … the rest is listed in manifest.json")
+    if corpus.overlap is not None:
+        lines.append(f"overlap: {corpus.overlap}")
     if table := tally.recall():
         lines.append(f"{'evidence recall':<34}{'n':>6}{'x0':>8}{'marked':>8}")
         lines += [f"{key:<34}{row['n']:>6}{row['x0']:>8.3f}{row['marked']:>8.3f}" for key, row in table.items()]

@@ -12,6 +12,7 @@ from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
 from remind.core.processes import locked, shard_of
 from remind.core.progress import ProgressBar
+from remind.data.readers import mapping_files
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
 from remind.models.encoder import SentenceEncoder
@@ -92,7 +93,7 @@ class _Build:
         cfg = self.cfg = with_cap(cfg, size)
         self.identity = build_identity(cfg, self.llm.name, self.saes)
         self.parts = Parts(self.cache)
-        inputs = input_hashes(cfg.inputs)
+        inputs = self._inputs()
         if cfg.grounding.images == "pixels":
             corpus = corpus or outline(cfg)
         stamp = self._stamp(inputs, corpus)
@@ -123,6 +124,10 @@ class _Build:
             built = None
         if built is None:
             raise ConfigError(f"{self.out} exists; choose another out or set overwrite")
+
+    def _inputs(self) -> dict[str, str]:
+        """Hashes of the input files, and of the mapping file they are read by."""
+        return input_hashes([*self.cfg.inputs, *mapping_files(self.cfg.format)])
 
     def _stamp(self, inputs: dict[str, str], corpus: Outline | None) -> str:
         """Hash of all that decides the finished folder.
@@ -192,7 +197,7 @@ class _Build:
                 self.chat.merge(account["report"])
         if self.chat is not None:
             self.chat.check(self.cfg.max_failed)
-        if input_hashes(self.cfg.inputs) != inputs:
+        if self._inputs() != inputs:
             raise DataError("the input has changed while the states were built; start again", self.cfg.inputs[0])
         manifest = manifest_of(self.cfg, stamp, inputs, corpus, tally, self.chat or self.llm.name, self.saes)
         assemble(self.out, self.parts, keys, manifest, self.cfg.overwrite)

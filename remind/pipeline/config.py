@@ -35,7 +35,7 @@ class BuildStatesConfig:
     sae_data: str | list[str] | None = None
     """Dialogues to train that small SAE on; they should share nothing with the input. None: synthetic small talk."""
     format: str | None = None
-    """Format of the input; None: recognised from the content."""
+    """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
     """Segments, cues, retrieval (Section 4.2)."""
     grounding: GroundingConfig = field(default_factory=GroundingConfig)

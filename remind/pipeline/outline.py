@@ -10,7 +10,7 @@ from typing import NamedTuple
 from remind.core.errors import ConfigError, DataError, named
 from remind.data.dialogue import Corpus, Dangling, Dialogue, Question, note_ids
 from remind.data.readers import stream
-from remind.data.split import assign_splits, check_overlap
+from remind.data.split import Overlap, assign_splits, check_overlap
 from remind.pipeline.config import BuildStatesConfig
 
 #: The stages of a dialogue whose time is measured, in order.
@@ -62,6 +62,7 @@ class Outline:
         questions: without text, options and answers.
         work: sum of the `effort` of each dialogue with questions, in their order.
         splits: question id to split.
+        overlap: gold evidence that training and test questions share.
         references, dangling: as in `Corpus`, of the questions that are built.
         abstention: whether prompts say what to answer where the conversation does not tell; see `BuildStatesConfig`.
     """
@@ -69,6 +70,7 @@ class Outline:
     questions: list[Question] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     splits: Mapping[str, str] = field(default_factory=dict)
+    overlap: Overlap | None = None
     references: int = 0
     dangling: list[Dangling] = field(default_factory=list)
     abstention: bool = False
@@ -79,7 +81,7 @@ def outline(cfg: BuildStatesConfig) -> Outline:
 
     Raises:
         DataError, ImagePathError, FormatError: an input that cannot be used, ids that stand twice, evidence on both
-            sides of a split. Names the path it came by.
+            sides of a split that is not only to be reported. Names the path it came by.
         ConfigError: no questions.
     """
     # questions of one's own may well be such that the dialogue does not tell
@@ -102,9 +104,10 @@ def outline(cfg: BuildStatesConfig) -> Outline:
     if cfg.abstention is not None:
         corpus.abstention = cfg.abstention
     corpus.splits = assign_splits(corpus.questions, cfg.split)
-    check_overlap(
+    corpus.overlap = check_overlap(
         ((q.id, q.dialogue_id, corpus.splits[q.id], (*q.evidence, *q.images)) for q in corpus.questions),
         lambda dialogue_id: first["dialogue", dialogue_id],
+        cfg.split.overlap == "report",
     )
     return corpus
 

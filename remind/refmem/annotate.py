@@ -37,7 +37,7 @@ class AnnotateConfig:
     annotators: list[str] = field(default_factory=lambda: ["A", "B", "C"])
     """Their names; a name and the seed set the order of items and candidate answers."""
     format: str | None = None
-    """Format of the dialogues; None: recognised from the content."""
+    """Format of the dialogues, or a mapping file (.yaml); None: recognised from the content."""
     seed: Seed = 0
     """Seed of the orders."""
     around: NonNegativeInt = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,18 +46,27 @@ def cluster(vectors: np.ndarray, config: ClusterConfig) -> np.ndarray:
     Agglomerative clustering on cosine distances up to `config.distance`; a cluster with more than `config.max_size`
     members is divided by K-Means (seeded) into ceil(size / max_size) parts. A part may still be larger than max_size.
 
+    Ward's linkage (Ward, 1963; cited in Appendix D.1) is of Euclidean distances between unit vectors: clusters A and B
+    are merged while |A||B| / (|A| + |B|) · ‖mean A − mean B‖², the rise of the sum of squares within clusters, is at
+    most `config.distance`.
+
     Raises:
         DataError: a row that is zero or not finite, whose cosine is not defined.
     """
     from sklearn.cluster import AgglomerativeClustering, KMeans
+    from sklearn.preprocessing import normalize
 
     if len(vectors) and (not np.isfinite(vectors).all() or not np.linalg.norm(vectors, axis=1).all()):
         raise DataError("a vector to be clustered is zero or not finite")
     if len(vectors) < 2:
         return np.zeros(len(vectors), dtype=np.int64)
+    metric, threshold, points = "cosine", config.distance, vectors
+    if config.linkage == "ward":
+        # a height of the tree is the root of twice that rise: of two vectors, their Euclidean distance
+        metric, threshold, points = "euclidean", math.sqrt(2 * config.distance), normalize(vectors)
     grouped = AgglomerativeClustering(
-        n_clusters=None, metric="cosine", linkage=config.linkage, distance_threshold=config.distance
-    ).fit_predict(vectors)
+        n_clusters=None, metric=metric, linkage=config.linkage, distance_threshold=threshold
+    ).fit_predict(points)
     labels = np.zeros(len(vectors), dtype=np.int64)
     following = 0
     for label in np.unique(grouped):

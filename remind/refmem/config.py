@@ -21,8 +21,9 @@ class ClusterConfig:
     """Clusters of one dialogue's segments, or of one speaker's images."""
 
     distance: Annotated[float, Range(gt=0, le=2)] = 0.55
-    """Cosine distance up to which clusters are merged; the number of clusters follows from it."""
-    linkage: Literal["average", "complete", "single"] = "average"
+    """Cosine distance up to which clusters are merged; the number of clusters follows from it. With linkage ward:
+    how much a merge may add to the sum of squares within clusters of unit vectors, for two vectors the same."""
+    linkage: Literal["average", "complete", "single", "ward"] = "average"
     """Linkage of the agglomerative clustering."""
     max_size: PositiveInt = 12
     """A cluster with more members is divided by K-Means into as few parts as this needs."""
@@ -86,7 +87,7 @@ class RefMemConfig:
     out: str
     """Folder of the build. Stages finished there are not run again while input and settings are the same."""
     format: str | None = None
-    """Format of the input; None: recognised from the content."""
+    """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
     limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
     until: StageName = "benchmark"

@@ -28,20 +28,31 @@ class ClipEncoder:
     """Images to unit vectors with a CLIP checkpoint of transformers.
 
     Raises:
-        ModelError: the checkpoint cannot be loaded, holds no image tower, or names kernels from elsewhere.
+        ModelError: the checkpoint cannot be loaded, is of another model, lacks weights of the image tower, or names
+            kernels from elsewhere.
     """
 
     def __init__(self, name: str, device: str = "cpu") -> None:
-        from transformers import AutoImageProcessor, CLIPModel
+        from transformers import AutoConfig, AutoImageProcessor, CLIPModel
 
         self.name, self.device = name, device
         check_kernels(name)
         try:
+            # of another model transformers would take what fits and draw the rest at random
+            if (kind := AutoConfig.from_pretrained(name, trust_remote_code=False).model_type) != "clip":
+                raise ModelError(f"{name!r} holds a model of type {kind}, not CLIP")
             with without_loading_bars():
-                self._model = CLIPModel.from_pretrained(name, use_safetensors=True).to(device).eval()
+                model, loaded = CLIPModel.from_pretrained(name, use_safetensors=True, output_loading_info=True)
                 self._processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+        except ModelError:
+            raise
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"CLIP checkpoint {name!r} cannot be loaded: {error}") from None
+        if missing := sorted(key for key in loaded["missing_keys"] if key.startswith(("vision_model", "visual_"))):
+            raise ModelError(
+                f"CLIP checkpoint {name!r} lacks {len(missing)} weights of the image tower: {missing[0]} …"
+            )
+        self._model = model.to(device).eval()
 
     def encode(self, paths: Sequence[str]) -> np.ndarray:
         """Unit rows, float32 [n, d]. Raises ImagePathError for a file that is not an image."""

@@ -19,7 +19,7 @@ class TrainSAEConfig:
     data: str | list[str] = field(default_factory=list)
     """Files or folders of dialogues (DialogCC, MSC, Friends, one's own). Empty: the bundled synthetic small talk."""
     format: str | None = None
-    """Format of the data; None: recognised from the content of each file."""
+    """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
     backbone: str = "minilm"
     """Model whose hidden states are learned: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt | str] | None = None

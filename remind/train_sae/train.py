@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import input_hashes, read_json, sha256_json, write_json
+from remind.data.readers import mapping_files
 from remind.train_sae.config import TrainSAEConfig, default_layers
 from remind.train_sae.corpus import data_paths, read_corpus
 from sae.config import SAETrainConfig
@@ -51,7 +52,7 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
     training, held_out = read_corpus(cfg)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
     layers = _layers(cfg, backbone)
-    hashes = input_hashes(data_paths(cfg.data))
+    hashes = input_hashes([*data_paths(cfg.data), *mapping_files(cfg.format)])
     partial = out.with_name(f"{out.name}.partial")
     _claim(partial, cfg, hashes, processes)
     try:

@@ -33,7 +33,7 @@ class InspectConfig:
     corpus: str | list[str] | None = None
     """The dialogues of the states, whose codes are computed again. None: those the states were built from."""
     format: str | None = None
-    """Format of the corpus; None: detected from the content."""
+    """Format of the corpus, or a mapping file (.yaml); None: detected from the content."""
     backbone: str | None = None
     """Model whose hidden states the SAEs read; None: the one the states were built with, if it is built in or a folder.
     One from the hub must be named here."""

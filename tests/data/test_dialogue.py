@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from remind import Corpus, Dialogue, Image, Question, Session, Turn
+from remind import Corpus, Dialogue, Image, Question, Session, Turn, read
 from remind.core.errors import DataError
-from remind.data.dialogue import Dangling
+from remind.data.dialogue import Dangling, joined
+from remind.data.sample import sample_path
 
 
 def turn(turn_id, speaker="Ana", images=()):
@@ -95,3 +96,20 @@ def test_hostile_ids_are_shortened():
         Dialogue(name, (Session("s", None, (turn, turn)),))
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
+
+
+def test_joined_dialogues_keep_what_questions_rest_on() -> None:
+    """Every question finds the same words and pictures under the new names."""
+    corpus = read(sample_path())
+    parts = [Corpus((dialogue,), tuple(questions)) for dialogue, questions in corpus.by_dialogue()]
+    whole = joined(parts, "all")
+    [dialogue] = whole.dialogues
+    assert [turn.text for turn in dialogue.turns] == [turn.text for d in corpus.dialogues for turn in d.turns]
+    assert len(dialogue.images) > 20
+    for before, after in zip([q for part in parts for q in part.questions], whole.questions, strict=True):
+        own = corpus.dialogue(before.dialogue_id)
+        assert (after.id, after.text, after.dialogue_id) == (before.id, before.text, "all")
+        assert [dialogue.turn(name).text for name in after.evidence] == [own.turn(n).text for n in before.evidence]
+        assert [dialogue.images[n].caption for n in after.images] == [own.images[n].caption for n in before.images]
+    with pytest.raises(DataError, match="occurs twice"):
+        joined([parts[0], parts[0]], "all")

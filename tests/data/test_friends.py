@@ -20,6 +20,24 @@ def test_real_transcripts(remind_data):
     assert turns == [(r["Utterance"], " & ".join(ast.literal_eval(r["Speaker"]))) for r in rows]
 
 
+def test_seasons_are_the_episodes_of_all_files_in_order(remind_data):
+    folder = remind_data / "friends" / "emorynlp_csv"
+    rows = []
+    for path in folder.glob("*.csv"):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += csv.DictReader(file)
+    corpus = read(folder, "friends_seasons")
+    assert [dialogue.id for dialogue in corpus.dialogues] == ["s01", "s02", "s03", "s04"]
+    for season, dialogue in enumerate(corpus.dialogues, start=1):
+        # stable: rows of an episode stay in the order of their file
+        own = sorted((r for r in rows if int(r["Season"]) == season), key=lambda r: int(r["Episode"]))
+        assert [turn.text for turn in dialogue.turns] == [row["Utterance"] for row in own]
+        assert [turn.id for turn in dialogue.turns] == [
+            f"s{season:02}e{int(r['Episode']):02}:S{r['Scene_ID']}:T{r['Utterance_ID']}" for r in own
+        ]
+    assert len(read(folder / "emorynlp_dev_final.csv", "friends_seasons").dialogues) <= 4
+
+
 def write(folder, *rows):
     path = folder / "friends.csv"
     path.write_text(HEADER + "".join(rows), encoding="utf-8")

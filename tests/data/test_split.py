@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
-from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters
+from remind.data.split import SplitConfig, assign_splits, check_overlap, evidence_clusters, overlap_of
 
 
 def corpus(questions: list[tuple[str, tuple[str, ...], str | None]]) -> Corpus:
@@ -54,6 +54,34 @@ def test_a_given_split_is_kept_and_shares_are_shares() -> None:
     for wrong in ({"train": 0.8, "dev": 0.3}, {"train": -0.1}):
         with pytest.raises(ConfigError):
             SplitConfig(**wrong)
+
+
+ROWS = st.lists(st.tuples(st.sampled_from("de"), st.sampled_from(["train", "dev", "test"]), EVIDENCE), max_size=12)
+
+
+@given(ROWS)
+def test_shared_evidence_is_counted_as_by_comparing_all_pairs(drawn: list[tuple[str, str, tuple[str, ...]]]) -> None:
+    rows = [(f"q{n}", *row) for n, row in enumerate(drawn)]
+    pairs = [
+        (a[0], b[0], a[1], piece)
+        for b in rows
+        for piece in b[3]
+        for a in rows
+        if (a[1], a[2], b[2]) == (b[1], "train", "test") and piece in a[3]
+    ]
+    found = overlap_of(rows)
+    if not pairs:
+        assert found is None
+        check_overlap(rows)
+        return
+    assert found is not None
+    assert found.pieces == len({pair[2:] for pair in pairs})
+    assert found.questions == len({pair[1] for pair in pairs})
+    train, test, dialogue, piece = pairs[0]
+    assert (found.train, found.test, found.dialogue_id, found.first) == (train, test, dialogue, f"turn {piece}")
+    assert check_overlap(rows, report=True) == found
+    with pytest.raises(DataError, match=f"the first of {found.pieces} shared, which {found.questions} test"):
+        check_overlap(rows)
 
 
 def test_overlap_names_both_questions() -> None:

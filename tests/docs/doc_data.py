@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from doc_commands import blocks
 from fuzzing.seeds import LONGMEMEVAL
 
 from experiments.official.longmemeval import TYPES
@@ -140,6 +141,13 @@ def _longmemeval(folder: Path) -> None:
     write_rows(folder / "rag_s_cleaned.eval-results-gpt-4o-mini.jsonl", judged)
 
 
+def mapped(folder: Path) -> None:
+    """The mapping file of docs/data.md, and the file it is for."""
+    for language, name, sign in (("yaml", "mapping.yaml", "dialogue:"), ("json", "official.json", '{"conversations"')):
+        [block] = [b for b in blocks(language) if b.page == "docs/data.md" and b.lines[0].startswith(sign)]
+        (folder / name).write_text("\n".join(block.lines), encoding="utf-8")
+
+
 def lay_out(folder: Path) -> None:
     """Every data file the documents name."""
     for name in ("locomo10.json", "dialogues.json", "locomo_dev.json"):
@@ -147,6 +155,7 @@ def lay_out(folder: Path) -> None:
     _realtalk(folder / "realtalk")
     _corpora(folder)
     _longmemeval(folder)
+    mapped(folder)
     (folder / "texts.txt").write_text("Ana drinks coffee.\nBen drinks tea in the morning.\n" * 4, encoding="utf-8")
 
 

@@ -31,10 +31,12 @@ from doc_commands import (
     spans,
     table_commands,
 )
+from doc_data import mapped
 
 from remind import read
 from remind.commands import COMMANDS
 from remind.core import cli
+from remind.data.dialogue import Question
 from remind.data.readers import FORMATS
 
 #: Modules that are run with `python -m`: experiments, benchmarks, and the picture of the inspector page.
@@ -180,7 +182,7 @@ def test_targets_of_make_and_extras_of_pip_exist() -> None:
 
 def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
     """The chat, and the example of RefMem-Bench JSONL with its broken lines joined, are files that the readers take."""
-    chat, block = (block for block in blocks("json") if block.page == "docs/data.md")
+    chat, block, _ = (block for block in blocks("json") if block.page == "docs/data.md")
     (tmp_path / "keys.png").touch()
     (tmp_path / "chat.jsonl").write_text("\n".join(chat.lines), encoding="utf-8")
     (dialogue,) = read(tmp_path / "chat.jsonl", "chat").dialogues
@@ -192,6 +194,17 @@ def test_json_of_the_pages_is_read_as_it_says(tmp_path: Path) -> None:
     corpus = read(tmp_path / "example.jsonl")
     assert [question.id for question in corpus.questions] == ["q0001"]
     assert corpus.dialogues[0].turn("s1:1").images[0].caption == "a red bike"
+
+
+def test_the_mapping_of_the_page_reads_the_json_of_the_page(tmp_path: Path) -> None:
+    mapped(tmp_path)
+    corpus = read(tmp_path / "official.json", str(tmp_path / "mapping.yaml"))
+    [dialogue] = corpus.dialogues
+    assert [(t.id, t.speaker, t.text) for t in dialogue.turns] == [("s1:T1", "Ana", "Look!"), ("s1:T2", "Ben", "Nice.")]
+    assert [(image.index, image.caption) for image in dialogue.images] == [(0, "a red bike")]
+    options = ("a car", "a bike")
+    asked = Question("c1-q000", "c1", "What does Ana ride?", "single", options, ("B",), ("s1:T1",), split="test")
+    assert corpus.questions == (asked,)
 
 
 def test_every_format_of_the_table_is_one_that_is_read() -> None:

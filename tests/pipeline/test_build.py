@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from small_corpus import building, rows
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.config import TrainerConfig
+from remind.alignment.config import DataConfig, TrainerConfig
+from remind.alignment.data import load_data
 from remind.alignment.run_folder import read_config
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
@@ -22,6 +24,7 @@ from remind.core.files import read_json
 from remind.data.dialogue import NO_INFORMATION
 from remind.data.sample import sample_path
 from remind.demo import DemoConfig, demo
+from remind.evaluation.conditions import load_questions
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
@@ -263,6 +266,47 @@ def test_questions_of_ones_own_about_each_dialogue(
     for wrong in ([], ["good?", " "]):
         with pytest.raises(ConfigError, match="none of them blank"):
             BuildStatesConfig("in", "out", ask=wrong)
+
+
+def test_a_split_that_shares_evidence_is_refused_or_reported(
+    tmp_path: Path, minilm_sae: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A question set with a split of its own, in JSON of its own shape."""
+    talk = rows(2)
+    asked = [{**row, "split": "train" if str(row["id"]).endswith("a") else "test"} for row in talk if "question" in row]
+    asked[1]["evidence"], asked[3]["evidence"] = ["t3", "t2"], ["t2"]
+    (tmp_path / "set.json").write_text(json.dumps({"talk": [row for row in talk if "sessions" in row], "qa": asked}))
+    (tmp_path / "map.yaml").write_text(
+        "dialogue: {records: talk, id: id, sessions: sessions}\n"
+        "session: {id: id, turns: turns}\n"
+        "turn: {id: id, speaker: speaker, text: text}\n"
+        "question: {records: qa, dialogue: context_id, id: id, text: question, options: options, answers: answers,\n"
+        "  evidence: evidence, split: split}\n"
+    )
+    out = tmp_path / "out"
+    words = ["build-states", "--input", str(tmp_path / "set.json"), "--format", str(tmp_path / "map.yaml")]
+    words += ["--sae", str(minilm_sae), "--cache", str(tmp_path / "cache"), "--out", str(out)]
+    with pytest.raises(SystemExit):
+        main(words)
+    error = capsys.readouterr().err
+    assert "set.json [q0b]: turn t2 of c0 is evidence of training question q0a too, the first of 2 shared, " in error
+    assert not out.exists()
+    main([*words, "--split.overlap", "report"])
+    assert "turns and images: 2, test questions: 2; the first is turn t2 of c0" in capsys.readouterr().out
+    manifest = read_manifest(out)
+    first = {"first": "turn t2", "dialogue_id": "c0", "train": "q0a", "test": "q0b"}
+    assert manifest["overlap"] == {"pieces": 2, "questions": 2, **first}
+    assert set(manifest["inputs"]) == {"set.json", "map.yaml"}
+    with caplog.at_level(logging.WARNING):
+        assert [r.question_id for r in read_states(out, "test")] == ["q0b", "q1b"]
+        assert len(load_questions(out, "test", ["x0"]).records) == 2
+        assert len(load_data(out, load_backbone("nano").tokenizer, DataConfig(), 4096).train) == 2
+    assert [record.getMessage().count("gold evidence shared") for record in caplog.records] == [1, 1, 1]
+    # another mapping is another input
+    (tmp_path / "map.yaml").write_text((tmp_path / "map.yaml").read_text().replace("split: split", 'split: "none?"'))
+    with pytest.raises(SystemExit):
+        main([*words, "--split.overlap", "report"])
+    assert "of other input or settings" in capsys.readouterr().err
 
 
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:

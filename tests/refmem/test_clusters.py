@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
+from safetensors.torch import load_file, save_file
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
@@ -57,6 +60,48 @@ def test_small_groups_are_those_of_the_tree_and_large_ones_those_of_kmeans(seed:
     assert divided or method == "complete"
     # numbered by first appearance, so that ids do not hang on a library's order
     assert list(dict.fromkeys(labels.tolist())) == list(range(labels.max() + 1))
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.0])
+def test_wards_linkage_is_scipys_on_unit_vectors(scale: float) -> None:
+    vectors = some_vectors(4)
+    config = ClusterConfig(distance=0.9, linkage="ward", max_size=90)
+    # lengths do not count: cosine distance knows none
+    labels = cluster(vectors * np.linspace(1, scale, len(vectors), dtype=np.float32)[:, None], config)
+    tree = linkage(vectors.astype(np.float64), "ward")
+    assert partition(labels) == partition(fcluster(tree, np.sqrt(2 * 0.9), "distance"))
+    assert 3 < labels.max() < 60
+    assert partition(labels) != partition(cluster(vectors, ClusterConfig(distance=0.9, max_size=90)))
+
+
+@pytest.mark.parametrize("method", ["average", "ward"])
+def test_two_vectors_are_merged_up_to_the_same_cosine_distance(method: str) -> None:
+    two = np.array([[1.0, 0.0], [0.6, 0.8]])  # 0.4 apart
+    found = [cluster(two, ClusterConfig(distance=d, linkage=method)).tolist() for d in (0.39, 0.41)]  # type: ignore[arg-type]
+    assert found == [[0, 1], [0, 0]]
+
+
+def test_wards_merges_are_those_that_cost_the_least() -> None:
+    """Against a greedy search: the sum of squares within clusters is added up anew for each pair of them."""
+    vectors = some_vectors(1, 14).astype(np.float64)
+    clusters = [[number] for number in range(len(vectors))]
+
+    def squares(members: list[int]) -> float:
+        return float(((vectors[members] - vectors[members].mean(axis=0)) ** 2).sum())
+
+    while True:
+        costs = {
+            (a, b): squares(clusters[a] + clusters[b]) - squares(clusters[a]) - squares(clusters[b])
+            for a in range(len(clusters))
+            for b in range(a)
+        }
+        (a, b), cost = min(costs.items(), key=lambda item: item[1])
+        if cost > 0.7:
+            break
+        clusters[b] += clusters.pop(a)
+    labels = cluster(vectors, ClusterConfig(distance=0.7, linkage="ward", max_size=14))
+    assert partition(labels) == {frozenset(members) for members in clusters}
+    assert 1 < len(clusters) < 14
 
 
 def test_small_groups_are_left_out_and_a_zero_vector_is_refused() -> None:
@@ -155,6 +200,21 @@ def test_clip_vectors_are_its_image_features(tiny_clip: Path, tmp_path: Path) ->
         ClipEncoder(str(tiny_clip)).encode([str(tmp_path / "bad.png")])
     with pytest.raises(ModelError, match="cannot be loaded"):
         ClipEncoder(str(tmp_path / "nothing"))
+
+
+def test_a_folder_that_is_no_clip_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
+    """Loaded all the same, it would embed images with weights drawn at random."""
+    other = shutil.copytree(tiny_clip, tmp_path / "other")
+    settings = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 16}))
+    with pytest.raises(ModelError, match="holds a model of type vit, not CLIP"):
+        ClipEncoder(str(other))
+    (other / "config.json").write_text(json.dumps(settings))
+    weights = load_file(other / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights of the image tower: visual_projection\.weight"):
+        ClipEncoder(str(other))
 
 
 def test_pictures_are_opened_one_by_one(tiny_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import NamedTuple
 from remind.core.errors import DataError, FormatError
 from remind.data.dialogue import Corpus
 from remind.data.readers import chat, dialogcc, friends, locomo, longmemeval, msc, realtalk, refmem
+from remind.data.readers.mapped import MappedReader
+from remind.data.readers.mapping import SUFFIXES as MAPPING_SUFFIXES
+from remind.data.readers.mapping import FieldMapping
 from remind.data.readers.refmem import write_refmem
-from remind.data.readers.source import Source, shown
+from remind.data.readers.source import Source, natural, shown
 
 __all__ = ["FORMATS", "read", "sniff", "stream", "write_refmem"]
 
@@ -28,9 +30,19 @@ class Reader(NamedTuple):
     stream: Callable[[Sequence[Source]], Iterator[Corpus]]
 
 
-# chat comes last: it accepts any record with a text
-_MODULES = (refmem, locomo, longmemeval, realtalk, msc, dialogcc, friends, chat)
-_READERS = {module.__name__.rpartition(".")[2]: Reader(module.matches, module.stream) for module in _MODULES}
+_READERS = {
+    "refmem": Reader(refmem.matches, refmem.stream),
+    "locomo": Reader(locomo.matches, locomo.stream),
+    "longmemeval": Reader(longmemeval.matches, longmemeval.stream),
+    "realtalk": Reader(realtalk.matches, realtalk.stream),
+    "msc": Reader(msc.matches, msc.stream),
+    "dialogcc": Reader(dialogcc.matches, dialogcc.stream),
+    "friends": Reader(friends.matches, friends.stream),
+    # only where it is asked for: the same files are recognised as friends
+    "friends_seasons": Reader(friends.matches, friends.stream_seasons),
+    # last: it accepts any record with a text
+    "chat": Reader(chat.matches, chat.stream),
+}
 #: Names of the formats.
 FORMATS = tuple(_READERS)
 
@@ -42,9 +54,11 @@ def read(path: str | Path, format: str | None = None) -> Corpus:
         path: a file or a folder. Files of a folder are read in natural order (`Chat_2` before `Chat_10`); those of
             another or no known format are left out with a warning in the log. Links are followed; image paths are
             relative to the folder of the link.
-        format: one of `FORMATS`; by default it is recognised from the content.
+        format: one of `FORMATS`, or a mapping file (`.yaml`), which says where JSON of another shape keeps what is
+            needed; by default it is recognised from the content.
 
     Raises:
+        ConfigError: a mapping file that cannot be used.
         FormatError: an unknown format, a file that is not of it, or a folder with files of several formats.
         ImagePathError: a local image that is missing or leaves the folder of its file.
         DataError: a file or record that cannot be used; the message names file and record.
@@ -57,15 +71,14 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     """The corpus of `read` in pieces: `read(path) == Corpus.merge(list(stream(path)))`.
 
     A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
-    RefMem-Bench questions, and one file where a later line may belong to an earlier dialogue (chat in single turns,
-    Friends).
+    RefMem-Bench questions, one file where a later line may belong to an earlier dialogue (chat in single turns,
+    Friends), all files of Friends by season, and of a mapping file the questions that stand apart from dialogues.
 
     Raises:
         As `read`, before the first piece or between two.
     """
     path = Path(path)
-    if format is not None and format not in _READERS:
-        raise FormatError(f"unknown format {shown(format)}; known: {', '.join(FORMATS)}", path)
+    reader = None if format is None else _reader(path, format)
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -73,13 +86,29 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
         reason = "no such file or folder" if missing else f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, path) from None
     if stat.S_ISDIR(mode):
-        paths, format = _folder(path, format)
+        paths, format = _folder(path, format, reader)
         sources = [Source(file) for file in paths]
     else:
         # a source that was examined holds its first record
-        format = _check(Source(path), format)
+        format = _check(Source(path), format, reader)
         sources = [Source(path)]
-    return _READERS[format].stream(sources)
+    return (reader or _READERS[format]).stream(sources)
+
+
+def mapping_files(format: str | None) -> list[Path]:
+    """The mapping file that a format is, if it is one; it decides what is read as much as the data do."""
+    return [Path(format)] if format is not None and format.lower().endswith(MAPPING_SUFFIXES) else []
+
+
+def _reader(path: Path, format: str) -> Reader:
+    """Raises FormatError for an unknown format, ConfigError for a mapping file that cannot be used."""
+    for file in mapping_files(format):
+        mapped = MappedReader(FieldMapping(file))
+        return Reader(mapped.matches, mapped.stream)
+    if format not in _READERS:
+        known = ", ".join(FORMATS)
+        raise FormatError(f"unknown format {shown(format)}; known: {known}, or a mapping file (.yaml)", path)
+    return _READERS[format]
 
 
 def sniff(source: Source) -> str | None:
@@ -87,10 +116,10 @@ def sniff(source: Source) -> str | None:
     return next((name for name, reader in _READERS.items() if reader.matches(source)), None)
 
 
-def _check(source: Source, format: str | None) -> str:
+def _check(source: Source, format: str | None, reader: Reader | None) -> str:
     """The format of a single file, which must be `format` if that is given."""
     content = sniff(source)
-    if format is not None and _READERS[format].matches(source):
+    if format is not None and reader is not None and reader.matches(source):
         return format
     if content is not None and format is None:
         return content
@@ -106,13 +135,13 @@ def _check(source: Source, format: str | None) -> str:
     raise FormatError(f"of no format we know ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
 
 
-def _folder(folder: Path, format: str | None) -> tuple[list[Path], str]:
+def _folder(folder: Path, format: str | None, reader: Reader | None) -> tuple[list[Path], str]:
     """The files of a folder that are of one format, and that format."""
     by_format: dict[str, list[Path]] = {}
     others: list[Path] = []
     for path in _files(folder):
         source = Source(path)
-        name = sniff(source) if format is None or not _READERS[format].matches(source) else format
+        name = sniff(source) if reader is None or not reader.matches(source) else format
         if name is None or (format is not None and name != format):
             others.append(path)
         else:
@@ -138,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", folder) from None
     files: list[Path] = []
-    for path in sorted(entries, key=_natural):
+    for path in sorted(entries, key=lambda path: natural(path.name)):
         try:
             regular = stat.S_ISREG(path.stat().st_mode)
         except OSError as error:
@@ -148,9 +177,3 @@ def _files(folder: Path) -> list[Path]:
         else:
             _log.warning("%s: left out, not a regular file", path)
     return files
-
-
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """Sort key by which numbers in names count as numbers."""
-    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", path.name)
-    return [(0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts]

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from remind.data.dialogue import Corpus
+from remind.data.dialogue import Corpus, joined
 from remind.data.readers.builder import CorpusBuilder, Draft
-from remind.data.readers.source import Place, Record, Source, shown
+from remind.data.readers.source import Place, Record, Source, natural, shown
 
 COLUMNS = {"Utterance", "Speaker", "Scene_ID", "Utterance_ID", "Season", "Episode"}
 
@@ -31,15 +31,36 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
         DataError: a row that lacks a column, a speaker or words, a scene or an utterance that occurs twice in an
             episode.
     """
+    return (piece for _, piece in _episodes(sources))
+
+
+def stream_seasons(sources: Sequence[Source]) -> Iterator[Corpus]:
+    """One dialogue per season (`s01`), its episodes in order, however they are spread over the files.
+
+    Sessions are `s01e02:S1`, turns `s01e02:S1:T3`. All files are held in memory.
+
+    Raises:
+        DataError: as `stream`.
+    """
+    seasons: dict[str, list[Corpus]] = {}
+    for season, piece in _episodes(sources):
+        seasons.setdefault(season, []).append(piece)
+    for season in sorted(seasons, key=natural):
+        yield joined(sorted(seasons[season], key=lambda piece: natural(piece.dialogues[0].id)), season)
+
+
+def _episodes(sources: Sequence[Source]) -> Iterator[tuple[str, Corpus]]:
+    """The season and the dialogue of each episode."""
     out = CorpusBuilder()
     for source in sources:
-        episodes: dict[str, list[Record]] = {}
+        episodes: dict[tuple[str, str], list[Record]] = {}
         for place, row in source.rows():
-            episode = f"s{_number(place, row, 'Season')}e{_number(place, row, 'Episode')}"
-            episodes.setdefault(episode, []).append(Record(place, row))
-        for episode, records in episodes.items():
-            out.add_dialogue(_draft(Draft(source.place.at(episode), episode), records))
-            yield out.piece()
+            season = f"s{_number(place, row, 'Season')}"
+            episodes.setdefault((season, f"e{_number(place, row, 'Episode')}"), []).append(Record(place, row))
+        for (season, episode), records in episodes.items():
+            name = f"{season}{episode}"
+            out.add_dialogue(_draft(Draft(source.place.at(name), name), records))
+            yield season, out.piece()
     out.end(sources)
 
 

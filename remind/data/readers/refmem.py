@@ -40,14 +40,14 @@ def stream(sources: Sequence[Source]) -> Iterator[Corpus]:
     for place, record in _records(sources):
         if record["type"] == "question":
             continue
-        dialogue = out.add_dialogue(_context(place, record))
+        dialogue = out.add_dialogue(context(place, record))
         own = held.setdefault(dialogue.id, [])
         while len(own) < counts[dialogue.id]:
             if (item := next(questions, None)) is None:
                 raise place.error("changed while it was read; try again when nothing writes to it")
             held.setdefault(item[0].name(item[1].get("context_id"), "context_id"), []).append(item)
         for where, question in held.pop(dialogue.id):
-            _question(out, where, question, dialogue)
+            add_question(out, where, question, dialogue)
         yield out.piece()
     out.end(sources)
 
@@ -85,7 +85,8 @@ def _records(sources: Sequence[Source]) -> Iterator[tuple[Place, dict[str, Any]]
             yield place, record
 
 
-def _context(place: Place, record: dict[str, Any]) -> Draft:
+def context(place: Place, record: dict[str, Any]) -> Draft:
+    """The dialogue of a context record. Raises DataError and ImagePathError where `stream` does."""
     name = place.name(record.get("id"), "id")
     place = place.at(name)
     draft = Draft(place, name)
@@ -109,7 +110,8 @@ def _image(draft: Draft, place: Place, value: object) -> Image:
     return draft.image(place, path, caption, source)
 
 
-def _question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue: Dialogue) -> None:
+def add_question(out: CorpusBuilder, place: Place, record: dict[str, Any], dialogue: Dialogue) -> None:
+    """Add the question of a question record about a dialogue of this piece. Raises DataError where `stream` does."""
     name = place.name(record.get("id"), "id")
     place = place.at(name)
     images = place.sequence(record.get("images") or [], "images")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from remind.core.errors import DataError, named, shown
 from remind.data.readers.window import Window, parse_line
 
-__all__ = ["Place", "Record", "Source", "shown"]
+__all__ = ["Place", "Record", "Source", "natural", "shown"]
 
 #: The beginning of a time in ISO 8601.
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
@@ -86,6 +86,12 @@ def _kind(value: object) -> str:
     if value is None:
         return "missing or null"
     return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key by which numbers in names count as numbers."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [(0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts]
 
 
 class Record(NamedTuple):

@@ -98,6 +98,47 @@ FRIENDS = (
     "Hey,\"['Ross Geller', 'Joey']\",1,2,1,1,\n"
     "Bye,Rachel,1,1,1,2,\n"
 )
+SHAPED = {
+    "data": [
+        {
+            "conv": "c1",
+            "parts": [
+                {"no": 1, "date": "2024-03-01", "says": [{"who": "Ana", "what": "hi", "pics": [{"alt": "a"}]}]},
+                {"no": 2, "date": None, "says": [{"who": "Ben", "what": "ho"}, {"who": "Ana", "what": "hm"}]},
+            ],
+            "qa": [
+                {
+                    "ask": "Which?",
+                    "kind": "SC",
+                    "of": ["one", "two"],
+                    "gold": 1,
+                    "ev": [[1, 0]],
+                    "pics": [0],
+                    "in": "x",
+                },
+                {
+                    "ask": "All?",
+                    "kind": "MC",
+                    "of": {"A": "1", "B": 2},
+                    "gold": [0, 1],
+                    "ev": [[2, 1], [9, 9]],
+                    "pics": 0,
+                },
+                {"ask": "Why?", "kind": "open", "gold": ["so", 5], "ev": [], "pics": None},
+            ],
+        }
+    ]
+}
+MAPPING = """\
+dialogue: {records: data, id: conv, sessions: parts, questions: qa}
+session: {id: no, time: date, turns: says}
+turn: {speaker: who, text: what, images: "pics?"}
+image: {caption: alt}
+question: {text: ask, format: kind, options: "of?", answers: gold, evidence: ev, images: pics, split: "in?"}
+answer: {index: .}
+evidence: {session: 0, turn: 1}
+values: {format: {SC: single, MC: multi, open: direct}, split: {x: train}}
+"""
 PREDICTION = {"question_id": "q1", "text": "<answer>A</answer>", "prompt_tokens": 3, "new_tokens": 2, "finished": True}
 PREDICTION |= {"failure": None, "message": "", "prompt": "0123456789abcdef", "evidence_shown": ["t1"]}
 PREDICTION |= {"images_shown": [0], "cut_turns": 0, "left_out": None}
@@ -117,6 +158,8 @@ def as_lines(values: list[Any]) -> bytes:
     return "".join(json.dumps(value) + "\n" for value in values).encode()
 
 
+#: Formats that are no JSON.
+CSV = ("friends", "friends_seasons")
 #: Valid files by format.
 FILES: dict[str, tuple[bytes, ...]] = {
     "refmem": (as_lines(REFMEM), as_list(REFMEM), as_lines(REFMEM[::-1])),
@@ -125,6 +168,7 @@ FILES: dict[str, tuple[bytes, ...]] = {
     "realtalk": (as_list(REALTALK),),
     "msc": (as_lines(MSC),),
     "dialogcc": (as_list(DIALOGCC), as_lines(DIALOGCC)),
+    "friends_seasons": (FRIENDS.encode(),),
     "friends": (FRIENDS.encode(), FRIENDS.replace("\n", "\r\n").encode()),
     "chat": (as_lines(CHAT), as_list(CHAT)),
 }

@@ -77,11 +77,20 @@ def make_check(name: str, cases: int = 25) -> Callable[[], None]:
 
 def _reader(format: str | None) -> Callable[[bytes, Path], None]:
     def run(data: bytes, folder: Path) -> None:
-        path = folder / ("input.csv" if format == "friends" else "input.json")
+        path = folder / ("input.csv" if format in seeds.CSV else "input.json")
         path.write_bytes(data)
         check_corpus(list(stream(path, format)), folder)
 
     return run
+
+
+def _shaped(data: bytes, folder: Path, mapping: bytes = seeds.MAPPING.encode()) -> None:
+    (folder / "mapping.yaml").write_bytes(mapping)
+    _reader(str(folder / "mapping.yaml"))(data, folder)
+
+
+def _mapping(data: bytes, folder: Path) -> None:
+    _shaped(seeds.as_list(seeds.SHAPED), folder, data)
 
 
 def check_corpus(pieces: list[Corpus], folder: Path) -> None:
@@ -201,10 +210,12 @@ def _image_seeds() -> tuple[bytes, ...]:
 
 def make_targets() -> dict[str, Target]:
     """All targets by name."""
-    every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format != "friends")
+    every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format not in seeds.CSV)
     return {
-        **{format: Target(seeds.FILES[format], _reader(format)) for format in FORMATS if format != "friends"},
-        "friends": Target(seeds.FILES["friends"], _reader("friends"), (changed_bytes,)),
+        **{format: Target(seeds.FILES[format], _reader(format)) for format in FORMATS if format not in seeds.CSV},
+        **{format: Target(seeds.FILES[format], _reader(format), (changed_bytes,)) for format in seeds.CSV},
+        "mapped": Target((seeds.as_list(seeds.SHAPED), seeds.as_lines([seeds.SHAPED])), _shaped),
+        "mapping": Target((seeds.MAPPING.encode(),), _mapping, (changed_bytes,)),
         "sniffed": Target(every, _reader(None)),
         "answer": Target(tuple(text.encode() for text in seeds.ANSWERS), _answer, (changed_bytes,)),
         "json": Target((seeds.as_list(seeds.REALTALK),), _json),
