@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,7 +30,7 @@ from benchmarks.measure import about, headline
 from remind.core.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
-    from benchmarks.bench_pra_step import Variant
+    from benchmarks.bench_pra_step import BenchStepConfig, Variant
 
 ROOT = Path(__file__).parents[1]
 #: Dense bfloat16 operations a second, from data sheets, by a part of the device's name: the first that fits.
@@ -168,6 +168,19 @@ def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
                 Figure(f"{name}: peak memory, AdamW's moments counted", row["memory"]["total"] / 2**30, "GiB")
             )
     return figures
+
+
+def _planned(cfg: BenchStepConfig, tune: Literal["full", "lora"]) -> int:
+    """Bytes that `memory_plan`, which a training run prints, computes for the step."""
+    from benchmarks.bench_pra_step import build
+    from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
+    from remind.alignment.memory import memory_plan, total
+
+    longest = round(cfg.tokens * (1 + cfg.markers + cfg.summary))
+    lora = LoraConfig(r=64, alpha=128) if tune == "lora" else None
+    trainer = TrainerConfig(batch_size=cfg.batch, gradient_checkpointing=cfg.checkpointing)
+    settings = TrainConfig(states="", out="", model="", lora=lora, trainer=trainer)
+    return total(memory_plan(build(replace(cfg, device="meta"), tune), settings, longest, cfg.answer))
 
 
 def pra_lora(setting: Setting) -> list[Figure]:
