@@ -19,7 +19,7 @@ def run(cfg: PaperConfig) -> None:
 def with_flag(words: list[str]) -> list[str]:
     """`--small` on its own means true."""
     following = [*words[1:], ""]
-    bare = [word == "--small" and after not in ("true", "false") for word, after in zip(words, following, strict=True)]
+    bare = [word == "--small" and after not in ("true", "false") for word, after in zip(words, following, strict=False)]
     return ["--small=true" if alone else word for word, alone in zip(words, bare, strict=True)]
 
 

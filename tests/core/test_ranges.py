@@ -37,9 +37,10 @@ ZERO = {
     "a seed": """
         AnnotateConfig.seed BenchConfig.dev_seed BenchConfig.test_seed ChainConfig.seeds ChainConfig.fold_seed
         ChooseConfig.seeds ClusterConfig.seed CompareConfig.seed DemoConfig.seed EvaluateConfig.seed
-        FaithfulnessConfig.seed FilterConfig.seed ItemsConfig.seed LabelConfig.seed LadderConfig.seed ProofConfig.seeds
-        ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed ScoreRetrievalConfig.seed
-        SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed PretrainConfig.seed""",
+        FaithfulnessConfig.seed FilterConfig.seed ItemsConfig.seed LabelConfig.seed LadderConfig.seed PaperConfig.seeds
+        ProofConfig.seeds ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed
+        ScoreRetrievalConfig.seed SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed
+        PretrainConfig.seed""",
     "a number that counts from 0: a layer, a level, a fold": """
         BuiltConfig.layers FeaturePagesConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers
         Edge.student Edge.teacher
@@ -67,8 +68,8 @@ ZERO = {
         EndpointConfig.price_prompt EndpointConfig.price_completion GroundingConfig.alpha GroundingConfig.beta
         GroundingConfig.sigma GroundingConfig.smooth_turns GuardConfig.ce_rise Knobs.lr Knobs.gamma
         PretrainConfig.weight_decay PretrainConfig.remarks PretrainConfig.focus PretrainConfig.options
-        PretrainConfig.letters RetrieveConfig.sigma SAETrainConfig.aux_coefficient StabilityConfig.lr
-        StabilityConfig.gamma TrainSAEConfig.sink_factor TrainerConfig.lr TrainerConfig.clip
+        PaperConfig.alphas PaperConfig.betas PretrainConfig.letters RetrieveConfig.sigma SAETrainConfig.aux_coefficient
+        StabilityConfig.lr StabilityConfig.gamma TrainSAEConfig.sink_factor TrainerConfig.lr TrainerConfig.clip
         TrainerConfig.weight_decay""",
 }
 #: Fields that take -1 and 0: weights of a logit, and thresholds in standard deviations.

@@ -34,13 +34,15 @@ _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
 _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
+    "benchmarks.gpu": "",
     "annotate-refmem": "",
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     # what several processes do is tested with the pipeline
     "build-states": "--limit 2 --workers 1",
     "compare": "",
-    "demo": f"{_WORLD.format('world')} --trainer.max_steps 1 --trainer.eval_every 0 --workers 1"
-    " --built.sae.steps 2 --built.sae.d_sae 64 --built.talk 2",
+    "demo": f"{_WORLD.format('world')} --trainer.max_steps 16 --trainer.eval_every 16 --trainer.batch_size 4"
+    " --built.layers '[2]' --built.sae.steps 5 --built.sae.d_sae 128 --built.sae.k 8 --built.sae.batch_size 128"
+    " --built.talk 2 --workers 1",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
     "export": "",
     "feature-pages": "--limit 2 --most 5",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from doc_commands import CONFIGS, ROOT, Block, Command, comment_commands, page_commands, snippets
-from doc_desk import Desk, output_of
+from doc_demo import check_demo
+from doc_desk import DEMO, Desk, output_of
 
 #: Outputs that other commands read; the commands of the configs write them again with the same content.
 SHARED = ("runs/refmem",)
@@ -20,6 +21,18 @@ SHARED = ("runs/refmem",)
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """A folder in which the commands run."""
     return Desk(tmp_path_factory.mktemp("desk"))
+
+
+@pytest.mark.slow
+def test_the_demo_runs_through(desk: Desk) -> None:
+    """First, so that what an earlier demo left is in its way. Tiny sizes; `make demo` has the real ones."""
+    out = desk.folder / "runs" / "demo"
+    earlier = out / "run-pra"
+    (earlier / "checkpoints" / "old").mkdir(parents=True)
+    (earlier / "config.yaml").write_text("states: elsewhere\n")
+    text = desk.run(DEMO)
+    assert not (earlier / "checkpoints" / "old").exists()
+    check_demo(text, out)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import errno
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,12 @@ from small_corpus import building, rows
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.config import DataConfig, TrainerConfig
+from remind.alignment.config import DataConfig
 from remind.alignment.data import load_data
-from remind.alignment.run_folder import read_config
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
-from remind.core.files import read_json
 from remind.data.dialogue import NO_INFORMATION
 from remind.data.sample import sample_path
-from remind.demo import DemoConfig, demo
 from remind.evaluation.conditions import load_questions
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
@@ -33,10 +29,7 @@ from remind.pipeline.build import with_cap
 from remind.pipeline.outline import outline
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
-from remind.testbed.built import BuiltConfig
-from remind.testbed.world import WorldConfig
 from sae import TopKSAE, layer_folder
-from sae.trainer import SAETrainConfig
 
 
 @pytest.mark.slow
@@ -333,94 +326,6 @@ def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path
     assert "answer_" not in record.x2.text
     assert strip_markers(record.x1) == record.x0.text[slice(*record.x0.dialogue)]
     assert 0 < sum(turn.end - turn.start for turn in record.x0.turns) < len(record.x0.text)
-
-
-@pytest.mark.slow
-def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tiny settings; `make demo` has the real ones."""
-    from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
-
-    cfg = DemoConfig(
-        out=str(tmp_path / "demo"),
-        world=WorldConfig(train=1, dev=1, test=1),
-        built=BuiltConfig(layers=(2,), sae=SAETrainConfig(d_sae=128, k=8, steps=5, batch_size=128), talk=2),
-        workers=1,
-        trainer=TrainerConfig(lr=5e-4, max_steps=16, batch_size=4, eval_every=16),
-    )
-    # what an earlier demo left is replaced
-    earlier = tmp_path / "demo" / "run-pra"
-    (earlier / "checkpoints" / "old").mkdir(parents=True)
-    (earlier / "config.yaml").write_text("states: elsewhere\n")
-    exported = demo(cfg)
-    assert not (earlier / "checkpoints" / "old").exists()
-    text = capsys.readouterr().out
-    for word in ("kidding", "before", "PRA without a label", "SFT, 40% of the labels wrong", str(exported)):
-        assert word in text
-    model = Qwen3VLForConditionalGeneration.from_pretrained(exported)
-    ids = AutoTokenizer.from_pretrained(exported)("hello", return_tensors="pt")
-    assert torch.isfinite(model(**ids).logits).all()
-    out = tmp_path / "demo"
-    ladder = read_json(out / "ladder.json")
-    assert list(ladder["before"]) == ["single", "multi", "direct", "all"]
-    assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    _check_before_and_after(text, out, exported)
-    _check_held_out(text, out)
-    _check_states(out)
-
-
-def _rows(text: str, title: str) -> list[list[str]]:
-    """The lines of the table under a title, each cut at wide gaps."""
-    lines = text[text.index(title) :].split("\n\n")[0].splitlines()[1:]
-    return [re.split(r"\s{2,}", line.strip()) for line in lines]
-
-
-def _check_before_and_after(text: str, out: Path, exported: Path) -> None:
-    """One table: accuracy, MemR, B1 and F1 by format from x0, of the shipped backbone and of the exported one."""
-    sides = [read_json(out / name / "report.json") for name in ("evaluation-before", "evaluation")]
-    assert [(side["config"]["model"], side["config"]["level"]) for side in sides] == [
-        ("nano", "x0"),
-        (str(exported), "x0"),
-    ]
-    head, *rows = _rows(
-        text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
-    )
-    measures = {"Acc": "accuracy", "parsed": "parse_rate", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
-    assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]
-    for name in ("single", "multi", "direct", "all"):
-        parts = [side["overall"] if name == "all" else side["by_format"][name] for side in sides]
-        figures = [part[measure] for measure in measures.values() for part in parts]
-        cells = ["–" if figure is None else f"{100 * figure['value']:.1f}" for figure in figures]
-        assert [name, str(parts[0]["n"]), *cells] in rows
-    assert (out / "evaluation" / "report.html").is_file()
-
-
-def _check_held_out(text: str, out: Path) -> None:
-    """The losses printed are the first and last of metrics.jsonl, and what PRA minimises falls."""
-    head, *rows = _rows(text, "Held-out loss on 20 dev questions")
-    assert head == ["loss before", "loss after", "CE(x0) before", "CE(x0) after"]
-    for name, row in zip(("pra", "sft"), rows, strict=False):
-        lines = map(json.loads, (out / f"run-{name}" / "metrics.jsonl").read_text().splitlines())
-        measured = [line for line in lines if line["kind"] == "eval"]
-        assert [line["step"] for line in measured] == [0, 16]
-        assert row[1:] == [f"{line[name]:.3f}" for name in ("total", "ce0") for line in measured]
-        if row[0].startswith("PRA"):
-            assert float(row[2]) < float(row[1])
-    assert [row[0][:3] for row in rows[:2]] == ["PRA", "SFT"]
-
-
-def _check_states(out: Path) -> None:
-    """What PRA is trained on names no answer and no evidence of training questions; SFT reads labels."""
-    unlabelled, labelled = (list(read_states(read_config(out / f"run-{name}").states)) for name in ("pra", "sft"))
-    train = [record for record in unlabelled if record.split == "train"]
-    assert train
-    assert not any(record.answers or record.evidence or record.images for record in train)
-    assert all(record.target for record in labelled)
-    questions = [json.loads(line) for line in (out / "states.jsonl").read_text().splitlines()]
-    assert not any(row.get("answers") or row.get("evidence") for row in questions if row.get("split") == "train")
-    # what the simulated LLM wrote is there, and the stand-in has written nothing
-    assert all("\nConclusion: " in record.x2.text for record in unlabelled)
-    report = read_manifest(out / "states")["llm_report"]
-    assert all(stage["failed"] == 0 for stage in report["stages"].values())
 
 
 def test_ids_and_evidence_that_collide_name_the_files(tmp_path: Path) -> None:
