@@ -22,10 +22,10 @@ $(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 demo: $(VENV)/.ready
 	$(BIN)/remind demo
 
-# One thread a worker: more of them wait for each other instead of working. Three, as tests wait for processes they start.
+# One thread a worker: more of them wait for each other instead of working. Four, as tests wait for processes they start.
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready
