@@ -9,7 +9,8 @@ from experiments.cost.report import markdown_table
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.evaluation.compare import Rows
 from remind.evaluation.intervals import bootstrap, several, share
-from remind.evaluation.tables import percent
+from remind.evaluation.scores import MEASURES, SHARES
+from remind.evaluation.tables import HEADS, percent
 from sae.figures import COLOURS, Picture, new_figure
 
 #: The paper's abbreviations of dimensions.
@@ -25,30 +26,21 @@ SHORT = {
 }
 #: Formats in the order of the paper's tables.
 TITLES = {"multi": "Multi-choice", "single": "Single-choice", "direct": "Direct answer"}
-HEADS = {
-    "accuracy": "Acc",
-    "memory_recall": "MemR",
-    "memory_recall_text": "MemR text",
-    "memory_recall_visual": "MemR visual",
-    "bleu1": "B1",
-    "f1": "F1",
-}
 Figures = Mapping[str, Any]
 
 
 def summary(rows: Iterable[Mapping[str, Any]], resamples: int) -> dict[str, Any]:
-    """n, `parsed` (share of outputs that could be read), and an `Estimate` for each of `HEADS`, or None.
+    """n, and an `Estimate` for each of `MEASURES` over the rows that it is defined for, or None.
 
-    Accuracy is Eq. 8 over all questions with a gold answer; the others are over the samples that they are defined for.
+    Args:
+        rows: as `remind evaluate` scores them: accuracy is s_i of Eq. 8.
     """
     kept = list(rows)
     figures: dict[str, Any] = {"n": len(kept)}
-    unread = sum(row.get("score_failure") == "unparsable" or row.get("failure") is not None for row in kept)
-    figures["parsed"] = 1 - unread / len(kept) if kept else None
-    for name in HEADS:
+    for name in MEASURES:
         part = [(float(row[name]), row["dialogue_id"]) for row in kept if row[name] is not None]
         values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
-        if name == "accuracy":
+        if name in SHARES:
             figures[name] = share(values, dialogues, resamples)
         else:
             figures[name] = bootstrap(values, resamples, 0, several(dialogues))
@@ -75,13 +67,13 @@ def side_by_side(products: Mapping[str, Figures], first: str = "System") -> str:
     """Systems as rows, formats as columns (Table 1): Acc, MemR of the question's own kind; B1 and F1 of direct ones."""
     shown = [format for format in TITLES if any(format in one for one in products.values())]
     columns = [(f, m) for f in shown for m in ("accuracy", "memory_recall", *(("bleu1", "f1") * (f == "direct")))]
-    heads = [first, "n", "parsed", *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
+    heads = [first, "n", HEADS["parse_rate"], *(f"{TITLES[f]} {HEADS[m]}" for f, m in columns), "Acc of all"]
     lines = []
     for name, one in products.items():
         whole = one["all"]["all"]
         cells = [cell(one.get(f, {}).get("all"), m) for f, m in columns]
-        parsed = f"{100 * whole['parsed']:.1f}"
-        lines.append([name, str(whole["n"]), parsed, *cells, cell(whole, "accuracy", interval=True)])
+        counts = [str(whole["n"]), cell(whole, "parse_rate")]
+        lines.append([name, *counts, *cells, cell(whole, "accuracy", interval=True)])
     return "\n".join(markdown_table(heads, lines))
 
 

@@ -148,19 +148,14 @@ def sources(records: Iterable[StateRecord], corpus: Corpus) -> Iterator[tuple[St
 
 
 def pooled(parts: Iterable[tuple[Setting, Rows]]) -> dict[str, dict[str, Any]]:
-    """Scored rows of all seeds together, by seed and question.
-
-    `accuracy` is s_i of Eq. 8: 0 where the output cannot be parsed or was not judged; None without a gold answer.
-    Questions that a condition leaves out are not among them.
-    """
+    """Scored rows of all seeds together, by seed and question; those that a condition leaves out are not among them."""
     rows = {}
     for setting, own in parts:
         for name, row in own.items():
             if row.get("left_out") is not None:
                 continue
-            right = float(row["accuracy"] or 0.0) if row.get("gold") else None
             dialogue = f"{setting.seed}/{row['dialogue_id']}" if setting.own_dialogues else row["dialogue_id"]
-            rows[f"{setting.seed}/{name}"] = {**row, "accuracy": right, "dialogue_id": dialogue}
+            rows[f"{setting.seed}/{name}"] = {**row, "dialogue_id": dialogue}
     return rows
 
 

@@ -24,7 +24,9 @@ from remind.states.records import StateRecord
 #: Conditions of the answering model by the name of their row.
 OURS = {
     "Whole conversation": "full_context",
+    "Whole conversation, x0's strategy": "full_context_strategy",
     "Naive RAG": "rag",
+    "Naive RAG, x0's strategy": "rag_strategy",
     "x0": "x0",
 }
 _NAME = re.compile(r"[\w.+ -]+")

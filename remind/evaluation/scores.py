@@ -18,7 +18,7 @@ from remind.states.records import StateRecord, evidence_share
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The averaged scores, in the order of the tables; those of `_SHARES` are shares of ones, the others are means.
+#: The averaged scores, in the order of the tables; those of `SHARES` are shares of ones, the others are means.
 MEASURES = (
     "accuracy",
     "parse_rate",
@@ -30,7 +30,7 @@ MEASURES = (
     "locomo_f1",
     "evidence_recall",
 )
-_SHARES = ("accuracy", "parse_rate")
+SHARES = ("accuracy", "parse_rate")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def summarise(scores: Sequence[Score], resamples: int = 1000, seed: int = 0) -> 
         part = [(value, s.record.dialogue_id) for s in scores if (value := getattr(s, name)) is not None]
         values, dialogues = [value for value, _ in part], [dialogue for _, dialogue in part]
         estimate: Estimate | None
-        if name in _SHARES:
+        if name in SHARES:
             estimate = share(values, dialogues, resamples, seed)
         else:
             estimate = bootstrap(values, resamples, seed, several(dialogues))

@@ -216,7 +216,7 @@ def test_what_is_not_mapped_is_counted_or_inferred(tmp_path: Path) -> None:
 
 
 DATA = seeds.SHAPED
-# every scalar as text: `no` is a key
+# BaseLoader makes text, lists and dictionaries alone: `no` is a key here, and nothing can be constructed
 MAPPING = yaml.load(seeds.MAPPING, yaml.BaseLoader)
 
 

@@ -30,6 +30,7 @@ from remind.core.files import read_json
 from remind.data.sample import sample_path
 from remind.evaluation.conditions import Prompter
 from remind.evaluation.config import EvaluateConfig
+from remind.evaluation.scores import MEASURES
 from remind.states.parquet import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.testbed.built import BuiltConfig
@@ -114,7 +115,7 @@ def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path
                 assert measure["value"] == pytest.approx(sum(shares) / len(shares))
     formats = [table[format]["all"]["n"] for format in ("single", "multi", "direct")]
     assert sum(formats) == table["all"]["all"]["n"] == len(rows)
-    assert table["all"]["all"]["parsed"] < 1
+    assert table["all"]["all"]["parse_rate"]["value"] < 1
     assert f"| other | {len(rows)} |" in side_by_side({"other": table})
     # a system that explains nothing takes no part in MemR
     bare = write_answers(tmp_path / "bare.jsonl", [{k: r[k] for k in ("question_id", "answer")} for r in rows])
@@ -189,22 +190,23 @@ def test_gold_turns_inside_blocks_by_brute_force(world: World) -> None:
 
 
 def test_what_cannot_be_read_is_wrong_and_counted() -> None:
-    row = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual", "bleu1", "f1", "score_failure"))
-    row |= {"format": "single", "dimension": None, "dialogue_id": "d", "gold": ["A"], "failure": None}
+    row: dict[str, Any] = dict.fromkeys(MEASURES)
+    row |= {"format": "single", "dimension": None, "dialogue_id": "d"}
     given = {
-        "q1": {**row, "accuracy": 1.0},
-        "q2": {**row, "accuracy": None, "score_failure": "unparsable"},
-        "q3": {**row, "accuracy": None, "failure": "too_long"},
-        "q4": {**row, "accuracy": None, "gold": []},
-        "q5": {**row, "accuracy": 0.0, "left_out": "no gold evidence"},
+        "right": {**row, "accuracy": 1.0, "parse_rate": 1.0},
+        "unparsable": {**row, "accuracy": 0.0, "parse_rate": 0.0},
+        "no verdict": {**row, "accuracy": None, "parse_rate": 1.0},
+        "no reply": {**row, "accuracy": None, "parse_rate": None},
+        "left out": {**row, "accuracy": 0.0, "parse_rate": 0.0, "left_out": "no gold evidence"},
     }
     first = Setting(1, EvaluateConfig("s", "m", "o"), own_dialogues=True)
     rows = pooled([(first, given), (replace(first, seed=2), given)])
-    assert sorted(rows) == [f"{seed}/q{n}" for seed in (1, 2) for n in (1, 2, 3, 4)]
+    assert set(rows) == {f"{seed}/{name}" for seed in (1, 2) for name in given if name != "left out"}
     assert {one["dialogue_id"] for one in rows.values()} == {"1/d", "2/d"}
     figures = summary(rows.values(), 20)
-    assert (figures["n"], figures["parsed"]) == (8, 0.5)
-    assert (figures["accuracy"]["value"], figures["accuracy"]["n"]) == (pytest.approx(1 / 3), 6)
+    assert figures["n"] == 8
+    assert (figures["parse_rate"]["value"], figures["parse_rate"]["n"]) == (pytest.approx(2 / 3), 6)
+    assert (figures["accuracy"]["value"], figures["accuracy"]["n"]) == (0.5, 4)
 
 
 def test_stages_hold_all_operations_once() -> None:
@@ -376,7 +378,7 @@ def _fig4(result: dict[str, Any], out: Path) -> None:
 
 def _table1(result: dict[str, Any], out: Path) -> None:
     gold = result["systems"]["Gold answers"]["all"]["all"]
-    assert (gold["accuracy"]["value"], gold["parsed"]) == (1.0, 1.0)
+    assert (gold["accuracy"]["value"], gold["parse_rate"]["value"]) == (1.0, 1.0)
     assert gold["memory_recall_visual"]["value"] == 1.0
     assert gold["memory_recall_text"]["value"] == pytest.approx(1.0)
 
