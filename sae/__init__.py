@@ -11,11 +11,15 @@ from sae.errors import ActivationError, ConfigError, FormatError, LayerError, SA
 
 if TYPE_CHECKING:
     from sae.idf import DocumentFrequency, load_idf, save_idf
-    from sae.topk import SparseCodes, TopKSAE, layer_folder, load_layers
+    from sae.jumprelu import JumpReLUSAE
+    from sae.loading import load, load_layers
+    from sae.topk import SparseCodes, TopKSAE, layer_folder
 
 _LAZY = {
     **dict.fromkeys(("DocumentFrequency", "load_idf", "save_idf"), "sae.idf"),
-    **dict.fromkeys(("SparseCodes", "TopKSAE", "layer_folder", "load_layers"), "sae.topk"),
+    "JumpReLUSAE": "sae.jumprelu",
+    **dict.fromkeys(("load", "load_layers"), "sae.loading"),
+    **dict.fromkeys(("SparseCodes", "TopKSAE", "layer_folder"), "sae.topk"),
 }
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "ConfigError",
     "DocumentFrequency",
     "FormatError",
+    "JumpReLUSAE",
     "LayerError",
     "SAEError",
     "ShapeError",
@@ -30,6 +35,7 @@ __all__ = [
     "StorageError",
     "TopKSAE",
     "layer_folder",
+    "load",
     "load_idf",
     "load_layers",
     "save_idf",

@@ -151,19 +151,20 @@ class Evaluation(Sums):
     @property
     def dead(self) -> float:
         """Fraction of features that fired on none of `tokens` tokens."""
-        return float((self._fired == 0).double().mean()) if self.tokens else math.nan
+        return float((self.fired == 0).double().mean()) if self.tokens else math.nan
 
     @property
     def density(self) -> Tensor:
         """Fraction of tokens on which each feature fired, [d_sae] float64."""
-        return self._fired / max(self.tokens, 1)
+        return self.fired / max(self.tokens, 1)
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain JSON values, and the histogram of densities."""
-        return {**super().summary(), "density_histogram": density_histogram(self._fired, self.tokens)}
+        return {**super().summary(), "density_histogram": density_histogram(self.fired, self.tokens)}
 
     @property
-    def _fired(self) -> Tensor:
+    def fired(self) -> Tensor:
+        """[d_sae] on how many tokens each feature was active."""
         start = _SCALARS + self.d_in
         return self._sums[start : start + self.d_sae]
 

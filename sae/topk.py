@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sae import format as sae_format
-from sae.errors import ActivationError, ConfigError, FormatError, ShapeError
+from sae.errors import ActivationError, ConfigError, ShapeError
 
 #: Pre-activations computed at a time in `encode` (2^26 numbers), and tokens searched at a time.
 _CHUNK = 1 << 26
@@ -102,7 +102,7 @@ class TopKSAE(nn.Module):
         parts = []
         for part in flat.split(max(1, _CHUNK // self.d_sae)) if len(flat) else (flat,):
             # the last bits of a product depend on its size: one product, but a search by parts that fit a CPU cache
-            pre = ((part - self.b_dec) @ self.W_enc).add_(self.b_enc)
+            pre = self.activate(((part - self.b_dec) @ self.W_enc).add_(self.b_enc))
             parts += [top_features(rows, self.k) for rows in (pre.split(_ROWS) if len(pre) else (pre,))]
         values, indices = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
         if not bool(torch.isfinite(values).all()):
@@ -110,6 +110,10 @@ class TopKSAE(nn.Module):
             raise ActivationError(f"{bad} of {len(flat)} tokens have hidden states that are not finite or overflow")
         shape = (*h.shape[:-1], self.k)
         return SparseCodes(values.reshape(shape), indices.reshape(shape))
+
+    def activate(self, pre: Tensor) -> Tensor:
+        """What TopK and ReLU of Eq. 2 are taken of: the pre-activations [N, d_sae] as they are."""
+        return pre
 
     def decode(self, codes: SparseCodes) -> Tensor:
         """ĥ = Σ_j h̃_j W_dec[j] + b_dec: [..., k] to [..., d_in], touching only the k rows of each token."""
@@ -157,17 +161,10 @@ class TopKSAE(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> TopKSAE:
-        """Read a folder written here or by sae-lens (see `sae.format`); parameters need no gradient.
+        """`sae.load`."""
+        from sae.loading import load
 
-        Errors are those of `sae.format.read`.
-        """
-        stored = sae_format.read(folder)
-        coder = cls.__new__(cls)
-        nn.Module.__init__(coder)
-        coder.d_in, coder.d_sae, coder.k, coder.metadata = stored.d_in, stored.d_sae, stored.k, stored.metadata
-        for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
-            setattr(coder, name, nn.Parameter(stored.tensors[name].to(device), requires_grad=False))
-        return coder.eval()
+        return load(folder, device=device)
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -206,22 +203,6 @@ def top_features(pre: Tensor, k: int) -> tuple[Tensor, Tensor]:
             indices = indices.index_copy(0, tied, order[:, :k])
     indices = indices.sort(dim=-1).values
     return pre.gather(-1, indices).relu(), indices
-
-
-def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
-    """Read the coders in the subfolders `layer_<LL>`, by layer number, ascending.
-
-    Raises FormatError for no such subfolder, or one that cannot be read.
-    """
-    folder = Path(folder)
-    paths: dict[int, Path] = {}
-    for path in sorted(folder.glob("layer_*")):
-        number = path.name.removeprefix("layer_")
-        if path.is_dir() and number.isdecimal():
-            paths[int(number)] = path
-    if not paths:
-        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
-    return {layer: TopKSAE.load(paths[layer], device) for layer in sorted(paths)}
 
 
 def layer_folder(folder: str | Path, layer: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,19 +15,25 @@ import pytest
 import torch
 import yaml
 from forked import ROOT, Forked
+from held import Held
 from torch import Tensor
 
+import sae
 from remind.alignment.run_folder import as_dict
+from remind.core import memory
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
+from remind.grounding.check import check_sae
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.models.windows import Window, make_windows
-from remind.train_sae import TrainSAEConfig, memory, quick_sae, train_sae
+from remind.train_sae import CheckSAEConfig, TrainSAEConfig, quick_sae, train_sae
 from remind.train_sae.corpus import read_dialogues, split_dialogues
-from remind.train_sae.run import Harvester
+from remind.train_sae.memory import memory_plan
+from remind.train_sae.run import Harvester, Run
 from sae import DocumentFrequency, TopKSAE, layer_folder, load_idf, load_layers
+from sae.parallel import Processes
 from sae.trainer import SAETrainConfig
 from sae.trainer import Trainer as SAETrainer
 
@@ -127,6 +134,31 @@ def test_held_out_fvu_and_idf_are_those_of_the_saved_coders(run: tuple[Path, Tra
     assert float((load_idf(layer_folder(out, 4)) - idf).abs().mean()) < 1e-3
 
 
+def test_whether_saes_fit_a_model(
+    run: tuple[Path, TrainSAEConfig], nano: Backbone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cfg = run
+    same = {"backbone": "nano", "data": [str(cfg.data)], "window": 64, "limit": None}
+    figures = check_sae(CheckSAEConfig(str(out), **same, out=str(tmp_path / "fit.json")))["layers"]
+    dialogues = read_dialogues([Path(str(cfg.data))], cfg)
+    windows = make_windows(nano, dialogues, 64, "test")
+    rows = [nano.hidden_states(torch.tensor([window.ids]), None, [2])[2][0] for window in windows]
+    h, coder = torch.cat(rows).double(), sae.load(layer_folder(out, 2)).double()
+    fvu = float((coder(h) - h).square().sum() / (h - h.mean(0)).square().sum())
+    assert figures["2"]["tokens"] == len(h)
+    assert figures["2"]["fvu"] == pytest.approx(fvu, rel=1e-3)
+    assert figures["2"]["recovered"] == pytest.approx(figures["2"]["loss"]["recovered"])
+    assert json.loads((tmp_path / "fit.json").read_text())["layers"] == figures
+    # the same features read another layer: a copy under that layer's name
+    shutil.copytree(layer_folder(out, 4), tmp_path / "others" / "layer_00")
+    other = check_sae(CheckSAEConfig(str(tmp_path / "others"), **same))["layers"]["0"]
+    assert other["fvu"] > max(1, figures["4"]["fvu"])
+    assert not other["fits"]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("does not fit nano")
+    with pytest.raises(ModelError, match="reads hidden states of width 128, but those of minilm are 384 wide"):
+        check_sae(CheckSAEConfig(str(out), "minilm"))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -142,7 +174,9 @@ def test_failures_leave_nothing(run, tmp_path, changes, error, message) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The shape of Qwen3-VL-8B, counted here once more."""
     inner = SimpleNamespace(intermediate_size=12_288)
     weights = torch.empty(8_767_000_000, dtype=torch.bfloat16, device="meta")
@@ -150,22 +184,50 @@ def test_the_8b_model_fits_a_gpu_of_40_gb_with_its_buffer_in_main_memory(monkeyp
     backbone: Any = SimpleNamespace(model=model, hidden_size=4096, dtype=torch.bfloat16)
     paper = str(ROOT / "configs" / "paper" / "sae.yaml")
     cfg, gpu = parse(TrainSAEConfig, "", ["--config", paper]), torch.device("cuda:0")
-    parts = memory.needs(cfg, backbone, [7, 14, 22, 29], 2048, 10**8)
-    assert (parts["backbone"], parts["buffer"]) == (2 * 8_767_000_000, 524_288 * 4 * 4096 * 2)
+    plan = memory_plan(cfg, backbone, [7, 14, 22, 29], 2048, 10**8)
+    parts = plan.parts
+    assert (parts["weights"], parts["buffer"]) == (2 * 8_767_000_000, 524_288 * 4 * 4096 * 2)
     # W_enc and W_dec, their biases; float32 weights and two moments of four layers, gradients and a copy of one
     assert parts["SAEs"] == (2 * 4096 * 4096 + 4096 + 4096) * 4 * (4 * 3 + 2)
-    assert memory.needs(cfg, backbone, [7, 14, 22, 29], 2048, 1000)["buffer"] == 1000 * 4 * 4096 * 2
+    assert memory_plan(cfg, backbone, [7, 14, 22, 29], 2048, 1000).parts["buffer"] == 1000 * 4 * 4096 * 2
     there = {"cuda": 42_505_000_000, "cpu": 64_000_000_000}
     monkeypatch.setattr(memory, "capacity", lambda device: there[device.type])
-    said = memory.check_memory(cfg, parts, gpu)
-    on_gpu = sum(size for name, size in parts.items() if name != "buffer") / 1e9
-    assert f"cuda:0: backbone 17.5 + SAEs 1.9 + first tokens 2.4 + step 0.7 + forward 3.1: {on_gpu:.1f} of 42.5" in said
-    assert "main memory: buffer 17.2: 17.2 of 64.0 GB" in said
-    with pytest.raises(ConfigError, match=r"of 42\.5 GB.*buffer_on host"):
-        memory.check_memory(changed(cfg, buffer_on="device"), parts, gpu)
+    plan.check(gpu)
+    said = capsys.readouterr().err
+    on_gpu = (parts["weights"] + parts["SAEs"] + parts["first tokens"] + parts["activations"]) / 1e9
+    assert "cuda:0: weights 17.5 + SAEs 1.9 + first tokens 1.1 + start 1.3 or step 0.7 or activations 3.1: " in said
+    assert f"activations 3.1: {on_gpu:.1f} of 42.5 GB; main memory: buffer 17.2: 17.2 of 64.0 GB" in said
+    beside = memory_plan(changed(cfg, buffer_on="device", device="cuda"), backbone, [7, 14, 22, 29], 2048, 10**8)
+    beside.check(gpu, say=False)
+    assert not capsys.readouterr().err
+    there["cuda"] = 40_000_000_000
+    with pytest.raises(ConfigError, match=r"of 40\.0 GB.*buffer_on host"):
+        beside.check(gpu)
     there["cpu"] = 16_000_000_000
     with pytest.raises(ConfigError, match=r"main memory: buffer 17\.2: 17\.2 of 16\.0 GB"):
-        memory.check_memory(cfg, parts, gpu)
+        plan.check(gpu)
+
+
+@pytest.mark.parametrize(
+    ("windows", "sizes"),
+    [
+        (16, {"d_sae": 128, "batch_size": 512, "init_tokens": 1024}),
+        (2, {"d_sae": 128, "batch_size": 1024, "init_tokens": 4096}),
+    ],
+    ids=["forward", "start"],
+)
+def test_the_plan_is_what_a_run_holds(nano: Backbone, tmp_path: Path, windows: int, sizes: dict[str, int]) -> None:
+    data = write_chat(tmp_path / "chat.jsonl", 6, 40)
+    trainer = SAETrainConfig(k=8, steps=5, **sizes)  # type: ignore[arg-type]
+    cfg = TrainSAEConfig(data=str(data), out=str(tmp_path), window=128, trainer=trainer)
+    cfg = changed(cfg, buffer_tokens=2048, windows_per_batch=windows, checkpoint_every=0)
+    run = Run(cfg, nano, [4, 3, 2], Processes(), tmp_path)
+    with Held() as held:
+        for weight in nano.model.parameters():
+            held.note(weight.detach())
+        run.train(read_dialogues([data], cfg))
+    planned = memory_plan(cfg, nano, [4, 3, 2], 128, sum(len(window.ids) for window in run.windows))
+    assert planned.total() == pytest.approx(held.most, rel=0.1)
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_starts(

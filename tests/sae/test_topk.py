@@ -161,7 +161,7 @@ def test_an_interrupted_save_never_loads_as_a_mixture(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "standard"}, "architecture is 'standard'"),
+        ({"architecture": "temporal"}, "architecture is 'temporal'"),
         ({"normalize_activations": "layer_norm"}, "'layer_norm' is applied to each token"),
         ({"normalize_activations": "expected_average_only_in"}, r"needs activation_scaler\.json, which is missing"),
         ({"reshape_activations": "hook_z"}, "hook_z"),

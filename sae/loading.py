@@ -1,0 +1,252 @@
+"""SAEs from disk: ours and sae-lens's folders, sparsify's, Qwen-Scope's and Gemma Scope's files, others by a mapping.
+
+What is read beside sae-lens's format (`sae.format`):
+
+- sparsify: folders with `cfg.json` and `sae.safetensors`, named by what they read (`layers.10`, `embed_tokens`);
+  activation topk, no transcoders.
+- Qwen-Scope: `layer10.sae.pt`, a zip archive of tensors (`sae.archive`: nothing is unpickled). The output of block 10,
+  from which b_dec is not subtracted; k is in the name of the repository (`..._L0_50`), or given.
+- Gemma Scope: `layer_10/width_16k/average_l0_39/params.npz`, JumpReLU, no subtraction; the output of block 10.
+- Anything else by a file `sae_mapping.json` in the folder; see `Mapping`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sae import files
+from sae import format as sae_format
+from sae.archive import read_archive
+from sae.errors import FormatError
+from sae.format import MOST, Stored
+from sae.jumprelu import JumpReLUSAE
+from sae.regular import check_regular
+from sae.topk import TopKSAE
+
+MAPPING = "sae_mapping.json"
+Activation = Literal["topk", "jumprelu", "relu"]
+_TENSORS = {name: name for name in ("W_enc", "b_enc", "W_dec", "b_dec")}
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Where the parameters of an SAE are in a file of tensors, and what is computed with them.
+
+    Attributes:
+        tensors: ours to theirs; W_enc is [d_in, d_sae] and W_dec [d_sae, d_in], so a name that ends in `.T` is
+            transposed. Without b_dec it is 0. A jumprelu SAE has a `threshold`.
+        activation: what is applied to the pre-activations.
+        k: of topk, the active features of a token; of the others the entries of a token's codes.
+        subtract_b_dec: whether the encoder reads h - b_dec, or h.
+        layers: number of the hidden state, as in `sae.hooks` (0 embeddings, n the output of block n), to a file below
+            the folder: safetensors, npz, or a zip archive of PyTorch.
+    """
+
+    tensors: dict[str, str] = field(default_factory=lambda: dict(_TENSORS))
+    activation: Activation = "topk"
+    k: int | None = None
+    subtract_b_dec: bool = True
+    layers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Mapping:
+        """Raises FormatError for unknown settings or values of another kind."""
+        given = files.read_json(path)
+        kinds: dict[str, Any] = {"tensors": dict, "activation": str, "k": int | None, "layers": dict}
+        for name, value in given.items():
+            if name not in {one.name for one in fields(cls)}:
+                raise FormatError(f"{name} is no setting of a mapping", path)
+            if not isinstance(value, kinds.get(name, bool)):
+                raise FormatError(f"{name} is {value!r}", path)
+        if given.get("activation", "topk") not in get_args(Activation):
+            known = ", ".join(get_args(Activation))
+            raise FormatError(f"activation is {given['activation']!r}; {known} are known", path)
+        for name in ("tensors", "layers"):
+            if not all(isinstance(one, str) for one in given.get(name, {}).values()):
+                raise FormatError(f"{name} must hold names", path)
+        if wrong := [name for name in given.get("layers", {}) if not name.isdecimal()]:
+            raise FormatError(f"layers: {wrong[0]!r} is no number", path)
+        return cls(**given)
+
+
+_TRANSPOSED = {**_TENSORS, "W_enc": "W_enc.T", "W_dec": "W_dec.T"}
+QWEN_SCOPE = Mapping(_TRANSPOSED, subtract_b_dec=False)
+GEMMA_SCOPE = Mapping({**_TENSORS, "threshold": "threshold"}, "jumprelu", subtract_b_dec=False)
+SPARSIFY = Mapping({"W_enc": "encoder.weight.T", "b_enc": "encoder.bias", "W_dec": "W_dec", "b_dec": "b_dec"})
+
+
+def load(path: str | Path, *, k: int | None = None, device: torch.device | str = "cpu") -> TopKSAE:
+    """Read an SAE; its parameters need no gradient.
+
+    Args:
+        path: a folder of sae-lens or sparsify, a `.sae.pt` of Qwen-Scope, or a `params.npz` of Gemma Scope.
+        k: entries of a token's codes where the file sets none (see `JumpReLUSAE`), 256 by default.
+
+    Raises FormatError for what is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    if path.suffix == ".pt":
+        return _coder(_mapped(path, replace(QWEN_SCOPE, k=k or _k_of(path))), device)
+    if path.suffix == ".npz":
+        return _coder(_mapped(path, replace(GEMMA_SCOPE, k=k)), device)
+    if (path / "sae.safetensors").exists():
+        return _coder(_mapped(path / "sae.safetensors", replace(SPARSIFY, k=_sparsify_k(path / "cfg.json"))), device)
+    return _coder(sae_format.read(path, k or MOST), device)
+
+
+def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
+    """Read all SAEs of a folder, by the number of the hidden state that they read, ascending.
+
+    Raises FormatError for no SAE, one that cannot be read, or one of which it is not known what it reads.
+    """
+    folder = Path(folder)
+    if (folder / MAPPING).exists():
+        mapping = Mapping.read(folder / MAPPING)
+        paths = {int(layer): folder / name for layer, name in mapping.layers.items()}
+        return {layer: _coder(_mapped(paths[layer], mapping), device) for layer in sorted(paths)}
+    found: dict[int, Path] = {}
+    for path in sae_paths(folder):
+        layer = layer_of(path, folder)
+        if layer in found:
+            raise FormatError(f"is a second SAE of layer {layer}, beside {found[layer]}", path)
+        found[layer] = path
+    if not found:
+        raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
+    return {layer: load(found[layer], device=device) for layer in sorted(found)}
+
+
+def sae_paths(folder: Path) -> list[Path]:
+    """What `load` is given for each SAE of a folder: folders with cfg.json, or files."""
+    if (folder / sae_format.CONFIG).exists():
+        return [folder]
+    ours = {path for path in folder.glob("layer_*") if path.is_dir() and path.name.removeprefix("layer_").isdecimal()}
+    gemma_scope = sorted(folder.glob("layer_*/**/params.npz"))
+    folders = {path.parent for path in folder.glob("*/cfg.json")} | (set() if gemma_scope else ours)
+    return sorted(folders) or sorted(folder.glob("layer*.sae.pt")) or gemma_scope
+
+
+def sae_files(folder: Path) -> list[Path]:
+    """All files of a folder that its SAEs' codes depend on, ascending."""
+    if (folder / MAPPING).exists():
+        return sorted([folder / MAPPING, *(folder / name for name in Mapping.read(folder / MAPPING).layers.values())])
+    inside = [one for path in sae_paths(folder) for one in (path.iterdir() if path.is_dir() else (path,))]
+    named = [path for path in inside if path.suffix in (".safetensors", ".json", ".pt", ".npz")]
+    return sorted(path for path in named if path.name != "training.json")
+
+
+def layer_of(path: Path, folder: Path) -> int:
+    """The hidden state that the SAE at `path` reads: by its name, or what sae-lens recorded. Else FormatError."""
+    name = path.relative_to(folder).parts[0] if path != folder else path.name
+    rules: list[tuple[str, int]] = [(r"layer(\d+)\.sae\.pt", 1), (r"layers\.(\d+)", 1)]
+    rules.append((r"layer_(\d+)", 1 if path.suffix == ".npz" else 0))
+    for pattern, after in rules:
+        if match := re.fullmatch(pattern, name):
+            return int(match[1]) + after
+    if name == "embed_tokens":
+        return 0
+    hook = _hook_name(path) if path.is_dir() else ""
+    for pattern, after in ((r"blocks\.(\d+)\.hook_resid_pre", 0), (r"blocks\.(\d+)\.hook_resid_post", 1)):
+        if match := re.fullmatch(pattern, hook):
+            return int(match[1]) + after
+    raise FormatError(f"it is not known what this SAE reads; write a {MAPPING}, or name the folder layer_<LL>", path)
+
+
+def _hook_name(path: Path) -> str:
+    config = files.read_json(path / sae_format.CONFIG)
+    metadata = config.get("metadata")
+    return str((metadata if isinstance(metadata, dict) else config).get("hook_name", ""))
+
+
+def _k_of(path: Path) -> int:
+    """k in the name of a repository that is part of the path."""
+    numbers = re.findall(r"L0_(\d+)", str(path.absolute()))
+    if not numbers:
+        raise FormatError(f"k is not in the path (such as ..._L0_50); say k, or write a {MAPPING}", path)
+    return int(numbers[-1])
+
+
+def _sparsify_k(path: Path) -> int:
+    config = files.read_json(path)
+    for name, plain in {"activation": "topk", "transcode": False, "skip_connection": False, "signed": False}.items():
+        if config.get(name, plain) != plain:
+            raise FormatError(f"{name} is {config[name]!r}; only {plain!r} can be read", path)
+    k = config.get("k")
+    if not isinstance(k, int) or k < 1:
+        raise FormatError(f"k must be a positive integer, not {k!r}", path)
+    return k
+
+
+def _mapped(path: Path, mapping: Mapping) -> Stored:
+    stored = _tensors_of(path)
+    tensors: dict[str, Tensor | None] = {}
+    for ours in ("W_enc", "b_enc", "W_dec", "b_dec", *(("threshold",) if mapping.activation == "jumprelu" else ())):
+        theirs = mapping.tensors.get(ours)
+        if theirs is None and ours != "b_dec":
+            raise FormatError(f"the mapping names no tensor for {ours}", path)
+        tensor = None if theirs is None else stored.get(theirs.removesuffix(".T"))
+        if tensor is None and theirs is not None:
+            held = ", ".join(sorted(stored)) or "none"
+            raise FormatError(f"holds no tensor {theirs.removesuffix('.T')!r} for {ours}; there are: {held}", path)
+        tensors[ours] = tensor.t() if tensor is not None and str(theirs).endswith(".T") else tensor
+    encoder = tensors["W_enc"]
+    assert encoder is not None
+    if encoder.ndim != 2:
+        raise FormatError(f"W_enc is {list(encoder.shape)}, not [d_in, d_sae]", path)
+    d_in, d_sae = encoder.shape
+    if tensors["b_dec"] is None:
+        tensors["b_dec"] = encoder.new_zeros(d_in)
+    if mapping.activation == "topk" and mapping.k is None:
+        raise FormatError("the mapping says no k", path)
+    k = mapping.k if mapping.activation == "topk" else min(mapping.k or MOST, d_sae)
+    assert k is not None
+    if not 1 <= k <= d_sae:
+        raise FormatError(f"k = {k}, but there are {d_sae} features", path)
+    found = sae_format.checked(tensors, d_in, d_sae, path)
+    if mapping.activation == "relu":
+        found["threshold"] = torch.zeros_like(found["b_enc"])
+    if not mapping.subtract_b_dec:
+        # by parts: in float64 all of it may be larger than what is left of the memory
+        shift = [found["b_dec"].double() @ part.double() for part in found["W_enc"].split(4096, dim=1)]
+        found["b_enc"] = (found["b_enc"].double() + torch.cat(shift)).to(found["b_enc"].dtype)
+    return Stored(d_in, d_sae, k, found, {"path": str(path)})
+
+
+def _tensors_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, nothing executed. Raises FormatError."""
+    readers: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+        ".safetensors": files.read_tensors,
+        ".npz": _read_npz,
+        ".pt": read_archive,
+        ".pth": read_archive,
+    }
+    if path.suffix not in readers:
+        raise FormatError(f"is no file of tensors ({', '.join(readers)})", path)
+    return readers[path.suffix](path)
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    check_regular(path)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (OSError, ValueError, TypeError, BadZipFile, EOFError) as error:
+        raise FormatError(f"damaged, or not an npz file ({error})", path) from None
+
+
+def _coder(stored: Stored, device: torch.device | str) -> TopKSAE:
+    kind = JumpReLUSAE if "threshold" in stored.tensors else TopKSAE
+    coder = kind.__new__(kind)
+    nn.Module.__init__(coder)
+    coder.d_in, coder.d_sae, coder.k, coder.metadata = stored.d_in, stored.d_sae, stored.k, stored.metadata
+    for name, tensor in stored.tensors.items():
+        setattr(coder, name, nn.Parameter(tensor.to(device).contiguous(), requires_grad=False))
+    return coder.eval()
