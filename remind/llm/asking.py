@@ -106,7 +106,7 @@ def read_cue(reply: Reply) -> str:
 
 def kind_request(question: Question) -> Request:
     """What the question asks of a reader, by its text and options; asked of the model that writes strategies."""
-    text, options = _shown(question)
+    text, options = question_lines(question)
     code = code_for([text, options])
     return from_template(
         "strategy",
@@ -134,7 +134,7 @@ def strategy_request(dialogue: Dialogue, question: Question) -> Request:
     """The question, its options and the speakers' names: neither gold nor dialogue (Section 4.2)."""
     question = blind(question)
     speakers = "\n".join(one_line(speaker) for speaker in dialogue.speakers)
-    text, options = _shown(question)
+    text, options = question_lines(question)
     code = code_for([speakers, text, options])
     ask = guide(kind_of(question))
     return _request(
@@ -183,7 +183,7 @@ def summary_request(state: AttentionalState) -> Request:
     """The question with x1: dialogue with marked blocks, and strategy (Section 4.4). No gold."""
     state = blind_state(state)
     question, strategy = state.factual.question, _strategy_lines(state.factual.strategy)
-    text, options = _shown(question)
+    text, options = question_lines(question)
     bare = render(state.factual)
     code = code_for([bare.text[slice(*bare.dialogue)], strategy, text, options])
     # a marker line that no turn can forge: it carries the fence's code
@@ -281,7 +281,7 @@ def _request(stage: Stage, sample: str, schema: Mapping[str, Any] | None, **valu
     return from_template(stage, TEMPLATES[stage], sample, schema, ROOM[stage], **values)
 
 
-def _shown(question: Question) -> tuple[str, str]:
+def question_lines(question: Question) -> tuple[str, str]:
     """The question as a state shows it, and its options a line each."""
     when = f"Asked on: {one_line(question.time)}\n" if question.time else ""
     options = [f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, question.options, strict=False)]

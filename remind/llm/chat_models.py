@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from remind.core.errors import ConfigError
 from remind.llm.cache import ReplyCache
@@ -96,27 +98,64 @@ class CachedChat(ABC):
 
         Stage, sample and prompt id are not part of it: the same words are paid for once.
         """
-        messages = [[message.role, message.text] for message in request.messages]
-        shape = [request.max_tokens, float(request.temperature), request.schema]
-        structured = self.endpoint.structured and request.schema is not None
-        parts = [_KEYS, self.endpoint.title, self.weights, messages, *shape, structured, self.endpoint.extra_body]
-        # escaped: a lone surrogate in a dialogue has no bytes of its own
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return self._identity(request)[0]
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """The JSON that a server is sent."""
+        endpoint = self.endpoint
+        if request.body is not None:
+            body = {**request.body, "model": endpoint.model, "temperature": request.temperature}
+            if endpoint.max_tokens is not None:
+                body |= {"max_tokens": endpoint.max_tokens, "max_completion_tokens": None}
+        else:
+            body = {"model": endpoint.model, "messages": request.chat}
+            body |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
+            if endpoint.structured and request.schema is not None:
+                schema = {"name": request.stage, "schema": dict(request.schema)}
+                body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return {name: value for name, value in {**body, **endpoint.extra_body}.items() if value is not None}
 
     def recorded(self, request: Request) -> Exchange:
         """The exchange that the cache holds. Raises NotRecorded."""
-        key = self.key_of(request)
+        key, matches = self._identity(request)
         reply = None if self.cache is None else self.cache.get(key)
         if reply is None:
             raise NotRecorded
+        for text, stand_in in matches.items():
+            reply = replace(reply, text=reply.text.replace(stand_in, text))
         return Exchange(key, reply, cached=True)
 
     def record(self, request: Request, reply: Reply) -> Exchange:
         """The exchange that has just been made, committed to the cache unless it failed."""
-        key = self.key_of(request)
+        key, matches = self._identity(request)
         if self.cache is not None and reply.failure is None:
-            self.cache.put(key, reply, self.endpoint.title, request.stage)
+            # before others can find it, so that they do not count it as paid for earlier
+            if self.ledger is not None:
+                self.ledger.paid(request, key)
+            # longest first: one match may be part of another
+            kept = reply
+            for text in sorted(matches, key=len, reverse=True):
+                kept = replace(kept, text=kept.text.replace(text, matches[text]))
+            self.cache.put(key, kept, self.endpoint.title, request.stage)
         return Exchange(key, reply)
+
+    def _identity(self, request: Request) -> tuple[str, dict[str, str]]:
+        """The cache key, and what stands in it for each text that `request.alike` matches."""
+        parts: list[Any]
+        if request.body is not None:
+            parts = [_KEYS, self.endpoint.title, self.weights, "body", self.body(request)]
+        else:
+            messages = [[message.role, message.text] for message in request.messages]
+            shape = [request.max_tokens, float(request.temperature), request.schema]
+            structured = self.endpoint.structured and request.schema is not None
+            parts = [_KEYS, self.endpoint.title, self.weights, messages, *shape, structured, self.endpoint.extra_body]
+        # escaped: a lone surrogate in a dialogue has no bytes of its own
+        text = json.dumps(parts, sort_keys=True)
+        matches: dict[str, str] = {}
+        if request.alike:
+            # numbered, so that a request in which two of them are the same text equals no other
+            text = re.sub(request.alike, lambda match: matches.setdefault(match[0], f"<<same-{len(matches)}>>"), text)
+        return hashlib.sha256(text.encode()).hexdigest(), matches
 
 
 class NotRecorded(Exception):
@@ -178,10 +217,10 @@ class Chats:
         dry: the dry run, if this is one.
     """
 
-    def __init__(self, cfg: LLMConfig) -> None:
+    def __init__(self, cfg: LLMConfig, ledger: Ledger | None = None) -> None:
         from remind.llm.dry import DryRun
 
-        self.cfg, self.ledger = cfg, Ledger()
+        self.cfg, self.ledger = cfg, ledger or Ledger()
         self.dry = None if cfg.dry_run is None else DryRun(cfg.dry_run)
         self._cache: ReplyCache | None = None
         self._open: list[tuple[EndpointConfig, ChatModel]] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError, ModelError
 from remind.llm.cache import ReplyCache
-from remind.llm.chat_models import CachedChat, Put
+from remind.llm.chat_models import CachedChat, NotRecorded, Put
 from remind.llm.endpoints import OPENAI, EndpointConfig
 from remind.llm.ledger import Exchange, Ledger
 from remind.llm.request import Reply, ReplyFailure, Request, usage
@@ -86,10 +86,10 @@ class OpenAIChat(CachedChat):
             # the place is taken first: a claim without one would keep others waiting for nothing
             with self._places, self.cache.claim(key) as mine:
                 if mine:
-                    reply = self.cache.get(key)
-                    if reply is not None:
-                        return Exchange(key, reply, cached=True)
-                    return self.record(request, self._send(request, stop))
+                    try:
+                        return self.recorded(request)
+                    except NotRecorded:
+                        return self.record(request, self._send(request, stop))
             if stop.wait(_POLL):
                 raise _Stopped
 
@@ -97,11 +97,11 @@ class OpenAIChat(CachedChat):
         """The server's reply after as many tries as it takes and the endpoint allows, or what the last one said."""
         import openai
 
-        self._call.stop, self._call.tries = stop, 0
+        self._call.stop, self._call.tries, self._call.whole = stop, 0, request.body is not None
         started = time.monotonic()
         try:
             with suppress(openai.APIStatusError):
-                self._client.post("/chat/completions", body=self._body(request), cast_to=self._http.Response)
+                self._client.post("/chat/completions", body=self.body(request), cast_to=self._http.Response)
             reply = self._call.reply
         except openai.APIConnectionError as error:
             reply = self._unanswered(error.__cause__ or error)
@@ -113,15 +113,6 @@ class OpenAIChat(CachedChat):
         if reply.failure is not None and tries > 1:
             reply = replace(reply, message=f"{reply.message} (after {tries} tries)")
         return replace(reply, calls=tries, seconds=time.monotonic() - started)
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON that is sent."""
-        body: dict[str, Any] = {"model": self.endpoint.model, "messages": request.chat}
-        body |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-        if self.endpoint.structured and request.schema is not None:
-            schema = {"name": request.stage, "schema": dict(request.schema)}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return {name: value for name, value in {**body, **self.endpoint.extra_body}.items() if value is not None}
 
     def _open(self) -> tuple[Any, Any]:
         """The client, and the HTTP package that it is built on: httpx2, or httpx in older versions."""
@@ -179,7 +170,9 @@ class OpenAIChat(CachedChat):
     def _read(self, response: Any) -> Reply:
         """The reply in an HTTP response, failures included. Raises where a body is no chat completion."""
         if not response.is_success:
-            return self._failed(*failure_of(response.status_code, response.text, response.headers))
+            refusal = {"status": response.status_code, **self._details(response.text)}
+            failed = self._failed(*failure_of(response.status_code, response.text, response.headers))
+            return replace(failed, refusal=refusal)
         # Python refuses integers of thousands of digits
         data = json.loads(response.content, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
         choice = data["choices"][0]
@@ -192,6 +185,8 @@ class OpenAIChat(CachedChat):
         counts = data.get("usage")
         counts = counts if isinstance(counts, dict) else {}
         spent = usage(counts.get("prompt_tokens"), counts.get("completion_tokens"))
+        if self._call.whole:
+            text = json.dumps(data)
         # a lone surrogate, which JSON can spell, could be written to no file
         text = self._without_key(text or "").encode("utf-8", "replace").decode("utf-8")
         return Reply(text, finished=choice.get("finish_reason") != "length", **spent)
@@ -206,11 +201,26 @@ class OpenAIChat(CachedChat):
         return self._failed("server", f"no reply: {error or kind}")
 
     def _failed(self, failure: ReplyFailure, message: str) -> Reply:
-        message = _KEY.sub("[key]", " ".join(self._without_key(message).split()))[:300]
-        return Reply("", finished=False, failure=failure, message=message)
+        return Reply("", finished=False, failure=failure, message=self._clean(message)[:300])
+
+    def _details(self, body: str) -> dict[str, str | None]:
+        """What an error body in OpenAI's form says beside its message."""
+        try:
+            error = json.loads(body)["error"]
+            given = {name: error.get(name) for name in ("type", "param", "code")}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            given = dict.fromkeys(("type", "param", "code"))
+        return {name: None if value is None else self._clean(str(value))[:100] for name, value in given.items()}
+
+    def _clean(self, text: str) -> str:
+        """On one line, and without keys."""
+        return _KEY.sub("[key]", " ".join(self._without_key(text).split()))
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key and len(self._key) >= 6 else text
+        if not self._key or len(self._key) < 6:
+            return text
+        # in JSON, too, where a quote or a backslash of the key is escaped
+        return text.replace(self._key, "[key]").replace(json.dumps(self._key)[1:-1], "[key]")
 
 
 class _Stopped(BaseException):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from remind.core.errors import DataError
+from remind.llm.bodies import completion
 from remind.llm.cache import ReplyCache
 from remind.llm.chat_models import CachedChat, Put
 from remind.llm.endpoints import EndpointConfig
@@ -97,9 +98,15 @@ class DryChat(CachedChat):
         return super().recorded(request)
 
     def _stand_in(self, request: Request) -> Exchange:
-        text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
-        tokens = sum(-(-len(message.text) // CHARACTERS) + _TEMPLATE_TOKENS for message in request.messages)
-        line = {
+        if request.body is None:
+            text = DRY if request.schema is None else json.dumps(placeholder(request.schema))
+            tokens = sum(-(-len(message.text) // CHARACTERS) + _TEMPLATE_TOKENS for message in request.messages)
+        else:
+            told = [request.body.get("messages"), request.body.get("tools")]
+            tokens = -(-len(json.dumps(told, ensure_ascii=False)) // CHARACTERS)
+            message, reason = _message(request.body)
+            text = json.dumps(completion(self.endpoint.model, message, reason, tokens, request.max_tokens))
+        line: dict[str, Any] = {
             "stage": request.stage,
             "sample": request.sample,
             "prompt_id": request.prompt_id,
@@ -111,8 +118,27 @@ class DryChat(CachedChat):
             "prompt_tokens": tokens,
             "cost_usd_at_most": self.endpoint.cost(tokens, request.max_tokens),
         }
+        if request.system:
+            line |= {"system": request.system, "dialogue": request.dialogue}
+        if request.body is not None:
+            line = {**line, **self.body(request)}
         with self.run.path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         key = self.key_of(request)
         self.run.replies[key] = Reply(text, prompt_tokens=tokens, completion_tokens=request.max_tokens)
         return Exchange(key, self.run.replies[key])
+
+
+def _message(body: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """A message such as the body asks for, and why it ends: a call of the tool it insists on, JSON, or a fixed line."""
+    tools = [tool["function"] for tool in body.get("tools") or [] if tool.get("type") == "function"]
+    choice, form = body.get("tool_choice"), body.get("response_format") or {}
+    if isinstance(choice, Mapping):
+        tools = [tool for tool in tools if tool["name"] == choice.get("function", {}).get("name")]
+    if tools and choice not in (None, "auto", "none"):
+        arguments = json.dumps(placeholder(tools[0].get("parameters") or {}))
+        call = {"id": "call_0", "type": "function", "function": {"name": tools[0]["name"], "arguments": arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
+    kind = form.get("type", "text")
+    schema = form.get("json_schema", {}).get("schema", {})
+    return {"role": "assistant", "content": DRY if kind == "text" else json.dumps(placeholder(schema))}, "stop"

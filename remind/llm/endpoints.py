@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
 from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.llm.request import Stage
+from remind.states.auxiliary import MemoryStage
 from sae.ranges import NonNegativeFloat, PositiveInt, Range, check_ranges
 
 OPENAI = "https://api.openai.com/v1"
@@ -127,6 +128,8 @@ class LLMConfig:
     """Endpoint that answers the questions."""
     questions: EndpointConfig | None = None
     """Endpoint that writes questions for a new benchmark (`remind build-refmem`)."""
+    memory: EndpointConfig | None = None
+    """Endpoint of all that memory systems ask for."""
     cache: str | None = "~/.cache/remind/llm.sqlite"
     """SQLite file of replies that were paid for; None: none is kept."""
     dry_run: str | None = None
@@ -135,8 +138,8 @@ class LLMConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         # here and not in the endpoints: the parser prints a whole optional group when one of its values is refused
-        for name in ("default", *get_args(Stage)):
-            if (endpoint := getattr(self, name)) is not None:
+        for one in fields(self):
+            if isinstance(endpoint := getattr(self, one.name), EndpointConfig):
                 endpoint.check()
 
     def endpoint(self, stage: Stage) -> EndpointConfig | None:
@@ -145,7 +148,7 @@ class LLMConfig:
         Raises:
             ConfigError: an endpoint without a model.
         """
-        own: EndpointConfig | None = getattr(self, stage)
+        own: EndpointConfig | None = self.memory if stage in get_args(MemoryStage) else getattr(self, stage)
         chosen = own or self.default
         if chosen is not None and not chosen.model:
             raise ConfigError(f"no model is named for {stage}; set its endpoint's model")

@@ -46,18 +46,23 @@ class LocalChat(CachedChat):
         return self.endpoint.identity + ("" if self._files == self.backbone.name else f" {self._files}")
 
     def ask(self, requests: Sequence[Request], missing: Sequence[int], put: Put) -> None:
-        """Generate what is missing; a request with a temperature is refused.
+        """Generate what is missing; a request with a temperature, or with a body of its own, is refused.
 
         A recorded reply takes its place in the batches, so that a resumed run computes in the same batches as an
         uninterrupted one. Each reply is committed to the cache as its batch ends.
         """
-        greedy = [index for index in missing if requests[index].temperature == 0]
-        refused = Reply("", finished=False, failure="refused", message="a local model answers greedily: temperature 0")
+        greedy = [index for index in missing if requests[index].temperature == 0 and requests[index].body is None]
         for index in set(missing) - set(greedy):
-            put(index, lambda request: Exchange(self.key_of(request), refused))
+            put(index, self._refuse)
         for room in sorted({requests[index].max_tokens for index in greedy}):
             group = [index for index, request in enumerate(requests) if request.max_tokens == room]
             self._generate(requests, group, [index not in greedy for index in group], put)
+
+    def _refuse(self, request: Request) -> Exchange:
+        message = "a local model answers greedily: temperature 0"
+        if request.body is not None:
+            message = "a local model takes no tools; name a chat server"
+        return Exchange(self.key_of(request), Reply("", finished=False, failure="refused", message=message))
 
     def _generate(self, requests: Sequence[Request], group: Sequence[int], done: Sequence[bool], put: Put) -> None:
         from remind.models.generate import generate

@@ -83,14 +83,15 @@ class OfflineLLM(AuxiliaryLLM):
         visual = bool(dimension) and guide(str(dimension)).visual
         cues = []
         for segment in segments:
-            said = sentences(dialogue, segment)
+            turns = dialogue.turns[segment.start : segment.end + 1]
+            said = sentences(turns)
             scores = []
             for sentence in said:
                 hits = len(lexicon & {stem(word) for word in words(sentence.text)})
-                score = _telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
+                score = telling(sentence.text, weights) + LEXICON_WEIGHT * min(hits, 3)
                 scores.append(score * (CAPTION_WEIGHT if visual and sentence.caption else 1.0))
-            speakers = dict.fromkeys(one_line(t.speaker) for t in dialogue.turns[segment.start : segment.end + 1])
-            cues.append(_key_sentences(said, scores) or ", ".join(speakers))
+            speakers = dict.fromkeys(one_line(turn.speaker) for turn in turns)
+            cues.append(key_sentences(said, scores) or ", ".join(speakers))
         return cues
 
     def strategy(self, dialogue: Dialogue, question: Question) -> Strategy:
@@ -173,10 +174,10 @@ class Sentence(NamedTuple):
     caption: bool
 
 
-def sentences(dialogue: Dialogue, segment: Segment) -> list[Sentence]:
-    """What is said and shown in the segment, in order."""
+def sentences(turns: Iterable[Turn]) -> list[Sentence]:
+    """What is said and shown in the turns, in order."""
     parts = []
-    for turn in dialogue.turns[segment.start : segment.end + 1]:
+    for turn in turns:
         speaker = one_line(turn.speaker)
         said = (one_line(part) for part in _SENTENCE.split(turn.text))
         parts += [Sentence(speaker, part, False) for part in said if part]
@@ -184,13 +185,13 @@ def sentences(dialogue: Dialogue, segment: Segment) -> list[Sentence]:
     return parts
 
 
-def _telling(text: str, weights: Mapping[str, float]) -> float:
+def telling(text: str, weights: Mapping[str, float]) -> float:
     """Summed rarity of the content stems, damped by length so that a long sentence does not win by length alone."""
     content = {stem(word) for word in words(text) if word not in fillers()}
     return sum(weights.get(term, 0.0) for term in content) / (len(text.split()) + 3) ** 0.5
 
 
-def _key_sentences(said: Sequence[Sentence], scores: Sequence[float]) -> str:
+def key_sentences(said: Sequence[Sentence], scores: Sequence[float]) -> str:
     """The best-scored sentences within `CUE_WORDS`, in order, each a line with its speaker; the best one at any length.
 
     Sentences that score nothing are left out, unless there are no others.

@@ -40,6 +40,11 @@ class Request:
         max_tokens: room for the reply.
         temperature: 0: greedy.
         schema: JSON schema the reply must match; None: free text.
+        body: a request of OpenAI's protocol that is sent as it is but for the endpoint's own fields, in place of
+            messages; the reply's text is then the whole reply as JSON.
+        system, dialogue: the memory system that asks, and of which dialogue. Not part of the cache key.
+        alike: a regular expression, "" for none. Requests, as JSON in ASCII, that differ in what it matches alone are
+            equal to the cache, and of a recorded reply such text is replaced by the request's own.
     """
 
     messages: tuple[Message, ...]
@@ -49,6 +54,10 @@ class Request:
     max_tokens: int = 512
     temperature: float = 0.0
     schema: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] | None = None
+    system: str = ""
+    dialogue: str = ""
+    alike: str = ""
 
     @property
     def chat(self) -> list[dict[str, str]]:
@@ -70,6 +79,7 @@ class Reply:
         cached: whether it was paid for before.
         failure, message: why there is no usable reply, in a word and in a line without keys.
         usage_known: False: the server gave no count of tokens, or one that cannot be; they are taken as 0.
+        refusal: of an HTTP error the `status`, and `type`, `param` and `code` as the server gave them, without keys.
     """
 
     text: str
@@ -83,6 +93,7 @@ class Reply:
     failure: ReplyFailure | None = None
     message: str = field(default="", compare=False)
     usage_known: bool = True
+    refusal: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 def usage(prompt_tokens: Any, completion_tokens: Any) -> dict[str, Any]:

@@ -63,15 +63,34 @@ def repair(text: str, reason: str) -> tuple[Message, Message]:
     return Message("assistant", text), Message("user", again)
 
 
-def placeholder(schema: Mapping[str, Any]) -> Any:
-    """A small value of the schema's shape, for a run in which nothing is asked. Follows type, enum and properties."""
+def placeholder(
+    schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, inside: frozenset[str] = frozenset()
+) -> Any:
+    """A small value of the schema's shape, for a run in which nothing is asked.
+
+    Follows type, enum, const, properties, the first of anyOf, and references into the schema, a cyclic one to null.
+    """
+    root = schema if root is None else root
     if schema.get("enum"):
         return schema["enum"][0]
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("anyOf"):
+        return placeholder(schema["anyOf"][0], root, inside)
+    if "$ref" in schema:
+        if (name := schema["$ref"]) in inside:
+            return None
+        target = root
+        for part in name.removeprefix("#").strip("/").split("/"):
+            target = target.get(part, {})
+        return placeholder(target, root, inside | {name})
     kind = schema.get("type", "object")
+    kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
-        return {name: placeholder(part) for name, part in schema.get("properties", {}).items()}
+        return {name: placeholder(part, root, inside) for name, part in schema.get("properties", {}).items()}
     if kind == "array":
-        return [placeholder(schema.get("items", {"type": "string"}))] * max(1, int(schema.get("minItems", 1)))
+        item = placeholder(schema.get("items", {"type": "string"}), root, inside)
+        return [item] * max(1, int(schema.get("minItems", 1)))
     return {"string": "-", "integer": schema.get("minimum", 0), "number": schema.get("minimum", 0.0)}.get(kind, False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ def test_the_ledger_adds_by_stage_and_endpoint() -> None:
     assert (summary["stages"]["cues"]["cost_usd"], summary["stages"]["judge"]["calls"]) == (pytest.approx(3.0), 5)
     assert list(summary["endpoints"]) == ["m@http://h/v1"]
     assert [line.split()[0] for line in table(summary).splitlines()] == ["stage", "cues", "judge", "total"]
+    # another process has paid for what failed here
+    ledger.add(ask("c", "judge"), Reply("x", cached=True), [Exchange("k3", paid, cached=True)], place)
+    assert ledger.summary()["total"]["calls"] == 7 + 2
 
 
 @pytest.mark.parametrize(
@@ -194,6 +197,8 @@ def test_a_local_model_answers_as_generation_does_and_from_the_cache(tmp_path: P
     assert chats.ledger.summary()["total"]["calls"] == 3
     hot, long = chat.complete([ask("x", temperature=1.0), ask("word " * 40_000, max_tokens=5)])
     assert (hot.failure, long.failure) == ("refused", "too_long")
+    (tools,) = chat.complete([replace(ask("x"), body={"messages": [], "tools": []})])
+    assert (tools.failure, tools.message) == ("refused", "a local model takes no tools; name a chat server")
     strict = chat.complete([ask("x", max_tokens=4, schema={"type": "object"})])[0]
     assert (strict.failure, strict.calls) == ("invalid", 2)
     talk = (Message("system", "S"), Message("user", "U"), Message("assistant", "A"), Message("user", "V"))
