@@ -13,10 +13,14 @@ EXTRAS = {
     "bitsandbytes": "gpu",
     "gguf": "smollm2",
     "jsonschema": "llm",
+    "langchain_openai": "langmem",
+    "langmem": "langmem",
+    "mem0": "mem0",
     "openai": "llm",
     "peft": "lora",
     "qwen_vl_utils": "vision",
     "statsmodels": "refmem",
+    "trl": "rl",
     "vllm": "vllm",
 }
 

@@ -22,6 +22,10 @@ T = TypeVar("T")
 _PATIENCE = timedelta(days=30)
 #: Where a process says that it has failed.
 _FAILED = "failed"
+_DEEPSPEED = (
+    "training under DeepSpeed is not supported: a step runs the model several times before it goes backward, at which "
+    "ZeRO-3 fails (DeepSpeed issue 5321); use DDP, or FSDP with fsdp_version 2"
+)
 
 
 def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
@@ -35,6 +39,9 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
     from accelerate.utils import GradientAccumulationPlugin
 
+    # asked here, since accelerate first misses a package that is of no use
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        raise ConfigError(_DEEPSPEED)
     if unknown := [name for name in trackers if name not in LOGGER_TYPE_TO_CLASS]:
         raise ConfigError(f"trackers: no tracker {unknown[0]!r}; there are {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}")
     device = torch.accelerator.current_accelerator(check_available=True)

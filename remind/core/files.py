@@ -149,10 +149,14 @@ def remove_empty(folders: Iterable[Path]) -> None:
                 return
 
 
-def sweep(folder: str | Path) -> None:
-    """Remove what killed processes left half-written in a folder; for its sole writer."""
+def sweep(folder: str | Path, name: str = "?*") -> None:
+    """Remove what killed processes left half-written in a folder; for its sole writer.
+
+    Args:
+        name: pattern of the names that they were to have.
+    """
     # the names that `atomic_path`, `atomic_folder` and `put_folder` give
-    for leftover in (*Path(folder).glob(".?*.????????.tmp"), *Path(folder).glob(".?*.????????.old")):
+    for leftover in (*Path(folder).glob(f".{name}.????????.tmp"), *Path(folder).glob(f".{name}.????????.old")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

@@ -52,13 +52,17 @@ def spawned_pool(
         libraries: modules to import. On Linux a fork server imports them once for all workers, which saves time and
             memory.
     """
-    context = multiprocessing.get_context("forkserver" if libraries and _can_copy(libraries) else "spawn")
+    context = multiprocessing.get_context("forkserver" if libraries and import_ahead(libraries) else "spawn")
     begin = (dict(os.environ), start, arguments)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=begin)
 
 
-def _can_copy(libraries: tuple[str, ...]) -> bool:
-    """Start the fork server. False if the system has none; macOS libraries do not survive a fork."""
+def import_ahead(libraries: tuple[str, ...]) -> bool:
+    """Start the fork server for pools to come; it imports the libraries while this process goes on with other work.
+
+    Returns:
+        False where the system has none; macOS libraries do not survive a fork.
+    """
     if sys.platform != "linux":
         return False
     forkserver.set_forkserver_preload(["remind", *libraries])
@@ -78,8 +82,11 @@ def _begin(environment: dict[str, str], start: Callable[..., None] | None, argum
 
 
 @contextmanager
-def locked(file: Path, wait: bool = True) -> Iterator[None]:
+def locked(file: Path, wait: bool = True, place: Path | None = None) -> Iterator[None]:
     """Hold a lock file; the system frees the lock of a process that dies.
+
+    Args:
+        place: what the lock is for, for the message; None: its folder.
 
     Raises:
         ConfigError: another process, which the message names, holds it and `wait` is false.
@@ -89,7 +96,8 @@ def locked(file: Path, wait: bool = True) -> Iterator[None]:
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise ConfigError(f"{_holder(file)} is at work in {file.parent}; wait for it or choose another") from None
+        where = place or file.parent
+        raise ConfigError(f"{_holder(file)} is at work in {where}; wait for it or choose another") from None
     try:
         with suppress(OSError):
             file.write_text(f"{os.getpid()} on {platform.node()}", encoding="utf-8")

@@ -20,6 +20,7 @@ HEAVY = ("torch", "transformers", "pyarrow", "sklearn", "scipy", "sentence_trans
 #: For each kind of shipped config the command, or the config class of an experiment, that takes it, and required words.
 KINDS = {
     "build": ("build-states", "--input i --out o"),
+    "adrpo": ("train-memory", ""),
     "chain": ("experiments.chain.config:ChainConfig", "--build.input i --out o"),
     "demo": ("demo", ""),
     "evaluate": ("evaluate", "--states s --model m --out o"),
@@ -31,6 +32,8 @@ KINDS = {
     "objective": ("train-pra", "--states s --out o"),
     "pra": ("train-pra", "--states s --out o"),
     "proof": ("experiments.proof.config:ProofConfig", "--model m --out o"),
+    "membuilder": ("train-memory", ""),
+    "memory": ("run-memory", ""),
     "refmem": ("build-refmem", "--input i --out o"),
     "sae": ("train-sae", "--out o"),
     "stability": ("experiments.stability:StabilityConfig", "--model m --out o"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,11 @@ def kappa(_: Path) -> None:
     fleiss([("x", "y")])
 
 
+def reinforcement(_: Path) -> None:
+    sys.modules.pop("remind.memory_training.trainer", None)
+    import_module("remind.memory_training.trainer")
+
+
 def engine(_: Path) -> None:
     from remind.evaluation.config import VLLMConfig
     from remind.evaluation.vllm_answers import VLLMAnswers
@@ -76,14 +83,30 @@ def image(folder: Path) -> None:
     read_images([{"role": "user", "content": [part]}], 16)
 
 
+def mem0(_: Path) -> None:
+    from remind.memory.systems import make_system
+
+    make_system("mem0_today").about()
+
+
+def langmem(_: Path) -> None:
+    from remind.memory.systems import make_system
+
+    make_system("langmem").about()
+
+
 NEEDS: dict[str, Callable[[Path], None]] = {
     "bitsandbytes": four_bits,
     "gguf": gguf,
     "jsonschema": reply,
+    "langchain_openai": langmem,
+    "langmem": langmem,
+    "mem0": mem0,
     "openai": server,
     "peft": lora,
     "qwen_vl_utils": image,
     "statsmodels": kappa,
+    "trl": reinforcement,
     "vllm": engine,
 }
 
@@ -101,9 +124,11 @@ def test_a_missing_package_is_named_with_its_extra(
 
 def test_extras_hold_the_packages_and_nothing_else_imports_them() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for package, extra in EXTRAS.items():
-        assert any(line.startswith(f"{package.replace('_', '-')}>=") for line in extras[extra])
-    optional = {line.split(">=")[0].replace("-", "_") for lines in extras.values() for line in lines} - {"transformers"}
+    for module, extra in EXTRAS.items():
+        package = {"mem0": "mem0ai"}.get(module, module.replace("_", "-"))
+        assert any(re.match(f"{package}[>=]=", line) for line in extras[extra])
+    listed = {re.split("[>=]=", line)[0].replace("-", "_") for lines in extras.values() for line in lines}
+    optional = {*listed, *EXTRAS} - {"transformers"}
     for file in [*(ROOT / "remind").rglob("*.py"), *(ROOT / "sae").rglob("*.py")]:
         names: set[str] = set()
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

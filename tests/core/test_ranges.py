@@ -29,6 +29,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Edge": {"student": 1, "teacher": 2},
     "ExportOfficialConfig": {"benchmark": "locomo"},
     "InspectConfig": {"question": "x"},
+    "MemoryExperimentConfig": {"item": "reranker"},
+    "MemoryKeysConfig": {"data": ["x"]},
     "PlotRunConfig": {"run": ["x"]},
     "PretrainConfig": {"single": 0},
 }
@@ -40,7 +42,8 @@ ZERO = {
         FaithfulnessConfig.seed FilterConfig.seed ItemsConfig.seed LabelConfig.seed LadderConfig.seed PaperConfig.seeds
         ProofConfig.seeds ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed
         ScoreRetrievalConfig.seed SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed
-        PretrainConfig.seed""",
+        PretrainConfig.seed InsideConfig.seed MemoryExperimentConfig.seeds RerankerConfig.seed
+        ScoreMemoryConfig.seed""",
     "a number that counts from 0: a layer, a level, a fold": """
         BuiltConfig.layers FeaturePagesConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers
         Edge.student Edge.teacher
@@ -52,8 +55,9 @@ ZERO = {
         EndpointConfig.retries EvaluateConfig.examples FilterConfig.length_slack FilterConfig.blind_draws
         GroundingConfig.budget_tokens GroundingConfig.window GroundingConfig.cached_dialogues LabelConfig.labelled
         LadderConfig.decoys ProofConfig.workers RetrieveConfig.whole_tokens SAETrainConfig.warmup_steps
-        StabilityConfig.workers TraceConfig.every
+        RunMemoryConfig.shown StabilityConfig.workers TraceConfig.every
         TrainSAEConfig.image_tokens TrainSAEConfig.loss_windows TrainSAEConfig.checkpoint_every
+        CheckSAEConfig.loss_windows
         TrainerConfig.eval_every WorldConfig.train WorldConfig.dev WorldConfig.test WorldConfig.contrary""",
     "a share or a decay, which may be nothing": """
         BuildStatesConfig.max_failed DemoConfig.noise Edge.alpha GroundingConfig.lam GuardConfig.entropy_share
@@ -62,21 +66,23 @@ ZERO = {
         PretrainConfig.easy ProofConfig.wrong_summaries ReaderConfig.errors ReaderConfig.overlooked RefMemConfig.train
         RetrieveConfig.lexical_context RetrieveConfig.dense_context SAETrainConfig.decay_share SAETrainConfig.betas
         SplitConfig.train SplitConfig.dev StabilityConfig.lambda_hard TeacherConfig.ema_decay TrainSAEConfig.held_out
-        TrainerConfig.warmup WorldConfig.second_voice WorldConfig.leads""",
+        TrainerConfig.warmup WorldConfig.second_voice WorldConfig.leads MemoryExperimentConfig.cited_useful
+        MemoryExperimentConfig.cited_useless RerankerConfig.ema RerankerConfig.explore""",
     "a weight, price, width, rate or temperature that switches something off": """
         ChainConfig.sft_lr ChainConfig.pra_lr DataConfig.temperature Edge.gamma EndpointConfig.temperature
         EndpointConfig.price_prompt EndpointConfig.price_completion GroundingConfig.alpha GroundingConfig.beta
         GroundingConfig.sigma GroundingConfig.smooth_turns GuardConfig.ce_rise Knobs.lr Knobs.gamma
         PretrainConfig.weight_decay PretrainConfig.remarks PretrainConfig.focus PretrainConfig.options
         PaperConfig.alphas PaperConfig.betas PretrainConfig.letters RetrieveConfig.sigma SAETrainConfig.aux_coefficient
-        StabilityConfig.lr StabilityConfig.gamma TrainSAEConfig.sink_factor TrainerConfig.lr TrainerConfig.clip
-        TrainerConfig.weight_decay""",
+        StabilityConfig.lr StabilityConfig.gamma CheckSAEConfig.sink_factor TrainSAEConfig.sink_factor TrainerConfig.lr
+        TrainerConfig.clip TrainerConfig.weight_decay""",
 }
-#: Fields that take -1 and 0: weights of a logit, and thresholds in standard deviations.
+#: Fields that take -1 and 0: weights of a logit, thresholds in standard deviations, and a baseline of rewards.
 SIGNED = """
     FusionConfig.summed FusionConfig.summed_context FusionConfig.each FusionConfig.each_context FusionConfig.dense
     FusionConfig.dense_context FusionConfig.bm25 FusionConfig.bm25_context FusionConfig.speaker FusionConfig.date
-    FusionConfig.asks FusionConfig.answers FusionConfig.length GroundingConfig.threshold SegmentConfig.depth"""
+    FusionConfig.asks FusionConfig.answers FusionConfig.length GroundingConfig.threshold SegmentConfig.depth
+    RerankerConfig.baseline"""
 ALLOWED = {(name, number) for name in SIGNED.split() for number in (-1, 0)}
 ALLOWED |= {(name, 0) for names in ZERO.values() for name in names.split()}
 

@@ -1,0 +1,1 @@
+"""What memory systems find of the gold evidence, part by part."""

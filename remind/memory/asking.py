@@ -1,0 +1,109 @@
+"""What systems that write with a chat model share: the model of a stage, prompts with fenced data, tolerant reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from remind.core.errors import ConfigError
+from remind.llm.request import Reply, Request, code_for, fenced, from_template
+from remind.llm.structured import without_thought
+from remind.states.pyramid import LETTERS, one_line
+
+if TYPE_CHECKING:
+    from remind.llm.request import Stage
+    from remind.memory.base import Bank, Memory, Query
+
+#: Of a known fault: as the authors' code has it, or put right.
+Fault = Literal["upstream", "fixed"]
+TEXT: Mapping[str, Any] = {"type": "string"}
+TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
+
+
+def send(bank: Bank, request: Request) -> Reply:
+    """The reply of the model that the run names for the request's stage.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    model = bank.chat(request.stage)
+    if model is None:
+        raise needs_endpoint(bank.system.name, request.stage)
+    return model.complete([request])[0]
+
+
+def needs_endpoint(system: str, stage: Stage) -> ConfigError:
+    """The error for a run that names no model for what a system asks."""
+    return ConfigError(f"{system} needs a chat model ({stage}); name one: --llm.default.base_url URL")
+
+
+def ask(
+    bank: Bank,
+    stage: Stage,
+    template: str,
+    data: Mapping[str, str],
+    room: int,
+    schema: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Reply:
+    """Send a filled template; as `written`. Raises ConfigError where no model is named."""
+    return send(bank, written(bank, stage, template, data, room, schema, **values))
+
+
+def written(
+    bank: Bank,
+    stage: Stage,
+    template: str,
+    data: Mapping[str, str],
+    room: int,
+    schema: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Request:
+    """The request of a filled template.
+
+    Args:
+        bank: whose system asks.
+        stage: what for.
+        template: name of a template with the blocks system and user.
+        data: what others wrote, by the name it has in the template; fenced there, "" where there is none.
+        room: tokens of the reply.
+        schema: of the reply, where it is to be JSON.
+        values: the template's other values; none of them what others wrote.
+    """
+    code = code_for(data.values())
+    shown = {name: fenced(name, text, code) if text else "" for name, text in data.items()}
+    return from_template(stage, template, bank.dialogue_id, schema, room, code=code, **shown, **values)
+
+
+def failed(stage: str, reply: Reply) -> str:
+    """A line on a reply that did not come."""
+    return f"{stage}: {reply.failure}: {reply.message}"
+
+
+def words(reply: Reply) -> str:
+    """A reply in prose, without the thought before it."""
+    return without_thought(reply.text).strip()
+
+
+def mapping(reply: Reply) -> Mapping[str, Any]:
+    """A reply's JSON object; an empty one where it is none."""
+    return reply.value if isinstance(reply.value, Mapping) else {}
+
+
+def texts(value: Any) -> list[str]:
+    """The strings of a list, each on one line and once."""
+    items = value if isinstance(value, list) else []
+    lines = (one_line(item) for item in items if isinstance(item, str))
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def dated(memory: Memory) -> str:
+    """A memory's text behind its time."""
+    return f"[{one_line(memory.time)}] {memory.text}" if memory.time else memory.text
+
+
+def asked(query: Query) -> str:
+    """A question with its time and options, a line each."""
+    lines = [f"Asked on: {one_line(query.time)}"] if query.time else []
+    options = (f"{letter}. {one_line(text)}" for letter, text in zip(LETTERS, query.options, strict=False))
+    return "\n".join([*lines, one_line(query.text), *options])

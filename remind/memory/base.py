@@ -1,0 +1,399 @@
+"""What a memory system is: sessions go into a bank, a question gets memories out of it.
+
+A system is one file: a `Bank` that says what it remembers of a session and how it ranks that for a question. Ingesting
+twice, transactions, budgets, feedback tokens and forgetting are the same for all and stand here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from remind.core.errors import ConfigError, DataError, shown
+from remind.core.files import atomic_folder, sha256_json, sweep
+from remind.core.processes import locked
+from remind.data.dialogue import Format, Question, Session, problem_of
+from remind.memory.ranking import Ranker
+from remind.memory.store import Store
+
+if TYPE_CHECKING:
+    from remind.llm.request import ChatModel, Stage
+    from remind.models.encoder import SentenceEncoder
+
+#: Candidates in a row that may not fit a budget before the search for smaller ones ends.
+_MISSES = 64
+#: Retrievals that wait for feedback at once.
+_WAITING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a reader is shown.
+
+    Attributes:
+        id: unique in its bank.
+        text: what the reader sees of it.
+        kind: "turn", "round", "session", "fact", "topic", ...
+        sources: ids of the turns it was made from, in the dialogue's order; None where the system cannot tell.
+        time: of the first of them, as in `Turn`.
+        score: by which it was ranked; higher is better, and the scale is the system's own.
+        tokens: of the text, in the vocabulary of the run's encoder.
+    """
+
+    id: str
+    text: str
+    kind: str
+    sources: tuple[str, ...] | None
+    time: str | None
+    score: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question as a system sees it: never its answers, its evidence, or its split."""
+
+    text: str
+    id: str = ""
+    time: str | None = None
+    format: Format = "direct"
+    options: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(question: Question) -> Query:
+        """The question without its gold."""
+        # LongMemEval's ids tell which questions have no answer
+        name = question.id.removesuffix("_abs")
+        return Query(question.text, name, question.time, question.format, question.options)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What a bank returns for a query.
+
+    Attributes:
+        memories: best first.
+        token: names this retrieval in `Bank.feedback`.
+        trace: what a person would want to know of it, as JSON; the system's own.
+    """
+
+    memories: tuple[Memory, ...]
+    token: str
+    trace: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts together."""
+        return sum(memory.tokens for memory in self.memories)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a session.
+
+    Attributes:
+        session_id: its id.
+        known: whether the bank held it already; nothing was done then.
+        added: memories it has more than before; merging systems can have fewer.
+        degraded: why parts of it were made by a stand-in, a line each; see `Bank.repair`.
+    """
+
+    session_id: str
+    known: bool = False
+    added: int = 0
+    degraded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Services:
+    """What systems share in a run.
+
+    Attributes:
+        encoder: turns texts into vectors and counts tokens.
+        chat: the chat model for (system, dialogue, stage); None for stages that no endpoint is named for.
+        url: of the loopback endpoint for (system, dialogue, stage), for packages with a client of their own.
+    """
+
+    encoder: SentenceEncoder
+    chat: ChatSource | None = None
+    url: UrlSource | None = None
+
+
+class ChatSource(Protocol):
+    """Finds the chat model of a stage."""
+
+    def __call__(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None: ...
+
+
+class UrlSource(Protocol):
+    """Finds the address for a package's own client."""
+
+    def __call__(self, system: str, dialogue: str, stage: Stage) -> str: ...
+
+
+class MemorySystem(Protocol):
+    """A way to remember, with its settings."""
+
+    @property
+    def name(self) -> str:
+        """As the user calls it."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """Package, version, prompt hashes, options, and under `degraded` what is not as published. Of two systems with
+        the same answer the banks are exchangeable."""
+        ...
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
+        """The bank in the folder, made if absent.
+
+        Raises:
+            DataError: the folder holds the bank of another dialogue, system or encoder, a damaged one, or other files.
+            ConfigError: another process has it open.
+        """
+        ...
+
+
+class Bank(ABC):
+    """The memory of one dialogue, in a folder that this process alone writes to.
+
+    Args:
+        folder: made if absent.
+        dialogue_id: whose memory it is.
+        system: what it works by.
+        services: encoder and chat models.
+
+    Raises:
+        DataError, ConfigError: as `MemorySystem.open`.
+    """
+
+    #: Whether feedback changes anything.
+    learns = False
+
+    def __init__(self, folder: str | Path, dialogue_id: str, system: MemorySystem, services: Services) -> None:
+        self.folder, self.dialogue_id, self.system, self.services = Path(folder), dialogue_id, system, services
+        self.encoder = services.encoder
+        self._identity = {"dialogue": dialogue_id, "system": system.about(), "encoder": self.encoder.name}
+        self._held = ExitStack()
+        self._ranker: Ranker | None = None
+        # beside the folder, which is exchanged as a whole when something is forgotten
+        lock = self.folder.with_name(f".{self.folder.name}.lock")
+        self._held.enter_context(locked(lock, wait=False, place=self.folder))
+        try:
+            # a killed process may have left what was to be forgotten
+            sweep(self.folder.parent, escape(self.folder.name))
+            self.store = Store(self.folder, self._identity)
+        except BaseException:
+            self._held.close()
+            raise
+        self._open: dict[str, tuple[Query, Retrieval]] = {}
+
+    @property
+    def ranker(self) -> Ranker:
+        """Ranks the memories of the store."""
+        if self._ranker is None or self._ranker.store is not self.store:
+            self._ranker = Ranker(self.store, self.encoder)
+        return self._ranker
+
+    def ingest(self, session: Session) -> Receipt:
+        """Remember a session: whole, or not at all.
+
+        Sessions come in the order of time. One that is there already is not ingested again.
+
+        Raises:
+            DataError: a session of no turns, a turn without text or picture, an id of another session or turn, the same
+                id with other content, or a time before the last session's.
+        """
+        content = _content(session)
+        digest = sha256_json(content)
+        held = self.store.session(session.id)
+        if held is not None and held.hash != digest:
+            raise DataError("the bank holds a session of this id with other content", self.folder, session.id)
+        if held is not None:
+            return Receipt(session.id, known=True, degraded=held.degraded)
+        self._check(session)
+        before = self.store.count()
+        with self.store.transaction():
+            self.store.add_session(session, digest)
+            degraded = tuple(self.remember(session))
+            self.store.degrade(session.id, degraded)
+        self._open.clear()
+        return Receipt(session.id, added=self.store.count() - before, degraded=degraded)
+
+    def finish(self) -> None:
+        """All sessions are there; what is made of the dialogue as a whole is made now. Called again after more."""
+        return
+
+    def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
+        """The best memories for a query. The bank is the same afterwards.
+
+        Args:
+            k: at most so many; None: no limit.
+            budget: at most so many tokens together. A memory that does not fit is passed over for lower ones that do.
+
+        Raises:
+            ConfigError: k or budget below 1, or neither given; a query without text.
+        """
+        if k is None and budget is None:
+            raise ConfigError("k, budget or both must be given")
+        for name, value in (("k", k), ("budget", budget)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not query.text.strip():
+            raise ConfigError(f"the query {shown(query.id)} has no text")
+        trace: dict[str, Any] = {}
+        chosen = tuple(self._choose(self.rank(query, k, trace), k, budget))
+        what = [self.store.version, query.text, query.id, k, budget, [memory.id for memory in chosen]]
+        retrieval = Retrieval(chosen, sha256_json(what)[:16], trace)
+        # made again, it is the newest
+        self._open.pop(retrieval.token, None)
+        self._open[retrieval.token] = (query, retrieval)
+        if len(self._open) > _WAITING:
+            del self._open[next(iter(self._open))]
+        return retrieval
+
+    def feedback(self, token: str, cited: Collection[int]) -> None:
+        """Tell which memories of a retrieval an answer cited, by their places from 0.
+
+        Raises:
+            DataError: a token that this bank did not give since it was opened or a session last came or went, that was
+                used before, or after which 1,000 others were given; a place that the retrieval does not have.
+        """
+        if token not in self._open:
+            raise DataError(f"no retrieval {shown(token)} waits for feedback", self.folder)
+        query, retrieval = self._open[token]
+        if wrong := [place for place in cited if not 0 <= place < len(retrieval.memories)]:
+            raise DataError(f"cited memory {wrong[0]} of {len(retrieval.memories)}", self.folder, query.id)
+        del self._open[token]
+        self.learn(query, retrieval, frozenset(cited))
+
+    def forget(self, turn_ids: Iterable[str]) -> int:
+        """Make the bank as if these turns had never been ingested: memories, vectors and journal. Returns how many of
+        them it held. What `finish` made is gone; call it again."""
+        gone = {turn for turn in turn_ids if self.store.holds_turn(turn)}
+        if gone:
+            self._rebuild(gone)
+        return len(gone)
+
+    def repair(self) -> bool:
+        """Make the bank anew where a stand-in had a part in it; replies that came are in the run's cache.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        if needed := bool(self.store.degraded()):
+            self._rebuild()
+        return needed
+
+    def report(self) -> dict[str, Any]:
+        """Sessions, turns, memories, bytes on disk, and sessions that a stand-in had a part in, with reasons."""
+        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        return {**self.store.counts(), "bytes": size, "degraded": self.store.degraded()}
+
+    def close(self) -> None:
+        """Give the folder free."""
+        self.store.close()
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # what a system is
+
+    @abstractmethod
+    def remember(self, session: Session) -> Iterable[str]:
+        """Put what is to be kept of the session into `store`; inside the session's transaction.
+
+        Returns:
+            Why a stand-in had to be used, a line each; usually nothing.
+        """
+
+    @abstractmethod
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float] | Memory]:
+        """Numbers of memories with their scores, best first; read as far as is needed. A memory that is written for the
+        query, and not kept, stands for itself.
+
+        Args:
+            k: how many will be read, if that is known.
+            trace: to put explanations into, as JSON.
+        """
+
+    def learn(self, query: Query, retrieval: Retrieval, cited: frozenset[int]) -> None:
+        """What feedback changes; by default nothing."""
+        return
+
+    def chat(self, stage: Stage) -> ChatModel | None:
+        """The chat model for a stage of this system and dialogue; None: no endpoint is named."""
+        source = self.services.chat
+        return None if source is None else source(self.system.name, self.dialogue_id, stage)
+
+    def _choose(
+        self, ranked: Iterable[tuple[int, float] | Memory], k: int | None, budget: int | None
+    ) -> Iterator[Memory]:
+        spent = count = misses = 0
+        for item in ranked:
+            if count == k:
+                return
+            memory = item if isinstance(item, Memory) else self.store.memory(*item)
+            if budget is not None and spent + memory.tokens > budget:
+                misses += 1
+                # looked up once, and again only after something did fit
+                if misses == _MISSES or (misses == 1 and budget - spent < self.store.shortest()):
+                    return
+                continue
+            misses, spent, count = 0, spent + memory.tokens, count + 1
+            yield memory
+
+    def _check(self, session: Session) -> None:
+        if not session.turns:
+            raise DataError("the session has no turns", self.folder, session.id)
+        for turn in session.turns:
+            if not turn.text.strip() and not turn.images:
+                raise DataError("the turn has neither text nor picture", self.folder, turn.id)
+            if self.store.holds_turn(turn.id):
+                raise DataError("a turn of this id is in another session", self.folder, turn.id)
+        # images count over the whole dialogue
+        bare = replace(session, turns=tuple(replace(turn, images=()) for turn in session.turns))
+        if problem := problem_of([bare]):
+            raise DataError(problem, self.folder, session.id)
+        last, now = self.store.last_time(), session.time
+        # as far as both are known: a day is not before an hour of it
+        if last and now and _dated(now) and now[: len(last)] < last[: len(now)]:
+            raise DataError(f"its time {now} is before the last session's, {last}", self.folder, session.id)
+
+    def _rebuild(self, without: Collection[str] = ()) -> None:
+        """A bank made anew of the stored sessions, less these turns, takes this one's place in one step."""
+        sessions = list(self.store.sessions())
+        self.store.close()
+        try:
+            with atomic_folder(self.folder) as folder, closing(Store(folder, self._identity)) as self.store:
+                for session in sessions:
+                    left = replace(session, turns=tuple(turn for turn in session.turns if turn.id not in without))
+                    if left.turns:
+                        with self.store.transaction():
+                            self.store.add_session(left, sha256_json(_content(left)))
+                            self.store.degrade(left.id, tuple(self.remember(left)))
+        finally:
+            self.store = Store(self.folder, self._identity)
+            self._open.clear()
+
+
+def _dated(time: str) -> bool:
+    """Whether it is an ISO time; these sort as text."""
+    return time[:4].isdigit() and time[4:5] == "-"
+
+
+def _content(session: Session) -> Any:
+    turns = [
+        [t.id, t.speaker, t.text, t.time, [[i.index, i.path, i.caption, i.source] for i in t.images]]
+        for t in session.turns
+    ]
+    return [session.id, session.time, turns]

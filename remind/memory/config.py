@@ -1,0 +1,92 @@
+"""Settings of `remind run-memory` and `remind score-memory`. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from remind.core.errors import ConfigError
+from remind.llm.endpoints import LLMConfig
+from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
+
+#: What stands beside the systems in every table: nothing, everything that fits, and the gold evidence.
+CONTROLS = ("no_context", "full_context", "gold")
+
+
+@dataclass
+class RunMemoryConfig:
+    """Give the same dialogues to several memory systems, and record what each keeps, finds and costs."""
+
+    input: str | list[str]
+    """File or folder of dialogues with questions; a list of several is merged."""
+    out: str
+    """Folder of the run. One that is there is gone on with where it was made with the same settings."""
+    systems: list[str] = field(default_factory=lambda: ["dense", "bm25", "hybrid", "session"])
+    """Memory systems, by name; no_context, full_context and gold always stand beside them."""
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of systems by name, e.g. --options '{lme_facts: {keys: merge}}'."""
+    format: str | None = None
+    """Format of the input, or a mapping file (.yaml); None: recognised from the content."""
+    k: list[PositiveInt] = field(default_factory=lambda: [1, 3, 5, 10, 30, 50])
+    """Numbers of memories at which recall is measured."""
+    budgets: list[PositiveInt] = field(default_factory=lambda: [800, 3200, 7200])
+    """Numbers of tokens of memories at which recall is measured."""
+    answer_k: PositiveInt = 10
+    """Memories that a reader answers from, as far as budget_tokens allows."""
+    budget_tokens: PositiveInt | None = None
+    """Tokens of memories that every reader answers from instead; the contexts of all systems are then equally long."""
+    full_tokens: PositiveInt = 16_000
+    """Tokens that full_context is cut at, the newest turns kept."""
+    reader: Literal["direct", "con", "con_separate", "cite"] = "direct"
+    """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), or with
+    citations."""
+    citer: Literal["none", "reader", "oracle", "noisy", "lexical"] = "reader"
+    """Who tells systems that learn, after each question, which memories its answer cites: nobody; the reader, where it
+    is `cite`; gold evidence, as it is or with errors, which every report says; or shared words. A bank begins each run
+    with nothing learned."""
+    judge: Literal["none", "offline", "llm"] = "none"
+    """Who judges answers: nobody, the offline rule, or the endpoint of llm.judge."""
+    encoder: str = "minilm"
+    """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Who writes memories and answers; without an endpoint only what needs none is done."""
+    limit: PositiveInt | None = None
+    """At most this many questions per dialogue, the first ones; for a quick look."""
+    dialogues: PositiveInt | None = None
+    """At most this many dialogues, the first ones."""
+    shown: NonNegativeInt = 5
+    """Memories of each question whose text the page shows."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+        if not self.systems:
+            raise ConfigError("systems names none")
+        if twice := sorted({name for name in self.systems if self.systems.count(name) > 1}):
+            raise ConfigError(f"systems names {twice[0]} twice")
+        if reserved := sorted({*self.systems} & {*CONTROLS}):
+            raise ConfigError(f"{reserved[0]} stands beside the systems always; leave it out")
+        if unused := sorted({*self.options} - {*self.systems}):
+            raise ConfigError(f"options names {unused[0]}, which systems does not")
+        if not self.k and not self.budgets:
+            raise ConfigError("k, budgets or both must name a place at which recall is measured")
+
+    @property
+    def inputs(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else list(self.input)
+
+
+@dataclass
+class ScoreMemoryConfig:
+    """Score runs of memory systems: evidence recall, answers, costs, and differences between systems."""
+
+    runs: str
+    """Folder of a run, or of several."""
+    out: str
+    """JSON file for the scores; a page of the same name is written beside it (.html)."""
+    resamples: PositiveInt = 2000
+    """Resamples of dialogues for the intervals."""
+    seed: Seed = 0
+    """Of the resamples."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)

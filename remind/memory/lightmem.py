@@ -1,0 +1,224 @@
+"""LightMem (Fang et al., 2025, "LightMem: Lightweight and Efficient Memory-Augmented Generation"): turns are
+compressed, cut into topics in a sensory buffer, and collected in a short-term memory; when that is full, facts are
+extracted in one call. At the end each is brought up to date by later ones that are like it (sleep-time update).
+
+Stages: extract, update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Dialogue, Session, Turn
+from remind.llm.structured import object_schema
+from remind.memory.asking import TEXT, Fault, ask, dated, failed, mapping
+from remind.memory.base import Bank, Query, Services
+from remind.memory.store import Draft
+from remind.models.compressor import Compressor
+from remind.perception.config import SegmentConfig
+from remind.perception.segment import segment
+from remind.states import prompts
+from remind.states.pyramid import one_line, turn_text
+from sae.ranges import PositiveInt, PositiveShare, Share, check_ranges
+
+TEMPLATES = ("lightmem_extract", "lightmem_update")
+#: Tokens of a reply; the paper names none.
+ROOM = {"extract": 2000, "update": 500}
+EXTRACT_SCHEMA = object_schema(data={"type": "array", "items": object_schema(source_id={"type": "integer"}, fact=TEXT)})
+UPDATE_SCHEMA = object_schema(action={"type": "string", "enum": ["update", "delete", "ignore"]}, new_memory=TEXT)
+#: Settings that are not certain to be the authors'.
+_CHOICES = (
+    "sensory, short, rate, queue and update_at are what we take for the authors' settings",
+    "turns of all speakers are extracted from",
+    "an updated entry has the sources of the entries that it was shown with, too",
+)
+
+
+@dataclass(frozen=True)
+class LightMemSystem:
+    """Facts, each from one turn that the model names, found by cosine. The newest turns are in the buffers until
+    `finish`, and no memory yet."""
+
+    name: str = "lightmem"
+    """As the user calls it."""
+    compressor: str | None = None
+    """Folder of an LLMLingua-2 model, which leaves words of each turn out; None: nothing is left out."""
+    rate: PositiveShare = 0.7
+    """Share of a turn's words that the compressor keeps."""
+    sensory: PositiveInt = 512
+    """Tokens of the buffer that is cut into topics when it is full."""
+    short: PositiveInt = 512
+    """Tokens of topics from which facts are extracted in one call."""
+    queue: PositiveInt = 10
+    """Later entries, at most, that an entry is brought up to date by."""
+    update_at: Share = 0.8
+    """Cosine from which a later entry is one of them."""
+    vectors: Fault = "fixed"
+    """What an updated entry is found by. upstream: the vector of its text before. fixed: that of its text."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+    def about(self) -> dict[str, Any]:
+        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
+        cut = "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor"
+        degraded = ["the prompts are in our own words", cut]
+        if self.compressor is None:
+            degraded.append("turns are not compressed")
+        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": "turn"}
+        return {**about, "choices": list(_CHOICES), "degraded": degraded}
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> LightMemBank:
+        return LightMemBank(folder, dialogue_id, self, services)
+
+
+class Item(NamedTuple):
+    """A turn in a buffer: its compressed text, on one line, with the speaker."""
+
+    session: str
+    turn: str
+    time: str | None
+    text: str
+    tokens: int
+
+
+class LightMemBank(Bank):
+    """Each session's journal entry holds both buffers as they are after it, and whether `finish` has emptied them."""
+
+    system: LightMemSystem
+
+    def remember(self, session: Session) -> Iterable[str]:
+        sensory, short = self._buffers()
+        for item in self._items(session):
+            while sensory and _tokens(sensory) + item.tokens > self.system.sensory:
+                *topics, rest = self._topics(sensory)
+                # the last topic may go on
+                sensory = rest if topics else []
+                yield from self._collect(topics or [rest], short)
+            sensory.append(item)
+        self.store.log({"sensory": sensory, "short": short, "finished": False})
+
+    def finish(self) -> None:
+        """Extract from what is in the buffers, and bring entries up to date; once for each state of the bank."""
+        entries = self.store.journal()
+        if not entries or entries[-1]["finished"]:
+            return
+        sensory, short = self._buffers()
+        with self.store.transaction():
+            problems = list(self._collect(self._topics(sensory) if sensory else [], short))
+            problems += [*self._extract(short), *self._update()]
+            self.store.log({"sensory": [], "short": [], "finished": True})
+            last = list(self.store.sessions())[-1].id
+            if problems and (held := self.store.session(last)) is not None:
+                self.store.degrade(last, (*held.degraded, *problems))
+        self._open.clear()
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
+        return self.ranker.rank(query.text, "dense", k)
+
+    @cached_property
+    def _compressor(self) -> Compressor | None:
+        folder = self.system.compressor
+        return None if folder is None else Compressor(folder, self.system.rate)
+
+    def _buffers(self) -> tuple[list[Item], list[list[Item]]]:
+        """The sensory buffer, and the topics in short-term memory."""
+        entries = self.store.journal()
+        if not entries:
+            return [], []
+        return [Item(*item) for item in entries[-1]["sensory"]], [
+            [Item(*item) for item in topic] for topic in entries[-1]["short"]
+        ]
+
+    def _items(self, session: Session) -> Iterator[Item]:
+        turns = session.turns
+        if (compressor := self._compressor) is not None:
+            turns = tuple(replace(turn, text=compressor.compress(turn.text)) for turn in turns)
+        lines = [one_line(turn_text(turn)) for turn in turns]
+        for turn, line, tokens in zip(turns, lines, self.encoder.count_many(lines), strict=True):
+            yield Item(session.id, turn.id, turn.time or session.time, line, tokens)
+
+    def _topics(self, items: Sequence[Item]) -> list[list[Item]]:
+        """The buffer cut where the topic shifts, and between sessions."""
+        sessions = [
+            Session(name, None, tuple(Turn(item.turn, "", item.text) for item in part))
+            for name, part in groupby(items, key=lambda item: item.session)
+        ]
+        vectors = self.encoder.encode_apart([item.text for item in items])
+        # the buffer itself is the limit to a topic
+        config = SegmentConfig(max_tokens=max(self.system.sensory, _tokens(items)))
+        parts = segment(Dialogue(self.dialogue_id, tuple(sessions)), vectors, config, [item.tokens for item in items])
+        return [list(items[part.start : part.end + 1]) for part in parts]
+
+    def _collect(self, topics: Iterable[list[Item]], short: list[list[Item]]) -> Iterator[str]:
+        """Put topics into short-term memory; before one that does not fit, all is extracted from."""
+        for topic in topics:
+            if sum(map(_tokens, short)) + _tokens(topic) > self.system.short:
+                yield from self._extract(short)
+            short.append(topic)
+
+    def _extract(self, short: list[list[Item]]) -> Iterator[str]:
+        """Facts of all topics, which are gone then. Yields why some are lost."""
+        items = [item for topic in short for item in topic]
+        if not items:
+            return
+        lines, number = [], 0
+        for place, topic in enumerate(short, start=1):
+            lines.append(f"Topic {place}:")
+            for item in topic:
+                date = f"[{one_line(item.time)}] " if item.time else ""
+                lines.append(f"{number}. {date}{item.text}")
+                number += 1
+        short.clear()
+        reply = ask(self, "extract", "lightmem_extract", {"remarks": "\n".join(lines)}, ROOM["extract"], EXTRACT_SCHEMA)
+        if reply.failure is not None:
+            yield failed("extract", reply)
+        for one in mapping(reply).get("data", ()):
+            # to JSON, 1.0 is an integer
+            text, source = one_line(one["fact"]), int(one["source_id"])
+            if not 0 <= source < len(items):
+                yield f"extract: a fact names remark {source} of {len(items)}"
+            elif text:
+                item = items[source]
+                draft = Draft("fact", (item.turn,), text, time=item.time)
+                self.store.add(draft, self.encoder.count_tokens(text), self.encoder.encode_apart([text]))
+
+    def _update(self) -> Iterator[str]:
+        """What becomes of each entry by those after it (the paper's update queues). All are shown as they were before,
+        so that no decision depends on another. Yields why some are not made."""
+        numbers = self.store.numbers()
+        if not numbers:
+            return
+        before = [self.store.memory(number) for number in numbers]
+        vectors = self.store.vectors(self.store.rows(numbers))
+        for place, (number, memory) in enumerate(zip(numbers, before, strict=True)):
+            cosines = vectors[place + 1 :] @ vectors[place]
+            nearest = torch.argsort(cosines, descending=True, stable=True)[: self.system.queue].tolist()
+            later = [before[place + 1 + at] for at in nearest if cosines[at] >= self.system.update_at]
+            if not later:
+                continue
+            data = {"entry": dated(memory), "later": "\n".join(map(dated, later))}
+            reply = ask(self, "update", "lightmem_update", data, ROOM["update"], UPDATE_SCHEMA)
+            if reply.failure is not None:
+                yield failed("update", reply)
+            value = mapping(reply)
+            text = one_line(value.get("new_memory", ""))
+            if value.get("action") == "delete":
+                self.store.remove(number)
+            elif value.get("action") == "update" and text:
+                sources = tuple(turn for one in (memory, *later) for turn in one.sources or ())
+                draft = Draft("fact", sources, text, time=memory.time)
+                vector = self.encoder.encode_apart([text]) if self.system.vectors == "fixed" else None
+                self.store.rewrite(number, draft, self.encoder.count_tokens(text), vector)
+
+
+def _tokens(items: Iterable[Item]) -> int:
+    return sum(item.tokens for item in items)

@@ -1,0 +1,161 @@
+"""Banks whose journal is a log of operations, and whose memories are its fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from remind.core.files import sha256_json
+from remind.data.dialogue import Session, Turn
+from remind.llm.offline import sentences
+from remind.llm.request import Reply, Request
+from remind.memory.base import Bank
+from remind.memory.expansions import gist
+from remind.memory.operations import Entry, Operation, State, fold, made
+from remind.memory.proposals import LONGEST, undated
+from remind.memory.store import Draft
+from remind.memory.times import day_of
+from remind.states import prompts
+from remind.states.auxiliary import MemoryStage
+from remind.states.pyramid import one_line
+from remind.text.words import fillers, stems
+
+#: Who proposes operations: a chat model, or rules that take them from the words of the dialogue.
+Policy = Literal["llm", "extractive"]
+#: `Operation.by` of the rules.
+RULES = {"model": "extractive", "prompt": "", "key": ""}
+_DEGRADED = {
+    "llm": "the prompts are in our own words, and the policy is the endpoint's model as it is",
+    "extractive": "entries are taken from the dialogue's words by rules, not written by a trained policy",
+}
+
+
+class LoggedBank(Bank):
+    """What `membuilder` and `salimory` have in common. An entry has the number of its operation in the log.
+
+    Attributes:
+        keeps_versions: whether superseded entries are still retrieved.
+    """
+
+    keeps_versions: ClassVar[bool]
+
+    def operations(self) -> Iterator[Operation]:
+        """The log. Raises DataError where it is damaged."""
+        return (Operation.of(value, f"operation {number}") for number, value in enumerate(self.store.journal(), 1))
+
+    def state(self) -> State:
+        """The fold of the log, read anew."""
+        return fold(self.operations())
+
+    def report(self) -> dict[str, Any]:
+        """As of every bank, with the number of rejected operations."""
+        return {**super().report(), "rejected": sum(one.status == "rejected" for one in self.operations())}
+
+    def first(self) -> int:
+        """Place of the next operation in the log."""
+        return self.store.counts()["journal"] + 1
+
+    def entries(self, numbers: Iterable[int]) -> list[Entry]:
+        """Memories as the entries they are."""
+        found = []
+        for number in numbers:
+            memory, coarse = self.store.memory(number), bool(self.store.note(number)["coarse"])
+            rest = (memory.time, "", memory.sources or (), coarse)
+            found.append(Entry(memory.id, memory.kind, memory.text, *rest))
+        return found
+
+    def nearest(self, vectors: Iterable[Tensor], count: int, *kinds: str) -> list[int]:
+        """The memories of these kinds that are nearest to any of the vectors [d], at most so many, best first."""
+        own, best = set(self.store.numbers(*kinds)), dict[int, float]()
+        for vector in vectors if own else ():
+            found = ((number, cosine) for number, cosine in self.store.nearest(vector, 4 * count) if number in own)
+            for number, cosine in islice(found, min(count, len(own))):
+                best[number] = max(cosine, best.get(number, cosine))
+        return sorted(best, key=lambda number: (-best[number], number))[:count]
+
+    def like(self, vector: Tensor, least: float, kind: str) -> list[int]:
+        """The memory of this kind that is nearest to the vector [d], if its cosine is at least so much."""
+        for number, cosine in self.store.nearest(vector, 1):
+            if cosine < least:
+                break
+            if self.store.memory(number).kind == kind:
+                return [number]
+        return []
+
+    def commit(self, operations: Sequence[Operation], vectors: Mapping[str, Tensor] | None = None) -> None:
+        """Append operations to the log, and do to the memories what they say.
+
+        Args:
+            operations: which refer to entries from before all of them.
+            vectors: of texts that are encoded already, without their times [d].
+        """
+        applied = [one for one in operations if one.status == "applied"]
+        # what they refer to, before the first of them removes it
+        before = {name: self.entries([int(name[1:])])[0] for one in applied for name in one.refs}
+        new = {one.seq: made(one, [before[name] for name in one.refs]) for one in applied}
+        texts = [entry.text for entry in new.values() if entry is not None]
+        keys = [undated(entry.text) for entry in new.values() if entry is not None and entry.store != "core"]
+        held = {**(vectors or {})}
+        rest = [key for key in dict.fromkeys(keys) if key not in held]
+        held |= dict(zip(rest, self.encoder.encode_apart(rest), strict=True)) if rest else {}
+        tokens = dict(zip(texts, self.encoder.count_many(texts), strict=True)) if texts else {}
+        for one in operations:
+            self.store.log(one.value())
+            entry = new.get(one.seq)
+            if one.status == "applied" and (entry is None or entry.store == "core" or not self.keeps_versions):
+                for name in one.refs:
+                    self.store.remove(int(name[1:]))
+            if entry is None:
+                continue
+            session = self.store.session(one.session)
+            note = {"session": session.number if session else 0, "coarse": entry.coarse}
+            if entry.store == "core":
+                # it is shown with every question: were all that went into it its sources, it would be evidence of all
+                draft, rows = Draft("core", None, entry.text, (), entry.time, note), None
+            else:
+                key = undated(entry.text)
+                keys_of = (None if key == entry.text else key,)
+                draft, rows = Draft(entry.store, entry.sources, entry.text, keys_of, note=note), held[key][None]
+            self.store.add(draft, tokens[entry.text], rows, one.seq)
+
+
+def about(policy: Policy, *templates: str) -> dict[str, Any]:
+    """What systems of this kind say of themselves besides their options."""
+    hashes = {name: prompts.fingerprint(name) for name in templates} if policy == "llm" else {}
+    return {"prompts": hashes, "provenance": "turn", "degraded": [_DEGRADED[policy]]}
+
+
+def replies(bank: Bank, stage: MemoryStage, requests: Sequence[Request]) -> list[tuple[Reply, dict[str, str]]] | None:
+    """Replies, each with its `Operation.by`; None where no endpoint is named for the stage."""
+    if (model := bank.chat(stage)) is None:
+        return None
+    made_by = [
+        {"model": model.name, "prompt": one.prompt_id, "key": sha256_json([one.chat, one.schema])[:16]}
+        for one in requests
+    ]
+    return list(zip(model.complete(requests), made_by, strict=True))
+
+
+def numbered(texts: Iterable[str]) -> str:
+    """Texts as a prompt shows them, a line each, from 1."""
+    return "\n".join(f"{number}. {one_line(text)}" for number, text in enumerate(texts, 1))
+
+
+def dated(time: str | None) -> str | None:
+    """A time as operations take it; None where it is unknown or in words that name no day."""
+    return time if day_of(time) else None
+
+
+def salient(turn: Turn) -> bool:
+    """Whether a turn tells something: a picture, or a sentence of two content words that is no question."""
+    stated = " ".join(one.text for one in sentences([turn]) if not one.text.endswith("?"))
+    return bool(turn.images) or len({*stems(stated, fillers())}) > 1
+
+
+def taken(session: Session, turn: Turn) -> str:
+    """What the rules keep of a turn: its day and its key sentences."""
+    day, text = day_of(turn.time) or day_of(session.time), gist(session, (turn,))
+    return (f"{day}: {text}" if day else text)[:LONGEST]

@@ -1,0 +1,350 @@
+"""MemoryOS (Kang et al., 2025, "Memory OS of AI Agent"): the newest exchanges are a short-term queue; what falls out of
+it is filed by topic in mid-term segments; segments that grow hot feed a profile and knowledge, which last.
+
+Stages: update (does a page go on with the last one?), summaries (overview, topic), extract (profile, knowledge), read
+(keywords of a question).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Session, Turn
+from remind.llm.structured import object_schema
+from remind.memory.asking import TEXT, TEXTS, Fault, ask, failed, mapping, texts, words
+from remind.memory.base import Bank, Memory, Query, Retrieval, Services
+from remind.memory.store import Draft
+from remind.memory.times import day_of
+from remind.states import prompts
+from remind.states.pyramid import one_line, turn_text
+from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, check_ranges
+
+TEMPLATES = tuple(f"memoryos_{name}" for name in ("continue", "overview", "topic", "profile", "knowledge", "query"))
+CONTINUE_SCHEMA = object_schema(continues={"type": "boolean"})
+TOPIC_SCHEMA = object_schema(summary=TEXT, keywords=TEXTS)
+KNOWLEDGE_SCHEMA = object_schema(user=TEXTS, assistant=TEXTS)
+QUERY_SCHEMA = object_schema(keywords=TEXTS)
+#: Whom knowledge is about: the opener of the dialogue, and the others.
+SIDES = ("user", "assistant")
+_DAY = 86_400
+#: Settings that are not certain to be the authors'.
+_CHOICES = (
+    "capacities, thresholds and weights are what we take for the authors' settings; room is ours",
+    "the user is who opens the dialogue; whoever else speaks is the assistant",
+    "a page has one topic, and its segment keeps the summary that it was made with",
+    "what is shown is ordered by cosine with the question, the profile last",
+    "time is that of the dialogue, in days",
+)
+
+
+@dataclass(frozen=True)
+class MemoryOSSystem:
+    """Pages, each an exchange, and what is known of the speakers. Shown are the short-term queue, the best pages of the
+    best segments, knowledge near the question, and the profile."""
+
+    name: str = "memoryos"
+    """As the user calls it."""
+    short: PositiveInt = 7
+    """Pages of the short-term queue."""
+    segments: PositiveInt = 200
+    """Mid-term segments; before there are more, the coldest is dropped with its pages."""
+    similar: FiniteFloat = 0.6
+    """Score, cosine of the summaries and Jaccard of the keywords, from which a page joins a segment."""
+    hot: PositiveFloat = 5.0
+    """Heat, visits + pages not yet learned from + recency, from which profile and knowledge are learned."""
+    decay: PositiveFloat = 1e7
+    """Seconds in which recency falls to 1/e."""
+    knowledge: PositiveInt = 100
+    """Facts kept of the user, and as many of the assistant; the oldest are dropped."""
+    top_segments: PositiveInt = 5
+    """Segments whose pages are looked at for a question."""
+    top_pages: PositiveInt = 7
+    """Pages of these that are shown."""
+    top_knowledge: PositiveInt = 10
+    """Facts of each side that are shown."""
+    least: NonNegativeFloat = 0.1
+    """Score below which a segment is not looked at, and cosine below which a page is not shown."""
+    room: PositiveInt = 1000
+    """Tokens of a reply."""
+    query: Literal["keywords", "question"] = "keywords"
+    """What segments are found by beside the question's vector: keywords that the model makes of it, or none."""
+    page_builder: Fault = "fixed"
+    """upstream: a page is closed by a response alone, so that what the user says last in a session, or before saying
+    more, is lost. fixed: it is a page of its own."""
+    questions: Fault = "fixed"
+    """upstream: a question becomes a page, and segments that it finds have been visited, so that answers depend on what
+    was asked before. fixed: a question changes nothing."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+    def about(self) -> dict[str, Any]:
+        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
+        degraded = ["the prompts are in our own words"]
+        if self.questions == "upstream":
+            degraded.append(
+                "a question is written into memory without its answer, and is lost when a turn is forgotten"
+            )
+        else:
+            degraded.append("segments are not visited by questions, so that heat is pages and recency")
+        provenance = "page; of knowledge and profile the pages they were learned from"
+        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": provenance}
+        return {**about, "choices": list(_CHOICES), "degraded": degraded}
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemoryOSBank:
+        return MemoryOSBank(folder, dialogue_id, self, services)
+
+
+@dataclass
+class _State:
+    """Numbers of memories, oldest first; the last entry of the journal.
+
+    Attributes:
+        user: who opened the dialogue.
+        short: pages of the queue.
+        chain: the last pages that left it and go on with each other.
+        segments: of mid-term memory.
+        user_knowledge, assistant_knowledge: facts.
+        profile: of the user.
+        asked: questions that were written into memory.
+    """
+
+    user: str
+    short: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    user_knowledge: list[int] = field(default_factory=list)
+    assistant_knowledge: list[int] = field(default_factory=list)
+    profile: int | None = None
+    asked: list[list[str]] = field(default_factory=list)
+
+    def known(self, side: str) -> list[int]:
+        return self.user_knowledge if side == "user" else self.assistant_knowledge
+
+
+class MemoryOSBank(Bank):
+    system: MemoryOSSystem
+
+    def remember(self, session: Session) -> Iterable[str]:
+        state = self._state or _State(session.turns[0].speaker)
+        for turns in pages(session.turns, state.user, self.system.page_builder):
+            said = "\n".join(map(turn_text, turns))
+            yield from self._take_in(state, said, [turn.id for turn in turns], turns[0].time or session.time)
+        self.store.log(asdict(state))
+
+    def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
+        """As `Bank.retrieve`; with `questions: upstream` the question is then written into memory, once."""
+        retrieval = super().retrieve(query, k, budget)
+        state, mark = self._state, [query.id, query.text]
+        if self.system.questions == "upstream" and state is not None and mark not in state.asked:
+            with self.store.transaction():
+                for number in retrieval.trace["segments"]:
+                    note = self.store.note(number)
+                    self._write_segment(number, {**note, "visits": note["visits"] + 1})
+                problems = list(self._take_in(state, query.text, None, query.time))
+                state.asked.append(mark)
+                self.store.log(asdict(state))
+            if problems:
+                retrieval.trace.setdefault("failed", []).extend(problems)
+        return retrieval
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float] | Memory]:
+        if (state := self._state) is None:
+            return
+        keywords: list[str] = []
+        if self.system.query == "keywords":
+            reply = ask(self, "read", "memoryos_query", {"question": query.text}, self.system.room, QUERY_SCHEMA)
+            if reply.failure is not None:
+                trace["failed"] = [failed("read", reply)]
+            keywords = trace["keywords"] = texts(mapping(reply).get("keywords"))
+        vector = self.encoder.encode([query.text])[0]
+        scores = self._scores(state.segments, vector, keywords)
+        trace["segments"] = [
+            number for number, score in _best(scores, self.system.top_segments) if score >= self.system.least
+        ]
+        within = [page for number in trace["segments"] for page in self.store.note(number)["pages"]]
+        cosines = self._cosines(within, vector)
+        shown = {
+            number: cosine for number, cosine in _best(cosines, self.system.top_pages) if cosine >= self.system.least
+        }
+        for side in SIDES:
+            shown |= dict(_best(self._cosines(state.known(side), vector), self.system.top_knowledge))
+        shown |= self._cosines(state.short, vector)
+        for number, cosine in _best(shown, len(shown)):
+            memory = self.store.memory(number, cosine)
+            # a question was said in no turn
+            yield memory if memory.sources is not None else replace(memory, sources=())
+        if state.profile is not None:
+            yield state.profile, -1.0
+
+    @property
+    def _state(self) -> _State | None:
+        """None: nothing was ingested."""
+        entries = self.store.journal()
+        return _State(**entries[-1]) if entries else None
+
+    def _take_in(self, state: _State, said: str, sources: Sequence[str] | None, when: str | None) -> Iterator[str]:
+        """A new page of the queue, and what falls out of it. Yields why a stand-in had to be used."""
+        draft = Draft(
+            "page", None if sources is None else tuple(sources), said, (said,), when, {"said": said, "overview": ""}
+        )
+        number = self.store.add(draft, self.encoder.count_tokens(said), self.encoder.encode_apart([said]))
+        state.short.append(number)
+        while len(state.short) > self.system.short:
+            yield from self._move(state, state.short.pop(0), day_of(when))
+
+    def _move(self, state: _State, page: int, today: date | None) -> Iterator[str]:
+        """A page goes from the queue to the segment of its topic."""
+        problems: list[str] = []
+        said, room = self.store.note(page)["said"], self.system.room
+        before = ""
+        if state.chain:
+            last = self.store.note(state.chain[-1])
+            reply = ask(
+                self, "update", "memoryos_continue", {"earlier": last["said"], "later": said}, room, CONTINUE_SCHEMA
+            )
+            if reply.failure is not None:
+                problems.append(failed("update", reply))
+            if mapping(reply).get("continues") is True:
+                before = last["overview"]
+            else:
+                state.chain.clear()
+        state.chain.append(page)
+        reply = ask(self, "summaries", "memoryos_overview", {"before": before, "exchange": said}, room)
+        if reply.failure is not None:
+            problems.append(failed("overview", reply))
+        overview = one_line(words(reply)) if reply.failure is None else before
+        for number in state.chain:
+            self._write_page(number, overview)
+        reply = ask(self, "summaries", "memoryos_topic", {"exchange": said}, room, TOPIC_SCHEMA)
+        if reply.failure is not None:
+            problems.append(failed("topic", reply))
+        topic = mapping(reply)
+        summary = one_line(topic.get("summary", "")) or one_line(said)
+        segment = self._file(state, page, summary, texts(topic.get("keywords")), today)
+        note = self.store.note(segment)
+        if note["fresh"] and self._heat(note, today) >= self.system.hot:
+            problems += self._learn(state, note["fresh"])
+            self._write_segment(segment, {**note, "visits": 0, "fresh": []})
+        yield from problems
+
+    def _file(self, state: _State, page: int, summary: str, keywords: list[str], today: date | None) -> int:
+        """Put a page into the segment whose topic is most like its own, or into a new one. Returns the segment."""
+        vectors = self.encoder.encode_apart([summary])
+        best = _best(self._scores(state.segments, vectors[0], keywords), 1)
+        day = None if today is None else today.isoformat()
+        if best and best[0][1] >= self.system.similar:
+            number = best[0][0]
+            note = self.store.note(number)
+            into = {**note, "pages": [*note["pages"], page], "fresh": [*note["fresh"], page], "last": day}
+            self._write_segment(number, into)
+            return number
+        while len(state.segments) >= self.system.segments:
+            self._drop(state, min(state.segments, key=lambda one: self._heat(self.store.note(one), today)))
+        note = {"keywords": keywords, "pages": [page], "fresh": [page], "visits": 0, "last": day}
+        draft = Draft("segment", self.store.memory(page).sources, summary, (summary,), note=note)
+        number = self.store.add(draft, self.encoder.count_tokens(summary), vectors)
+        state.segments.append(number)
+        return number
+
+    def _drop(self, state: _State, segment: int) -> None:
+        pages = self.store.note(segment)["pages"]
+        for number in (segment, *pages):
+            self.store.remove(number)
+        state.segments.remove(segment)
+        # the page that is filed now is in no segment yet
+        state.chain = [number for number in state.chain if number not in pages]
+
+    def _heat(self, note: Mapping[str, Any], today: date | None) -> float:
+        last = day_of(note["last"])
+        away = 0 if today is None or last is None else max(0, (today - last).days) * _DAY
+        return float(note["visits"] + len(note["fresh"]) + math.exp(-away / self.system.decay))
+
+    def _learn(self, state: _State, learned_from: Sequence[int]) -> Iterator[str]:
+        """Profile and knowledge of pages that were not learned from yet."""
+        told = "\n\n".join(self.store.note(page)["said"] for page in learned_from)
+        sources = self._sources(learned_from)
+        data = {"person": one_line(state.user), "exchanges": told}
+        old = None if state.profile is None else self.store.memory(state.profile)
+        filled = {**data, "profile": "" if old is None else old.text}
+        reply = ask(self, "extract", "memoryos_profile", filled, self.system.room)
+        text = words(reply)
+        if reply.failure is not None:
+            yield failed("profile", reply)
+        elif text:
+            draft = Draft("profile", (*((old and old.sources) or ()), *sources), text)
+            if state.profile is None:
+                state.profile = self.store.add(draft, self.encoder.count_tokens(text))
+            else:
+                self.store.rewrite(state.profile, draft, self.encoder.count_tokens(text))
+        reply = ask(self, "extract", "memoryos_knowledge", data, self.system.room, KNOWLEDGE_SCHEMA)
+        if reply.failure is not None:
+            yield failed("knowledge", reply)
+        for side in SIDES:
+            known = state.known(side)
+            for fact in texts(mapping(reply).get(side)):
+                draft = Draft("knowledge", sources, fact)
+                known.append(self.store.add(draft, self.encoder.count_tokens(fact), self.encoder.encode_apart([fact])))
+            while len(known) > self.system.knowledge:
+                self.store.remove(known.pop(0))
+
+    def _write_page(self, number: int, overview: str) -> None:
+        memory, said = self.store.memory(number), self.store.note(number)["said"]
+        text = f"{said}\nOverview: {overview}" if overview else said
+        note = {"said": said, "overview": overview}
+        # it is found by what was said, as before
+        self.store.rewrite(
+            number, Draft("page", memory.sources, text, time=memory.time, note=note), self.encoder.count_tokens(text)
+        )
+
+    def _write_segment(self, number: int, note: Mapping[str, Any]) -> None:
+        memory = self.store.memory(number)
+        draft = Draft("segment", self._sources(note["pages"]), memory.text, time=memory.time, note=note)
+        self.store.rewrite(number, draft, memory.tokens)
+
+    def _sources(self, pages: Iterable[int]) -> tuple[str, ...]:
+        return tuple(turn for page in pages for turn in self.store.memory(page).sources or ())
+
+    def _scores(self, segments: Sequence[int], vector: Tensor, keywords: Collection[str]) -> dict[int, float]:
+        """Of each segment the cosine of its summary with the vector [d] plus the Jaccard index of the keywords."""
+        scores = self._cosines(segments, vector)
+        mine = {word.casefold() for word in keywords}
+        for number in scores:
+            its = {word.casefold() for word in self.store.note(number)["keywords"]}
+            scores[number] += len(mine & its) / len(mine | its) if mine and its else 0.0
+        return scores
+
+    def _cosines(self, numbers: Sequence[int], vector: Tensor) -> dict[int, float]:
+        if not numbers:
+            return {}
+        found = (self.store.vectors(self.store.rows(numbers)) @ vector).tolist()
+        return dict(zip(numbers, found, strict=True))
+
+
+def pages(turns: Iterable[Turn], user: str, builder: Fault) -> Iterator[list[Turn]]:
+    """The exchanges of a session: what the user says with the response. Either can be alone, but that upstream what
+    the user says without a response is lost: 88 of the 3,635 turns of six LoCoMo dialogues."""
+    waiting: list[Turn] = []
+    for turn in turns:
+        if turn.speaker == user:
+            if waiting and builder == "fixed":
+                yield waiting
+            waiting = [turn]
+        else:
+            yield [*waiting, turn]
+            waiting = []
+    if waiting and builder == "fixed":
+        yield waiting
+
+
+def _best(scores: Mapping[int, float], count: int) -> list[tuple[int, float]]:
+    """The highest scores, of equal ones the first."""
+    return sorted(scores.items(), key=lambda item: -item[1])[:count]

@@ -1,0 +1,254 @@
+"""A memory as the fold of a log: every change is one operation, one line of JSON.
+
+Nothing is overwritten. UPDATE and MERGE add an entry that supersedes others, APPEND, REPLACE and REWRITE a version of
+the core block, and DELETE leaves a tombstone. A rejected operation stays in the log with its reason and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from remind.core.errors import DataError, shown
+from remind.core.files import unique_keys
+
+Status = Literal["applied", "rejected"]
+_BANK = ("ADD", "UPDATE", "DELETE", "NOOP")
+#: What can be done to each store: MemBuilder's four (Eq. 1-4), then SaliMory's three (Section 3.1).
+ACTIONS: Mapping[str, tuple[str, ...]] = {
+    "core": ("APPEND", "REPLACE", "REWRITE"),
+    "episodic": ("ADD", "UPDATE", "MERGE"),
+    "semantic": ("ADD", "UPDATE", "SKIP"),
+    "procedural": ("ADD", "UPDATE"),
+    "fact": _BANK,
+    "preference": _BANK,
+    "working": _BANK,
+}
+#: Actions that change nothing, and those that name what they change.
+NOTHING, REFERRING = ("SKIP", "NOOP"), ("UPDATE", "MERGE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One change of a memory, or one that was refused.
+
+    Attributes:
+        seq: place in the log, from 1.
+        dialogue, session: where it was made.
+        store, op: as in `ACTIONS`; "" where a rejected one names none.
+        entry: id of the entry that it makes; "" where it makes none.
+        refs: ids of the entries that it supersedes or deletes; of core the block before.
+        text: of the entry; of APPEND and REPLACE the new part; the reason of SKIP; what a rejected one proposed.
+        time: of what the entry tells, as precise as it is known; None: unknown.
+        sources: ids of the turns it was made from, in the dialogue's order.
+        coarse: whether these are the whole session, since nobody told which.
+        by: `model`, `prompt` and `key` of the request.
+        status: whether it changed the memory.
+        why: a rejected one was rejected.
+        old: the part of the block that REPLACE replaces.
+    """
+
+    seq: int
+    dialogue: str
+    session: str
+    store: str
+    op: str
+    entry: str = ""
+    refs: tuple[str, ...] = ()
+    text: str = ""
+    time: str | None = None
+    sources: tuple[str, ...] = ()
+    coarse: bool = False
+    by: Mapping[str, str] = field(default_factory=dict)
+    status: Status = "applied"
+    why: str = ""
+    old: str = ""
+
+    def value(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """As a line of JSON without its end, in ASCII."""
+        return json.dumps(self.value())
+
+    @classmethod
+    def read(cls, line: str, record: str | int | None = None) -> Operation:
+        """From a line of JSON.
+
+        Args:
+            record: what errors call the line.
+
+        Raises:
+            DataError: it is not JSON, has a key twice, or is no operation.
+        """
+        try:
+            value = json.loads(line, object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"not JSON: {error}", record=record) from None
+        return cls.of(value, record)
+
+    @classmethod
+    def of(cls, value: Any, record: str | int | None = None) -> Operation:
+        """From JSON as `value` gives it. Raises DataError where it is no operation."""
+        names = [one.name for one in fields(cls)]
+        if not isinstance(value, Mapping) or set(value) != set(names):
+            raise DataError(f"an operation must be an object of {', '.join(names)}", record=record)
+        for name in names:
+            if not _CHECKS.get(name, _is_text)(value[name]):
+                raise DataError(f"{name} cannot be {shown(value[name])}", record=record)
+        made = cls(**{**value, **{name: tuple(value[name]) for name in ("refs", "sources")}})
+        if made.status == "applied" and (problem := _unsound(made)):
+            raise DataError(problem, record=record)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an applied operation put into a store.
+
+    Attributes:
+        id, store, text, time, session: as in `Operation`; of core the text is the whole block.
+        sources: of the operation and of all entries it supersedes.
+        coarse: whether some of these are a whole session's.
+        supersedes: ids of the entries that it stands for.
+    """
+
+    id: str
+    store: str
+    text: str
+    time: str | None = None
+    session: str = ""
+    sources: tuple[str, ...] = ()
+    coarse: bool = False
+    supersedes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """What a log makes of a memory.
+
+    Attributes:
+        entries: all there ever were by id, oldest first.
+        superseded: for entries that have been superseded, by which ones; several where updates conflict.
+        deleted: for deleted entries the place in the log.
+        seq: of the last operation.
+    """
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    superseded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    deleted: Mapping[str, int] = field(default_factory=dict)
+    seq: int = 0
+
+    def kept(self, *stores: str) -> list[Entry]:
+        """Entries of these stores that are not deleted, old versions too, oldest first."""
+        return [one for one in self.entries.values() if one.store in stores and one.id not in self.deleted]
+
+    def current(self, *stores: str) -> list[Entry]:
+        """Entries of these stores that are neither deleted nor superseded, oldest first."""
+        return [one for one in self.kept(*stores) if one.id not in self.superseded]
+
+    @property
+    def block(self) -> Entry | None:
+        """The core block as it is now; None: nothing was ever written to it."""
+        return next(iter(self.current("core")), None)
+
+
+def made(operation: Operation, refs: Iterable[Entry]) -> Entry | None:
+    """The entry that an applied operation makes; None: it makes none.
+
+    Args:
+        refs: the entries that it names.
+
+    Raises:
+        DataError: REPLACE whose old text is not in the block exactly once.
+    """
+    if not operation.entry:
+        return None
+    before = list(refs)
+    block, text = before[0].text if before else "", operation.text
+    if operation.op == "APPEND" and block:
+        text = f"{block}\n{text}"
+    elif operation.op == "REPLACE":
+        if (count := occurrences(block, operation.old)) != 1:
+            raise DataError(f"what it replaces is in the block {count} times", record=f"operation {operation.seq}")
+        text = block.replace(operation.old, text)
+    sources = dict.fromkeys([source for one in before for source in one.sources] + [*operation.sources])
+    coarse = operation.coarse or any(one.coarse for one in before)
+    rest = (operation.time, operation.session, tuple(sources), coarse, operation.refs)
+    return Entry(operation.entry, operation.store, text, *rest)
+
+
+def occurrences(text: str, part: str) -> int:
+    """How often the part is in the text, overlapping or not; of an empty part 0."""
+    return sum(text.startswith(part, place) for place in range(len(text))) if part else 0
+
+
+def fold(operations: Iterable[Operation], state: State | None = None) -> State:
+    """The memory after these operations.
+
+    Args:
+        state: before the first; None: empty.
+
+    Raises:
+        DataError: an operation out of order, of an entry that there is already, or with references to none of its
+            store; one of core that does not follow the block.
+    """
+    state = State() if state is None else state
+    entries, superseded, deleted = dict(state.entries), dict(state.superseded), dict(state.deleted)
+    block = None if state.block is None else state.block.id
+    seq = state.seq
+    for one in operations:
+        record = f"operation {one.seq}"
+        if one.seq <= seq:
+            raise DataError(f"comes after operation {seq}", record=record)
+        seq = one.seq
+        if one.status == "rejected":
+            continue
+        if one.entry in entries:
+            raise DataError(f"there is an entry {shown(one.entry)} already", record=record)
+        for name in one.refs:
+            if name not in entries or entries[name].store != one.store:
+                raise DataError(f"there is no entry {shown(name)} of {one.store}", record=record)
+        if one.store == "core" and one.entry and one.refs != (() if block is None else (block,)):
+            raise DataError(f"does not follow the block, which is {shown(block)}", record=record)
+        if (entry := made(one, (entries[name] for name in one.refs))) is not None:
+            entries[entry.id] = entry
+            superseded |= {name: (*superseded.get(name, ()), entry.id) for name in entry.supersedes}
+            block = entry.id if entry.store == "core" else block
+        elif one.op == "DELETE":
+            deleted |= dict.fromkeys(one.refs, one.seq)
+    return State(entries, superseded, deleted, seq)
+
+
+def _unsound(one: Operation) -> str | None:
+    """Why an operation can never have been applied."""
+    if one.op not in ACTIONS.get(one.store, ()) and (one.store, one.op) != ("", "NOOP"):
+        return f"{shown(one.store)} has no operation {shown(one.op)}"
+    if bool(one.entry) == (one.op in (*NOTHING, "DELETE")) and (one.op, one.text) != ("APPEND", ""):
+        return f"{one.op} with the entry {shown(one.entry)}"
+    if one.store != "core" and bool(one.refs) != (one.op in REFERRING):
+        return f"{one.op} with {len(one.refs)} references"
+    return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value)) and len(set(value)) == len(value)
+
+
+_CHECKS = {
+    "seq": lambda value: type(value) is int and value > 0,
+    "refs": _is_texts,
+    "sources": _is_texts,
+    "time": lambda value: value is None or _is_text(value),
+    "coarse": lambda value: isinstance(value, bool),
+    "by": lambda value: isinstance(value, Mapping) and all(map(_is_text, value.values())),
+    "status": lambda value: value in ("applied", "rejected"),
+}

@@ -1,0 +1,286 @@
+"""REMIND's own retrieval as a memory system: turns ranked as for x0; with SAEs, those that x1 marks come first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remind.core.errors import ModelError
+from remind.data.dialogue import Dialogue, Question, Session
+from remind.grounding import GroundingConfig
+from remind.llm.asking import TEMPLATES
+from remind.llm.auxiliary import ChatLLM
+from remind.llm.offline import OfflineLLM
+from remind.memory.base import Bank, Query, Services
+from remind.memory.store import Draft, Store
+from remind.perception import Perception, PerceptionConfig
+from remind.perception.hybrid import turn_scores
+from remind.perception.index import DialogueIndex, content_key
+from remind.perception.ranking import falling
+from remind.perception.retrieve import relevance
+from remind.states.auxiliary import Stage, told
+from remind.states.prompts import prompt_id
+from remind.states.pyramid import AttentionalState, turn_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from remind.grounding.ground import Grounder
+    from remind.models.backbone import Backbone
+    from sae import TopKSAE
+
+#: Segments or turns ranked at first where nobody says how many will be read.
+_FIRST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemindSystem:
+    """Turns in the order in which x0 takes them (Section 4.2), however many are asked for.
+
+    `method cue` (Eq. 1) ranks segments by their cues, and the turns of a segment by their own cosine with the question;
+    `hybrid` ranks turns. `top_share`, `max_context_tokens` and `whole_tokens` bound x0, not the ranking: k and budget
+    do that here, and a budget counts the turns alone, no headings. A query names no dimension: with `kind gold` all are
+    taken for plain factual questions.
+
+    Attributes:
+        name: as the user calls it.
+        perception: segments, cues and retrieval.
+    """
+
+    name: str
+    perception: PerceptionConfig = field(default_factory=PerceptionConfig)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What chat models are asked for; the endpoint of strategies infers kinds of questions, too."""
+        if self.perception.retrieve.method == "hybrid":
+            return ()
+        return ("cues", "strategy") if self.perception.kind == "infer" else ("cues",)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "perception": asdict(self.perception),
+            "prompts": {stage: prompt_id(TEMPLATES[stage]) for stage in self.stages},
+            "degraded": [f"{stage}: by rule where no endpoint is named, not by an LLM" for stage in self.stages],
+        }
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> RemindBank:
+        return RemindBank(folder, dialogue_id, self, services)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroundedSystem(RemindSystem):
+    """The turns that x1 marks in x0 (Section 4.3) by falling salience (Eq. 5), then all others as `RemindSystem`.
+
+    Salience and relevance have no common scale, so the score of a memory is the number of memories from it to the last.
+
+    Attributes:
+        sae: folder of SAEs, from `remind train-sae`.
+        grounding: guidance, resonance, selection.
+        backbone: model whose hidden states the SAEs read.
+        device, dtype: of the backbone.
+    """
+
+    sae: str
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    backbone: str = "minilm"
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return ("cues", "strategy")
+
+    @cached_property
+    def models(self) -> tuple[Backbone, dict[int, TopKSAE], dict[int, Tensor]]:
+        """Backbone, SAEs and their idf by layer, loaded once for all banks.
+
+        Raises:
+            ModelError: no such backbone, or no folder of SAEs.
+        """
+        from remind.grounding.load import load_saes
+        from remind.models.load import load_backbone
+
+        saes, idf = load_saes(self.sae)
+        return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
+
+    @cached_property
+    def bounded(self) -> PerceptionConfig:
+        """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
+        from remind.models.load import size_of
+        from remind.pipeline.build import with_cap
+        from remind.pipeline.config import BuildStatesConfig
+
+        build = BuildStatesConfig("", "", perception=self.perception, grounding=self.grounding)
+        return with_cap(build, size_of(self.backbone)).perception
+
+    def about(self) -> dict[str, Any]:
+        """As `MemorySystem.about`. Raises ModelError where the folder holds no SAEs."""
+        from remind.pipeline.identity import sae_hashes
+
+        if not (hashes := sae_hashes(Path(self.sae))):
+            raise ModelError(f"{self.sae}: no folder of SAEs; train some with `remind train-sae`")
+        elsewhere = ("codes_folder", "cached_dialogues", "image_root")
+        grounding = {name: value for name, value in asdict(self.grounding).items() if name not in elsewhere}
+        models = {"backbone": self.backbone, "dtype": self.dtype, "saes": hashes}
+        return {**super().about(), "grounding": grounding, **models}
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> GroundedBank:
+        return GroundedBank(folder, dialogue_id, self, services)
+
+
+class RemindBank(Bank):
+    """Stores turns; segments, cues and vectors are made of the whole dialogue by `finish`, or when first asked for."""
+
+    system: RemindSystem
+
+    @cached_property
+    def llm(self) -> ChatLLM | OfflineLLM:
+        """Writes cues and strategies."""
+        models = {stage: model for stage in self.system.stages if (model := self.chat(stage)) is not None}
+        stand_in = OfflineLLM(self.encoder)
+        return ChatLLM(models, stand_in) if models else stand_in
+
+    @property
+    def settings(self) -> PerceptionConfig:
+        return self.system.perception
+
+    def remember(self, session: Session) -> Iterable[str]:
+        counts = self.encoder.count_many([turn_text(turn) for turn in session.turns])
+        for turn, tokens in zip(session.turns, counts, strict=True):
+            self.store.add(Draft("turn", (turn.id,), keys=()), tokens)
+        return ()
+
+    def finish(self) -> None:
+        """Write the index of the dialogue into the folder; cues that depend on the question's kind follow later."""
+        if not self.store.count():
+            return
+        index = self._index()
+        if self.settings.retrieve.method == "hybrid":
+            _ = index.bm25
+        if "cues" in self.system.stages and self.settings.kind == "gold":
+            index.cues(None)
+
+    def repair(self) -> bool:
+        """As `Bank.repair`; cues that the stand-in wrote are asked for again."""
+        rebuilt = super().repair()
+        if not isinstance(self.llm, ChatLLM) or all(one.stage != "cues" for one in self.llm.failures):
+            return rebuilt
+        # a set of cues with a failure among them is in no file
+        self.llm.failures.clear()
+        self._built = None
+        self.finish()
+        return True
+
+    def report(self) -> dict[str, Any]:
+        """As `Bank.report`, with the name of the LLM and what could not be had from it since the bank was opened."""
+        return {**super().report(), "llm": self.llm.name, "failures": [asdict(one) for one in self.llm.failures]}
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
+        if not self.store.count():
+            return ()
+        question = self._told(query)
+        trace["dimension"] = question.dimension
+        numbers = self.store.numbers()
+        return ((numbers[position], score) for position, score in self._ranked(question, k))
+
+    def _ranked(self, question: Question, first: int | None) -> Iterator[tuple[int, float]]:
+        """Positions of all turns with their scores, best first (ties: earlier first).
+
+        Args:
+            first: about how many will be read.
+        """
+        index, config = self._index(), self.settings.retrieve
+        vector = self.encoder.encode([question.text])[0]
+        if config.method == "hybrid":
+            scores = turn_scores(index, question.text, vector, config)
+            yield from ((p, float(scores[p])) for p in chain.from_iterable(falling(scores, first or _FIRST)))
+            return
+        scores = index.cues(question.dimension).scan.exact(vector)
+        for number in chain.from_iterable(falling(scores, first or _FIRST)):
+            start, end = index.segments[number].start, index.segments[number].end
+            closeness = relevance(vector, index.vectors[start : end + 1], index.norms[start : end + 1])
+            order = closeness.argsort(descending=True, stable=True).tolist()
+            yield from ((start + place, float(scores[number])) for place in order)
+
+    def _told(self, query: Query) -> Question:
+        """The query as perception takes it."""
+        bare = Question(query.id, self.dialogue_id, query.text, query.format, query.options, time=query.time)
+        return told(self.llm, [bare], self.settings.kind)[0]
+
+    _built: tuple[Store, int, Dialogue, Perception] | None = None
+
+    def _perception(self) -> tuple[Dialogue, Perception]:
+        """The dialogue as it is stored now, and what indexes it. An index of what the bank held before is removed."""
+        if self._built is None or self._built[:2] != (self.store, self.store.version):
+            dialogue = self._dialogue()
+            key = content_key(dialogue, self.encoder.name, self.settings.segment, self.llm.name)[:16]
+            root = self.folder / "index"
+            for folder in root.glob("*"):
+                if folder.name != key:
+                    shutil.rmtree(folder)
+            perception = Perception(self.settings, self.encoder, self.llm, root / key)
+            self._built = (self.store, self.store.version, dialogue, perception)
+        return self._built[2:]
+
+    def _index(self) -> DialogueIndex:
+        dialogue, perception = self._perception()
+        return perception.index(dialogue)
+
+    def _dialogue(self) -> Dialogue:
+        """Images are counted anew: sessions may come from the middle of a dialogue, and turns may be forgotten."""
+        sessions, shown = [], 0
+        for session in self.store.sessions():
+            turns = []
+            for turn in session.turns:
+                images = tuple(replace(image, index=shown + n) for n, image in enumerate(turn.images))
+                turns.append(replace(turn, images=images))
+                shown += len(images)
+            sessions.append(replace(session, turns=tuple(turns)))
+        return Dialogue(self.dialogue_id, tuple(sessions))
+
+
+class GroundedBank(RemindBank):
+    """A `RemindBank` that grounds each question in its x0."""
+
+    system: GroundedSystem
+
+    @property
+    def settings(self) -> PerceptionConfig:
+        return self.system.bounded
+
+    @cached_property
+    def grounder(self) -> Grounder:
+        """Raises ModelError where SAEs and backbone do not fit together."""
+        from remind.grounding.ground import Grounder
+
+        backbone, saes, idf = self.system.models
+        return Grounder(backbone, saes, idf, self.system.grounding, self.encoder)
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
+        if not self.store.count():
+            return ()
+        question = self._told(query)
+        dialogue, perception = self._perception()
+        (factual,) = perception.perceive_all(dialogue, [question], told=[question])
+        salience = marked(self.grounder.ground(factual))
+        turns = dialogue.turns
+        trace["dimension"], trace["strategy"] = question.dimension, asdict(factual.strategy)
+        # a turn without tokens has none, and JSON no infinity
+        trace["marked"] = {turns[p].id: None if value == float("-inf") else value for p, value in salience.items()}
+        others = (position for position, _ in self._ranked(question, k) if position not in salience)
+        numbers = self.store.numbers()
+        return ((numbers[p], float(len(numbers) - place)) for place, p in enumerate(chain(salience, others)))
+
+
+def marked(state: AttentionalState) -> dict[int, float]:
+    """Salience of the turns in blocks by their positions in the dialogue, falling (ties: earlier first)."""
+    positions = state.factual.positions
+    inside = [n for start, end in state.blocks for n in range(start, end + 1)]
+    return {positions[n]: state.salience[n] for n in sorted(inside, key=lambda n: -state.salience[n])}

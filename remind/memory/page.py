@@ -1,0 +1,105 @@
+"""The scores of memory systems as one self-contained HTML page: tables, a plot, questions side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from remind.core.files import write_text
+
+#: Okabe and Ito's palette, which colour-blind readers tell apart; systems beyond it repeat with dashes.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+#: Of the plot, in pixels.
+WIDTH, HEIGHT, EDGE = 720, 380, 44
+#: Questions that are shown.
+_SHOWN = 30
+
+
+def write_page(path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> None:
+    """Write the page.
+
+    Args:
+        scores: as `score_memory` returns them.
+        units: of the runs, for the questions side by side.
+    """
+    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((files(__package__) / "report.html.j2").read_text(encoding="utf-8"))
+    datasets = list(dict.fromkeys(row["dataset"] for row in scores["rows"]))
+    sections = [_section(name, scores, [unit for unit in units if unit["dataset"] == name]) for name in datasets]
+    write_text(
+        path,
+        template.render(
+            sections=sections, plot=(WIDTH, HEIGHT, EDGE), **{key: scores[key] for key in ("failures", "notes")}
+        ),
+    )
+
+
+def _section(dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [row for row in scores["rows"] if row["dataset"] == dataset]
+    places = list(dict.fromkeys((row["at"], row["value"]) for row in rows))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    at = {(row["system"], row["at"], row["value"]): row for row in rows}
+    return {
+        "dataset": dataset,
+        "heads": [f"{value:,} tokens" if kind == "tokens" else f"@{value}" for kind, value in places],
+        "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
+        "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
+        "answers": [row for row in scores["answers"] if row["dataset"] == dataset],
+        "lines": _lines(rows, systems),
+        "questions": _side_by_side(units),
+    }
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> dict[str, Any]:
+    """Recall over tokens: a line per system through all of its places."""
+    known = [row for row in rows if row["recall"] is not None and row["tokens"] > 0]
+    if not known:
+        return {"curves": [], "ticks": []}
+    low = math.log10(max(10.0, min(row["tokens"] for row in known)))
+    high = max(math.log10(max(row["tokens"] for row in known)), low + 0.1)
+
+    def place(row: Mapping[str, Any]) -> tuple[float, float]:
+        share = (math.log10(max(10.0, row["tokens"])) - low) / (high - low)
+        return EDGE + share * (WIDTH - 2 * EDGE), HEIGHT - EDGE - row["recall"] * (HEIGHT - 2 * EDGE)
+
+    curves = []
+    for number, name in enumerate(systems):
+        points = sorted(place(row) for row in known if row["system"] == name)
+        if points:
+            dash = ("", "5 3", "2 2")[number // len(COLOURS) % 3]
+            curves.append({"name": name, "colour": COLOURS[number % len(COLOURS)], "dash": dash, "points": points})
+    decades = [
+        step * 10**power for power in range(1, 6) for step in (1, 3) if low <= math.log10(step * 10**power) <= high
+    ]
+    ticks = [(place({"tokens": tokens, "recall": 0.0})[0], f"{tokens:,}") for tokens in decades]
+    return {"curves": curves, "ticks": ticks}
+
+
+def _side_by_side(units: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Questions with what each system showed first; those come first on which the systems differ most."""
+    by_question: dict[str, dict[str, Any]] = {}
+    for unit in units:
+        for row in unit["rows"]:
+            entry = by_question.setdefault(row["question"], {"row": row, "dialogue": unit["dialogue"], "systems": []})
+            if not row["shown"]:
+                continue
+            gold = {*row["evidence"]}
+            memories = [
+                {"text": text, "gold": bool(gold & {*(sources or ())}), "time": when, "tokens": tokens}
+                for text, (_, sources, tokens, when) in zip(row["shown"], row["top"], strict=False)
+            ]
+            hits = sum(memory["gold"] for memory in memories)
+            entry["systems"].append(
+                {"name": unit["system"], "memories": memories, "hits": hits, "answer": row["answer"]}
+            )
+
+    def spread(entry: Mapping[str, Any]) -> int:
+        hits = [one["hits"] for one in entry["systems"] if one["name"] not in ("gold", "full_context")]
+        return max(hits, default=0) - min(hits, default=0)
+
+    return sorted(by_question.values(), key=spread, reverse=True)[:_SHOWN]

@@ -1,0 +1,87 @@
+"""The plain baselines: a dialogue's own words, cut into turns, rounds or sessions, and ranked for the question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from remind.data.dialogue import Session, Turn
+from remind.memory.base import Bank, Query, Services
+from remind.memory.ranking import Method, recent
+from remind.memory.store import Draft
+from remind.states.pyramid import turn_text
+
+Unit = Literal["turn", "round", "session"]
+
+
+@dataclass(frozen=True)
+class PlainSystem:
+    """Raw words, nothing written by a model.
+
+    Attributes:
+        name: as the user calls it.
+        unit: what a memory is. A round is what is said until the opener of the session speaks again.
+        method: how memories are ranked; "recent": the newest first, which is full context cut at a budget; "none": no
+            memory is ever returned. Only dense and hybrid encode anything.
+        keys: what a memory is found by: each of its turns, or all of its words together.
+    """
+
+    name: str
+    unit: Unit = "turn"
+    method: Method | Literal["recent", "none"] = "dense"
+    keys: Literal["turns", "whole"] = "turns"
+
+    def about(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> PlainBank:
+        return PlainBank(folder, dialogue_id, self, services)
+
+
+class PlainBank(Bank):
+    system: PlainSystem
+
+    def remember(self, session: Session) -> Iterable[str]:
+        system = self.system
+        parts = list(cut(session, system.unit))
+        texts = [[turn_text(turn) for turn in part] for part in parts]
+        tokens = self.encoder.count_many(["\n".join(words) for words in texts])
+        sources = [tuple(turn.id for turn in part) for part in parts]
+        keys = texts if system.keys == "turns" else [["\n".join(words)] for words in texts]
+        if system.method in ("recent", "none"):
+            keys = [[] for _ in texts]
+        encoded = system.method in ("dense", "hybrid")
+        vectors = self.encoder.encode_apart([key for part in keys for key in part]) if encoded else None
+        start = 0
+        for named_turns, part_keys, count in zip(sources, keys, tokens, strict=True):
+            # a single key is the memory's own text
+            named = (None,) if len(part_keys) == 1 else tuple(part_keys)
+            draft = Draft(system.unit, named_turns, keys=named)
+            self.store.add(draft, count, None if vectors is None else vectors[start : start + len(part_keys)])
+            start += len(part_keys)
+        return ()
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float]]:
+        method = self.system.method
+        if method == "none":
+            return ()
+        if method == "recent":
+            return recent(self.store)
+        return self.ranker.rank(query.text, method, k)
+
+
+def cut(session: Session, unit: Unit) -> Iterator[tuple[Turn, ...]]:
+    """The turns of a session in stretches."""
+    if unit == "session":
+        yield session.turns
+        return
+    stretch: list[Turn] = []
+    for turn in session.turns:
+        opens = turn.speaker == session.turns[0].speaker and stretch and stretch[-1].speaker != turn.speaker
+        if stretch and (unit == "turn" or opens):
+            yield tuple(stretch)
+            stretch = []
+        stretch.append(turn)
+    yield tuple(stretch)

@@ -1,0 +1,362 @@
+"""RMM's reranker: two linear maps over the encoder's vectors, learned online from what answers cite.
+
+Tan et al. 2025, "In Prospect and Retrospect: Reflective Memory Management for Long-term Personalized Dialogue Agents",
+Section 6: adapted vectors (Eq. 1), Gumbel noise (Eq. 2), REINFORCE (Eq. 3). Where the paper is silent or not
+consistent, this is what we do:
+
+- The probability of a chosen set is not defined. `policy="pl"`: Plackett-Luce, the probability of drawing the chosen
+  memories in their order, which is what the best M of noisy scores are a draw from. `policy="paper"`: the product of
+  the softmax values of the noisy scores, the noise taken as a constant.
+- R is a scalar in Eq. 3 and one value per memory in Section 6.2. `credit` says which.
+- τ divides scores that carry their noise already, so that it changes no order; it acts in `policy="paper"` alone.
+- The dot products of unit vectors hardly differ: among the nearest 20 turns the policy would be almost uniform. `scale`
+  multiplies them.
+- b: a running mean of the rewards, or a number as in the paper (0.5).
+- Optimiser and start: plain SGD over the mean of a batch, and zeros, from where the ranking is exactly the retriever's.
+- A.1 calls the reranker an MLP; it is linear here, as in Eq. 1.
+- Whether users are answered from samples is not said. `explore` is the share of retrievals that are, and that are
+  learned from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.files import atomic_path, write_tensors
+from sae.ranges import FiniteFloat, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, check_ranges
+
+NAME, PREVIOUS = "reranker.safetensors", "reranker.previous.safetensors"
+#: Learning rates that suit each kind of candidates; chosen on LoCoMo.
+_RATES = {"dense": 1e-2, "hybrid": 3e-3, "bank": 1e-2}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RerankerConfig:
+    """How memories are reranked and what is learned from citations. Defaults are ours; `AS_PRINTED` are the paper's."""
+
+    policy: Literal["pl", "paper"] = "pl"
+    """Probability of the chosen memories: Plackett-Luce of their order, or the product of softmax values of the noisy
+    scores with the noise as a constant, as Eq. 2 and 3 read."""
+    credit: Literal["item", "togo", "set"] = "item"
+    """Reward of each draw: that of its own memory (least variance, biased), the sum from it on (unbiased for the sum of
+    rewards), or the mean over all drawn."""
+    candidates: Literal["dense", "hybrid", "bank"] = "dense"
+    """Where the candidates come from. hybrid: they bring logits of their own, and what is learned is added to them.
+    bank: every memory is one, whatever top_k says."""
+    top_k: PositiveInt = 20
+    """K, candidates to rerank."""
+    top_m: PositiveInt = 5
+    """M, memories that are shown."""
+    scale: PositiveFloat = 20.0
+    """Multiplies the dot products; for unit vectors."""
+    tau: PositiveFloat = 0.5
+    """Temperature of Eq. 2. Changes no order, and with policy pl nothing at all."""
+    baseline: Literal["ema"] | FiniteFloat = "ema"
+    """b of Eq. 3: a running mean of the rewards, or a number."""
+    ema: ShareBelowOne = 0.95
+    """Share of the old value in the running mean, per batch."""
+    lr: PositiveFloat | None = None
+    """η of Eq. 3. None: 0.01, with hybrid candidates 0.003."""
+    batch: PositiveInt = 4
+    """Episodes per update."""
+    explore: Share = 1.0
+    """Share of retrievals that are samples, and that are learned from. 1: the paper's; 0: nothing is learned."""
+    seed: Seed = 0
+    """Of the noise, together with the name of the retrieval."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+        if self.top_m > self.top_k:
+            raise ConfigError(f"RerankerConfig: top_m must be at most top_k, not {self.top_m} > {self.top_k}")
+
+    @property
+    def rate(self) -> float:
+        return _RATES[self.candidates] if self.lr is None else self.lr
+
+
+#: Eq. 1-3 with the settings of A.1, read literally.
+AS_PRINTED = RerankerConfig(policy="paper", credit="item", scale=1.0, tau=0.5, baseline=0.5, lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The memories of one retrieval.
+
+    Attributes:
+        order: positions of the chosen among the candidates, best first, int64 [M].
+        noise: g of Eq. 2 for every candidate, float64 [K]; None: no sample, and nothing to learn from.
+    """
+
+    order: np.ndarray
+    noise: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A retrieval with what became of it.
+
+    Attributes:
+        query: [d]. memories: the candidates [K, d]. base: logits they came with [K]; None: the scaled dot products.
+        rewards: of every chosen memory [M]; +1 if the answer cites it, else −1 (Section 6.2).
+    """
+
+    query: np.ndarray
+    memories: np.ndarray
+    choice: Choice
+    rewards: np.ndarray
+    base: np.ndarray | None = None
+
+
+class Reranker:
+    """q′ = q + W_q q, m′ = m + W_m m (Eq. 1), s = scale · q′ᵀm′, and the policy over s.
+
+    Args:
+        dimension: d of the encoder's vectors.
+        dtype: of the weights.
+
+    Attributes:
+        w_q, w_m: [d, d], zeros at first.
+        ema: running mean of the rewards; None before the first update.
+        step: updates so far.
+    """
+
+    def __init__(self, config: RerankerConfig, dimension: int, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.config, self.dimension = config, dimension
+        self.w_q = np.zeros((dimension, dimension), dtype)
+        self.w_m = np.zeros((dimension, dimension), dtype)
+        self._step = np.empty((dimension, dimension), dtype)
+        self.ema: float | None = None
+        self.step = 0
+
+    def scores(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None = None) -> np.ndarray:
+        """Logits s of the candidates, float64 [K]: scale · q′ᵀm′, or base + scale · (q′ᵀm′ − qᵀm).
+
+        Args:
+            query: unit vector [d]. memories: unit rows [K, d]. base: logits [K], or None.
+
+        Raises:
+            DataError: a vector of another dimension, with NaN or infinity, or of length zero; base of another length.
+        """
+        self._check(query, memories, base)
+        # q′ᵀ(m + W_m m) = (q′ + W_mᵀ q′)ᵀ m: one product with the candidates
+        change = self.w_q @ query
+        adapted = query + change
+        back = self.w_m.T @ adapted
+        learned = memories @ (back + (adapted if base is None else change))
+        return self.config.scale * learned.astype(np.float64) + (0 if base is None else base)
+
+    def best(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None = None) -> Choice:
+        """The M best candidates without noise; ties: earlier first."""
+        return Choice(_top(self.scores(query, memories, base), self.config.top_m))
+
+    def sample(self, query: np.ndarray, memories: np.ndarray, name: str, base: np.ndarray | None = None) -> Choice:
+        """The M best candidates by s + Gumbel noise (Eq. 2), an ordered draw without replacement from the policy.
+
+        A pure function of weights, arguments and seed: the noise is drawn from the seed and `name` alone. All but the
+        share `explore` of names give `best`.
+
+        Args:
+            name: of the retrieval; the same one always gives the same noise.
+        """
+        noise = self.noise(name, len(memories))
+        if noise is None:
+            return self.best(query, memories, base)
+        return Choice(_top(self.scores(query, memories, base) + noise, self.config.top_m), noise)
+
+    def noise(self, name: str, count: int) -> np.ndarray | None:
+        """g of Eq. 2 for that many candidates, float64 [K]; None for the share of names that is not explored.
+
+        Args:
+            name: of the retrieval; the same one always gives the same noise.
+        """
+        digest = hashlib.sha256(f"{self.config.seed} {name}".encode()).digest()
+        draws = np.random.default_rng(int.from_bytes(digest[:16], "little"))
+        return draws.gumbel(size=count) if draws.random() < self.config.explore else None
+
+    def learn(self, episodes: Sequence[Episode]) -> bool:
+        """One step of Eq. 3 over a batch: the mean of η (R − b) ∇ log P. Choices without noise are left out.
+
+        Returns:
+            Whether there was anything to learn from.
+
+        Raises:
+            DataError: as `scores`; rewards that do not match the choice or are not finite. Nothing has changed then.
+            ConfigError: a gradient that is not finite. Nothing has changed then.
+        """
+        sampled = [episode for episode in episodes if episode.choice.noise is not None]
+        for number, episode in enumerate(sampled):
+            if episode.rewards.shape != episode.choice.order.shape or not np.isfinite(episode.rewards).all():
+                raise DataError(f"rewards must be {len(episode.choice.order)} finite numbers", record=number)
+        if not sampled:
+            return False
+        mean = float(np.mean([episode.rewards.mean() for episode in sampled]))
+        known = mean if self.ema is None else self.ema
+        baseline = known if self.config.baseline == "ema" else self.config.baseline
+        self._ascend(sampled, [self.coefficients(episode, baseline) for episode in sampled], self.config.rate)
+        # after the step: a baseline that knows the rewards it is taken from biases the gradient, if only the first one
+        self.ema = self.config.ema * known + (1 - self.config.ema) * mean
+        self.step += 1
+        return True
+
+    def coefficients(self, episode: Episode, baseline: float) -> np.ndarray:
+        """c = Σ_j w_j ∂ log P_j/∂s, float64 [K]: the derivative of Eq. 3 by the logits.
+
+        P_j is the probability of the j-th draw. Plackett-Luce: softmax of s over the candidates not yet drawn.
+        As printed: softmax of (s + g)/τ over all of them. w_j is R_j − b (item), its sum from j on (togo), or the mean
+        reward less b (set).
+        """
+        order, noise = episode.choice.order, episode.choice.noise
+        scores = self.scores(episode.query, episode.memories, episode.base)
+        weights = episode.rewards - baseline
+        if self.config.credit == "togo":
+            weights = weights[::-1].cumsum()[::-1]
+        elif self.config.credit == "set":
+            weights = np.full(len(order), weights.mean())
+        printed = self.config.policy == "paper"
+        tau = self.config.tau if printed else 1.0
+        logits = np.tile((scores + noise) / tau if printed else scores, (len(order), 1))
+        for draw, position in enumerate(order[:-1] if not printed else ()):
+            logits[draw + 1 :, position] = -np.inf
+        found = -weights @ softmax(logits)
+        found[order] += weights
+        return found / tau
+
+    def pretrain(self, labelled: Sequence[Episode], lr: float = 1e-4, epochs: int = 10, batch: int = 32) -> None:
+        """Supervised contrastive training before anything is learned online (Section 8.6, settings of A.1).
+
+        The loss is −log of the softmax share of each positive among the candidates, averaged over the positives. The
+        paper trains the retriever so; here the retriever stays as it is. Raises as `learn`.
+
+        Args:
+            labelled: chosen memories with rewards above 0 are the positives; episodes without any are left out.
+        """
+        kept = [episode for episode in labelled if (episode.rewards > 0).any()]
+        shuffled = np.random.default_rng(self.config.seed)
+        for places in (shuffled.permutation(len(kept)) for _ in range(epochs)):
+            for start in range(0, len(kept), batch):
+                chosen = [kept[place] for place in places[start : start + batch]]
+                self._ascend(chosen, [self._contrast(episode) for episode in chosen], lr)
+
+    def _contrast(self, episode: Episode) -> np.ndarray:
+        positive = episode.choice.order[episode.rewards > 0]
+        found = -softmax(self.scores(episode.query, episode.memories, episode.base))
+        found[positive] += 1 / len(positive)
+        return found
+
+    def gradient(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Factors (a, q, p, v), each [B, d], of the mean gradient: ∇W_q = aᵀq, ∇W_m = pᵀv.
+
+        From the derivatives c by the logits: v = Σ c_i m_i, a = scale/B · (v + W_m v) = scale/B · Σ c_i m′_i, and
+        p = scale/B · q′. They are not multiplied out, which is most of the work of a step.
+        """
+        dtype = self.w_q.dtype
+        queries = np.stack([episode.query for episode in episodes]).astype(dtype)
+        values = np.stack([slope @ one.memories for one, slope in zip(episodes, slopes, strict=True)]).astype(dtype)
+        share = dtype.type(self.config.scale / len(episodes))
+        probes = share * (queries + queries @ self.w_q.T)
+        return share * (values + values @ self.w_m.T), queries, probes, values
+
+    def _ascend(self, episodes: Sequence[Episode], slopes: Sequence[np.ndarray], lr: float) -> None:
+        adapted, queries, probes, values = factors = self.gradient(episodes, slopes)
+        if not all(np.isfinite(factor).all() for factor in factors):
+            raise ConfigError(f"the reranker's gradient is not finite at step {self.step}; lower lr")
+        rate = self.w_q.dtype.type(lr)
+        # in place, by one buffer: new matrices for every step take longer than the arithmetic
+        self.w_q += np.matmul((rate * adapted).T, queries, out=self._step)
+        self.w_m += np.matmul((rate * probes).T, values, out=self._step)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `reranker.safetensors`; the one that was there becomes `reranker.previous.safetensors`."""
+        path = Path(folder) / NAME
+        if path.is_file():
+            with atomic_path(path.with_name(PREVIOUS)) as temporary:
+                shutil.copyfile(path, temporary)
+        self.write(path)
+        return path
+
+    def write(self, path: Path) -> None:
+        """Write weights and state as safetensors."""
+        import torch
+
+        state = {"config": asdict(self.config), "ema": self.ema, "step": self.step}
+        tensors = {"w_q": torch.from_numpy(self.w_q), "w_m": torch.from_numpy(self.w_m)}
+        write_tensors(path, tensors, {"reranker": json.dumps(state)})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Reranker:
+        """What `save` wrote. A damaged file is passed over for the previous one, with a warning.
+
+        Raises:
+            DataError: no file that can be read; names the newest.
+        """
+        path = Path(folder) / NAME
+        try:
+            return cls.read(path)
+        except DataError as error:
+            try:
+                found = cls.read(path.with_name(PREVIOUS))
+            except DataError:
+                raise error from None
+            _log.warning("%s; going on from %s, step %d", error, PREVIOUS, found.step)
+            return found
+
+    @classmethod
+    def read(cls, path: Path) -> Reranker:
+        """What `write` wrote. Raises DataError for anything else."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                weights = [file.get_tensor(name) for name in ("w_q", "w_m")]
+                state = json.loads((file.metadata() or {})["reranker"])
+            config, ema, step = RerankerConfig(**state["config"]), state["ema"], int(state["step"])
+            size = len(weights[0])
+            if any(one.shape != (size, size) or not np.isfinite(one).all() for one in weights):
+                raise DataError("its weights are not two finite square matrices of one size")
+            found = cls(config, size, weights[0].dtype.type)
+            found.ema = None if ema is None else float(ema)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, RemindError) as error:
+            raise DataError(f"not a reranker that can be read: {error}", path) from None
+        found.w_q, found.w_m, found.step = weights[0], weights[1], step
+        return found
+
+    def _check(self, query: np.ndarray, memories: np.ndarray, base: np.ndarray | None) -> None:
+        size = self.dimension
+        if query.shape != (size,) or memories.ndim != 2 or memories.shape[1] != size:
+            shapes = f"{list(query.shape)} and {list(memories.shape)}"
+            raise DataError(f"query [{size}] and memories [K, {size}] are expected, not {shapes}; another encoder?")
+        if len(memories) == 0:
+            raise DataError("there are no candidates to rerank")
+        # squares are NaN, infinite or zero where a vector cannot be used
+        lengths = np.concatenate([[query @ query], np.einsum("kd,kd->k", memories, memories)])
+        if len(bad := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))):
+            record = f"memory {bad[0] - 1}" if bad[0] else "query"
+            raise DataError("its vector has NaN or infinity, or is zero", record=record)
+        if base is not None and (base.shape != (len(memories),) or not np.isfinite(base).all()):
+            raise DataError(f"base logits must be {len(memories)} finite numbers, not of shape {list(base.shape)}")
+
+
+def rewards(order: np.ndarray, cited: set[int]) -> np.ndarray:
+    """+1 for every chosen memory whose place in the list (from 0) is cited, −1 for the others (Section 6.2); [M]."""
+    return np.array([1.0 if place in cited else -1.0 for place in range(len(order))])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def _top(scores: np.ndarray, count: int) -> np.ndarray:
+    return np.argsort(-scores, kind="stable")[:count]

@@ -1,0 +1,293 @@
+"""RMM (Tan et al. 2025, "In Prospect and Retrospect"): topic summaries that are merged as sessions come (Section 5),
+and a reranker that learns from what answers cite (Section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from remind.core.errors import ConfigError, DataError, shown
+from remind.core.files import sha256_file, sha256_json
+from remind.core.processes import locked
+from remind.data.dialogue import Session
+from remind.llm.asking import Unusable
+from remind.memory.base import Bank, Query, Retrieval, Services
+from remind.memory.expansions import Annotations, read_annotations
+from remind.memory.reranker import NAME, Choice, Episode, RerankerConfig, rewards
+from remind.memory.store import Draft
+from remind.memory.topics import Merge, Topic, asked, by_segment, decided, joined, replayed
+from remind.memory.weights import Weights
+from remind.perception.hybrid import standardise
+from remind.states import prompts
+from remind.states.pyramid import turn_text
+from sae.ranges import PositiveInt, Share, check_ranges
+
+_NOT_AS_PUBLISHED = {
+    "llm": "the prompts are in our own words",
+    "replay": "summaries are the facts shipped with LoCoMo, and are merged by a rule",
+    "extractive": "summaries are taken from the dialogue's words and merged by a rule, not written by an LLM",
+    "turns": "no prospective reflection: memories are single turns",
+}
+
+
+@dataclass(frozen=True)
+class RmmSystem:
+    """Topics with the turns they are from, reranked by what answers have cited.
+
+    A memory is found by its summary; its text is the summary and the turns' own words. What retrievals learn from is
+    told by `Bank.feedback` alone. Before its first feedback a bank answers without noise, so that one that never gets
+    any is plain retrieval.
+    """
+
+    name: str = "rmm"
+    """As the user calls it."""
+    source: Literal["llm", "replay", "extractive", "turns"] = "llm"
+    """Where summaries come from. llm: the endpoint of extract and update, and where there is none or it fails the
+    rules, which marks the session. replay: `annotations`. extractive: key sentences by topical segment. turns: no
+    summaries, single turns."""
+    annotations: str | None = None
+    """LoCoMo's file, for replay."""
+    update_k: PositiveInt = 5
+    """Memories of the same speaker that a new topic is compared with; the paper names no number."""
+    merge_at: Share = 0.85
+    """Cosine from which the rule merges a topic into the nearest memory of the same speaker."""
+    reranker: RerankerConfig = field(default_factory=RerankerConfig)
+    """The reranker, its candidates, and what is learned."""
+    lexical: bool = False
+    """Whether candidates are shown by z(learned score) + z(BM25) over the candidates. What is explored are samples of
+    the learned part alone."""
+    scope: Literal["dialogue", "shared", "frozen"] = "dialogue"
+    """Whose feedback the weights learn from: each dialogue's alone; that of all which are opened one after the other,
+    whose order then matters; or nobody's."""
+    weights: str | None = None
+    """Folder of a reranker. dialogue and frozen: what every bank begins with; None: zeros, which change no order.
+    shared: where the common weights are kept."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+        if self.source == "replay" and self.annotations is None:
+            raise ConfigError("source replay needs LoCoMo's file as annotations")
+        if self.scope == "shared" and self.weights is None:
+            raise ConfigError("scope shared needs weights, a folder to keep the common weights in")
+
+    @cached_property
+    def replayed(self) -> Mapping[str, Annotations]:
+        """What the annotations hold, by dialogue."""
+        return read_annotations(self.annotations) if self.annotations else {}
+
+    def about(self) -> dict[str, Any]:
+        options = asdict(self)
+        if self.annotations is not None:
+            options["annotations"] = sha256_file(Path(self.annotations))
+        if self.scope == "shared":
+            # what was learned is no part of the settings
+            options["weights"] = None
+        elif self.weights is not None:
+            path = Path(self.weights) / NAME
+            if not path.is_file():
+                raise DataError("there is no reranker", path)
+            options["weights"] = sha256_file(path)
+        names = ("rmm_extract", "rmm_update") if self.source == "llm" else ()
+        hashes = {name: prompts.fingerprint(name) for name in names}
+        return {"system": "rmm", **options, "prompts": hashes, "degraded": [_NOT_AS_PUBLISHED[self.source]]}
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> RmmBank:
+        if self.source == "replay" and dialogue_id not in self.replayed:
+            raise DataError("holds no facts of this dialogue; choose another source", self.annotations, dialogue_id)
+        return RmmBank(folder, dialogue_id, self, services)
+
+
+class RmmBank(Bank):
+    """A bank whose journal holds merges, feedback, and the names of files of weights.
+
+    Forgetting and repairing keep the weights, as long as a turn is left.
+    """
+
+    system: RmmSystem
+
+    def __init__(self, folder: str | Path, dialogue_id: str, system: RmmSystem, services: Services) -> None:
+        super().__init__(folder, dialogue_id, system, services)
+        self.learns = system.scope != "frozen"
+        try:
+            if system.scope == "shared":
+                assert system.weights is not None
+                common = Path(system.weights)
+                common.mkdir(parents=True, exist_ok=True)
+                self._held.enter_context(locked(common / ".lock", wait=False))
+            self.weights = Weights(self)
+            if system.scope == "shared":
+                self.weights.publish()
+        except BaseException:
+            self.close()
+            raise
+
+    # prospective reflection
+
+    def remember(self, session: Session) -> Iterable[str]:
+        if self.store.folder != self.folder and not self.store.journal():
+            # the bank is made anew in another folder, which takes this one's place
+            self.weights.keep()
+        if self.system.source == "turns":
+            texts = [turn_text(turn) for turn in session.turns]
+            vectors, tokens = self.encoder.encode_apart(texts), self.encoder.count_many(texts)
+            for turn, count, vector in zip(session.turns, tokens, vectors, strict=True):
+                self.store.add(Draft("turn", (turn.id,)), count, vector[None])
+            return ()
+        reasons: list[str] = []
+        if self.system.source == "replay":
+            topics = replayed(self.system.replayed[self.dialogue_id], session)
+        elif self.system.source == "extractive":
+            topics = by_segment(session, self.encoder)
+        else:
+            topics, reasons = asked(self, session)
+        for topic in topics:
+            self._update(topic, reasons)
+        return reasons
+
+    def undo(self, memory_id: str) -> None:
+        """Take the last merge of a memory apart: it is as before, and what went into it is a memory of its own.
+
+        Raises:
+            DataError: nothing was merged into a memory of this id, or all of it was undone.
+        """
+        undone = 0
+        for entry in reversed(self.store.journal()):
+            if entry["event"] in ("merge", "undo") and f"m{entry['memory']}" == memory_id:
+                if entry["event"] == "merge" and not undone:
+                    break
+                undone += 1 if entry["event"] == "undo" else -1
+        else:
+            raise DataError(f"no merge of memory {shown(memory_id)} can be undone", self.folder)
+        with self.store.transaction():
+            number = entry["memory"]
+            self._write(Topic.of(entry["before"]), number, [Topic.of(one) for one in entry["parents"]])
+            self._write(Topic.of(entry["new"]))
+            self.store.log({"event": "undo", "memory": number})
+        self._open.clear()
+
+    def _update(self, topic: Topic, reasons: list[str]) -> None:
+        """Add the topic, or merge it into the memories it is about."""
+        near = self.store.nearest(self.encoder.encode_apart([topic.summary])[0], 4 * self.system.update_k)
+        own = ((number, cosine) for number, cosine in near if self._topic(number).speaker == topic.speaker)
+        found = list(islice(own, self.system.update_k))
+        actions: list[Merge | None] = [None]
+        if found:
+            old = [self._topic(number).summary for number, _ in found]
+            if found[0][1] >= self.system.merge_at:
+                actions = [Merge(0, joined(topic.summary, old[0]))]
+            if self.system.source == "llm":
+                try:
+                    actions = decided(self, topic, old)
+                except Unusable as error:
+                    reasons.append(f"{error} ({topic.speaker})")
+        for action in actions:
+            if action is None:
+                self._write(topic)
+            else:
+                self._merge(found[action.place][0], topic, action.text)
+
+    def _merge(self, number: int, topic: Topic, summary: str) -> None:
+        before, parents = self._topic(number), self._parents(number)
+        entry = {"event": "merge", "memory": number, "before": asdict(before), "new": asdict(topic)}
+        self.store.log({**entry, "parents": [asdict(one) for one in parents]})
+        merged = Topic(summary, topic.speaker, (*before.turns, *topic.turns))
+        self._write(merged, number, [*(parents or [before]), topic])
+
+    def _write(self, topic: Topic, number: int | None = None, parents: Sequence[Topic] = ()) -> None:
+        """Store a topic, under a number that there is or a new one."""
+        note = {"summary": topic.summary, "speaker": topic.speaker, "parents": [asdict(one) for one in parents]}
+        draft = Draft("topic", topic.turns, keys=(topic.summary,), note=note)
+        vectors = self.encoder.encode_apart([topic.summary])
+        if number is None:
+            number = self.store.add(draft, 0, vectors)
+        else:
+            self.store.rewrite(number, draft, 0, vectors)
+        # the store knows the turns' own words
+        text = f"{topic.summary}\n{self.store.memory(number).text}"
+        self.store.rewrite(number, replace(draft, text=text), self.encoder.count_many([text])[0])
+
+    def _topic(self, number: int) -> Topic:
+        note = self.store.note(number)
+        return Topic(note["summary"], note["speaker"], self.store.memory(number).sources or ())
+
+    def _parents(self, number: int) -> list[Topic]:
+        return [Topic.of(one) for one in self.store.note(number)["parents"]]
+
+    # retrospective reflection
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterator[tuple[int, float]]:
+        """The candidates by the reranker, then the other memories by the retriever."""
+        settings = self.system.reranker
+        count = self.store.count() if settings.candidates == "bank" else settings.top_k
+        hybrid = settings.candidates == "hybrid"
+        found = iter(self.ranker.rank(query.text, "hybrid" if hybrid else "dense", max(count, k or 0)))
+        if not (first := list(islice(found, count))):
+            return
+        numbers = [number for number, _ in first]
+        # with weights of zero the order is the retriever's to the last bit
+        base = (1.0 if hybrid else settings.scale) * np.array([score for _, score in first])
+        name = sha256_json([query.id, query.text, self.weights.told])[:16]
+        reranker = self.weights.load()
+        scores = reranker.scores(self._vector(query.text), self._vectors(numbers), base)
+        noise = reranker.noise(name, len(first)) if self.weights.told and self.system.scope != "frozen" else None
+        if noise is not None:
+            by = scores + noise
+        elif self.system.lexical:
+            by = standardise(scores) + standardise(self._lexical(query.text, numbers))
+        else:
+            by = scores
+        order = np.argsort(-by, kind="stable")
+        trace |= {
+            "updates": reranker.step,
+            "name": name,
+            "sampled": noise is not None,
+            "candidates": [f"m{number}" for number in numbers],
+            "base": base.tolist(),
+            "scores": scores.tolist(),
+            "order": order.tolist(),
+        }
+        yield from ((numbers[place], float(by[place])) for place in order)
+        lowest = float(by[order[-1]])
+        yield from ((number, min(lowest, score)) for number, score in found)
+
+    def learn(self, query: Query, retrieval: Retrieval, cited: frozenset[int]) -> None:
+        if not self.learns:
+            return
+        trace, top = retrieval.trace, self.system.reranker.top_m
+        entry: dict[str, Any] = {"event": "feedback", "query": query.id, "cited": sorted(cited)}
+        shown = [memory.id for memory in retrieval.memories[:top] if memory.id in trace["candidates"]]
+        sampled = trace.get("sampled", False) and bool(shown)
+        if sampled:
+            order = [trace["candidates"].index(name) for name in shown]
+            entry |= {"text": query.text, "order": order, **{key: trace[key] for key in ("name", "candidates", "base")}}
+        self.weights.learn(entry, self._episode)
+
+    def _episode(self, entry: Mapping[str, Any]) -> Episode:
+        memories = self._vectors([int(name[1:]) for name in entry["candidates"]])
+        order = np.array(entry["order"], np.int64)
+        choice = Choice(order, self.weights.load().noise(entry["name"], len(memories)))
+        given, base = rewards(order, set(entry["cited"])), np.array(entry["base"])
+        return Episode(self._vector(entry["text"]), memories, choice, given, base)
+
+    def _vector(self, text: str) -> np.ndarray:
+        return self.encoder.encode([text])[0].numpy()
+
+    def _vectors(self, numbers: Sequence[int]) -> np.ndarray:
+        """Of the memories' only keys [n, d]."""
+        return self.store.vectors(self.store.rows(numbers)).numpy()
+
+    def _lexical(self, text: str, numbers: Sequence[int]) -> np.ndarray:
+        scores = dict(zip(self.ranker.owners.tolist(), self.ranker.scores(text, "bm25").tolist(), strict=True))
+        return np.array([scores[number] for number in numbers])
+
+    def _rebuild(self, *without: Any) -> None:
+        # read before the folder that holds them is gone
+        self.weights.load()
+        super()._rebuild(*without)
+        self.weights.recall()

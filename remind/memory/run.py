@@ -1,0 +1,401 @@
+"""Running memory systems over dialogues: ingest, retrieve, answer; resumable by session and by reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from remind.core.cache import Cache
+from remind.core.errors import ConfigError, DataError, RemindError
+from remind.core.files import read_json, sha256_json, sweep, write_json, write_rows
+from remind.core.processes import sole_writer
+from remind.core.progress import ProgressBar
+from remind.data.dialogue import Dialogue, Question, Turn, note_ids
+from remind.data.readers import format_of, stream
+from remind.evaluation.judge import load_judge
+from remind.llm.auxiliary import ChatLLM
+from remind.llm.endpoints import EndpointConfig
+from remind.llm.request import ChatModel, Stage
+from remind.memory.answering import put_answers
+from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
+from remind.memory.citers import CiterName, tell, warning
+from remind.memory.config import CONTROLS, RunMemoryConfig
+from remind.memory.learning import courses, learning
+from remind.memory.meter import Meter
+from remind.memory.readers import Answers, ChatReader, Reading
+from remind.memory.systems import SYSTEMS, make_system
+from remind.models.encoder import SentenceEncoder
+from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.pyramid import turn_text
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+#: Stages of a reader, which the endpoint of answers does.
+READING = ("read", "note")
+#: One of each endpoint that has a part in a unit.
+_STAGES: tuple[Stage, ...] = ("extract", "answer", "judge")
+#: Settings that have no part in what a unit holds.
+_ELSEWHERE = ("input", "out", "systems", "options", "format", "limit", "dialogues", "llm")
+
+
+class CachedEncoder(SentenceEncoder):
+    """A sentence encoder that encodes the texts of a session once for all systems.
+
+    Attributes:
+        saved: seconds that vectors from the cache had taken when they were made.
+    """
+
+    def __init__(self, name: str, cache: Cache) -> None:
+        super().__init__(name, load=False)
+        self._cache, self.saved = cache, 0.0
+
+    def encode_apart(self, texts: Sequence[str]) -> Tensor:
+        key = [self.name, list(texts)]
+        if (entry := self._cache.read("vectors", key)) is not None:
+            self.saved += entry[1]
+            return entry[0]["vectors"]
+        start = time.perf_counter()
+        vectors = super().encode_apart(texts)
+        self._cache.write("vectors", key, {"vectors": vectors}, time.perf_counter() - start)
+        return vectors
+
+
+def run_memory(cfg: RunMemoryConfig) -> Path:
+    """Give every dialogue to every system and ask it every question about it.
+
+    What a unit, a system with a dialogue, found and cost is one file; a unit that is there is not made again. Questions
+    reach a system without their gold.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        ConfigError: an unknown system or option, no questions, or another process at work in the folder.
+        DataError: an input that cannot be used.
+    """
+    if cfg.llm.dry_run is not None:
+        # banks would remember stand-ins
+        with TemporaryDirectory() as folder:
+            _measure(replace(cfg, out=folder))
+        return Path(cfg.llm.dry_run)
+    with sole_writer(Path(cfg.out)):
+        for place in [*Path(cfg.out).glob("**/")]:
+            sweep(place)
+        _measure(cfg)
+    return Path(cfg.out)
+
+
+def _measure(cfg: RunMemoryConfig) -> None:
+    out = Path(cfg.out)
+    with ExitStack() as held:
+        run = _Run(cfg, out, held)
+        units = [unit for dataset, dialogue, questions in _tasks(cfg) for unit in run.all(dataset, dialogue, questions)]
+        if not units:
+            raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions")
+        _write_answers(out, units)
+        about = {name: chosen.about() for name, chosen in run.systems.items()}
+        spent = [row for meter in run.meters for row in meter.report()["rows"]]
+        for told in filter(None, (warning(run.citer), *(meter.table() for meter in run.meters))):
+            print(told)
+        manifest = {"format": _FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": about}
+        write_json(out / MANIFEST, {**manifest, "units": units, "costs": spent})
+        for course in run.courses.values():
+            course.publish()
+
+
+def _write_answers(out: Path, units: Sequence[str]) -> None:
+    """Every system's answers as `answers/NAME.jsonl`: question_id and answer, the letters where there are options."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    for name in units:
+        unit = read_json(out / name)
+        for row in unit["rows"]:
+            if (answer := row["answer"]) is not None and answer["failed"] is None:
+                text = answer["text"] if row["format"] == "direct" else ",".join(answer["letters"])
+                rows.setdefault(unit["system"], []).append({"question_id": row["question"], "answer": text})
+    for system, lines in rows.items():
+        write_rows(out / "answers" / f"{system}.jsonl", lines)
+
+
+def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]]]:
+    """Name of the dataset, dialogue and questions, one dialogue in memory at a time."""
+    first: dict[tuple[str, str], str | Path] = {}
+    for path in cfg.inputs:
+        dataset, count = format_of(path, cfg.format), 0
+        for piece in stream(path, cfg.format):
+            note_ids(piece, path, first)
+            for dialogue, questions in piece.by_dialogue():
+                if questions and count != cfg.dialogues:
+                    count += 1
+                    yield dataset, dialogue, questions[: cfg.limit]
+
+
+class _Run:
+    def __init__(self, cfg: RunMemoryConfig, out: Path, held: ExitStack) -> None:
+        self.cfg, self.out = cfg, out
+        self.systems = {name: make_system(name, _options(cfg, name)) for name in cfg.systems}
+        self.encoder = CachedEncoder(cfg.encoder, Cache(out / "cache"))
+        self._held = held
+        self._meters: list[tuple[EndpointConfig, Meter]] = []
+        self._writing = self._meter("extract")
+        self.services = Services(self.encoder, self._chat, None if self._writing is None else self._writing.url)
+        self.reader = ChatReader(cfg.reader)
+        # opened before anything is done, so that a missing key is told at once
+        self._answers = self._meter("answer") is not None
+        if cfg.judge == "llm" and self._meter("judge") is None:
+            raise ConfigError("judge llm needs an endpoint; name one: --llm.judge.base_url or --llm.default.base_url")
+        reads = cfg.reader == "cite" and self._answers
+        # nothing can be learned from stand-ins
+        self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not reads) else cfg.citer
+        self.courses = courses(self.systems, self.citer, out / "learned", self.encoder)
+
+    @property
+    def meters(self) -> list[Meter]:
+        """One for each endpoint."""
+        return [meter for _, meter in self._meters]
+
+    def _meter(self, stage: Stage) -> Meter | None:
+        """The meter of the endpoint of a stage; None: no endpoint is named for it."""
+        endpoint, llm = self.cfg.llm.endpoint("answer" if stage in READING else stage), self.cfg.llm
+        if endpoint is None:
+            return None
+        for opened, meter in self._meters:
+            if opened == endpoint:
+                return meter
+        prompts = llm.dry_run
+        if prompts is not None and self._meters:
+            prompts = str(Path(prompts).with_name(f"{len(self._meters)}-{Path(prompts).name}"))
+        costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
+        alike = [pattern for name in self.systems if (pattern := SYSTEMS[name].alike)]
+        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, prompts, alike))
+        self._meters.append((endpoint, meter))
+        return meter
+
+    def _chat(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None:
+        meter = self._meter(stage)
+        return None if meter is None else meter.chat(system, dialogue, stage)
+
+    def all(self, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> Iterator[str]:
+        """Every unit of a dialogue, as the name of its file in the folder."""
+        names = [*CONTROLS, *self.systems]
+        with ProgressBar(f"{dataset} {dialogue.id}", len(names)) as bar:
+            for name in names:
+                yield self._unit(name, dataset, dialogue, questions)
+                bar.step()
+
+    def _unit(self, name: str, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> str:
+        chosen = self.systems.get(name)
+        about = None if chosen is None else chosen.about()
+        settings = {key: value for key, value in asdict(self.cfg).items() if key not in _ELSEWHERE}
+        settings["citer"] = self.citer
+        said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
+        endpoints = [self.cfg.llm.endpoint(stage) for stage in _STAGES]
+        models = [None if endpoint is None else endpoint.identity for endpoint in endpoints]
+        asked = [asdict(question) for question in questions]
+        begins = [] if (course := self.courses.get(name)) is None else [course.begins]
+        key = sha256_json([_FORMAT, about, models, settings, dataset, dialogue.id, said, asked, *begins])
+        path = f"units/{name}/{key[:24]}.json"
+        if not self._made(self.out / path, key):
+            if chosen is None:
+                measured = self._control(name, dialogue, questions)
+            else:
+                measured = self._ask(name, chosen, dialogue, questions, key)
+            about_it = {"dataset": dataset, "system": name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
+            head = {"key": key, **about_it, "k": self.cfg.k, "citer": self.citer}
+            write_json(self.out / path, {**head, **measured})
+        if course is not None:
+            course.advance(key)
+        return path
+
+    def _made(self, path: Path, key: str) -> bool:
+        """Whether a unit is there, whole; one with a failure is made again."""
+        try:
+            unit = read_json(path)
+            answers = [row["answer"] for row in unit["rows"]]
+            failed = any(answer is not None and (answer["failed"] or answer["verdict_failed"]) for answer in answers)
+            return bool(unit["key"] == key and unit["failed"] is None and not failed)
+        except (DataError, KeyError, TypeError):
+            return False
+
+    def _ask(
+        self, name: str, chosen: MemorySystem, dialogue: Dialogue, questions: Sequence[Question], key: str
+    ) -> dict[str, Any]:
+        # memories that a model writes are that model's
+        writer = self._writing.endpoint.identity if self._writing is not None and SYSTEMS[name].stages else None
+        made_by = sha256_json([chosen.about(), writer])[:8]
+        folder = self.out / "banks" / f"{name}-{made_by}" / sha256_json(dialogue.id)[:16]
+        stage, report, failed = "ingest", {}, None
+        rows: list[dict[str, Any]] = []
+        shown, readings = list[tuple[Memory, ...]](), list[Reading]()
+        try:
+            with chosen.open(folder, _bank_name(dialogue), self.services) as made:
+                self._ingest(made, dialogue)
+                report = {**made.report(), "ingest_seconds": sum(self._seconds(folder).values())}
+                with learning(self.citer, made, self.out, self.courses.get(name), key) as bank:
+                    for question in questions:
+                        stage, query = "retrieve", Query.of(question)
+                        rows.append(self._row(question, bank.retrieve))
+                        reads = not isinstance(bank, Answers)
+                        found = self._context(query, bank.retrieve) if reads else Retrieval((), "")
+                        shown.append(found.memories)
+                        tell(self.citer, bank, question, self.cfg.answer_k)
+                        if self.citer == "reader" and bank.learns:
+                            stage = "answer"
+                            reading = self.reader.read(query, found.memories, bank.chat)
+                            readings.append(reading)
+                            if reading.cited is not None:
+                                bank.feedback(found.token, reading.cited)
+                    stage = "answer"
+                    if isinstance(bank, Answers) and self._answers:
+                        own = [bank.answer(Query.of(question)) for question in questions]
+                        readings = [Reading(one.text, one.cited, one.usage, one.failure) for one in own]
+                        tokens = [one.retrieval.tokens for one in own]
+                        put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
+                    else:
+                        self._read(name, dialogue, questions, rows, shown, readings)
+        except RemindError as error:
+            failed = {"stage": stage, "message": str(error)}
+            # of all questions or of none
+            rows = rows if len(rows) == len(questions) else []
+        return {"failed": failed, "report": report, "rows": rows}
+
+    def _ingest(self, bank: Bank, dialogue: Dialogue) -> None:
+        """Sessions that the bank does not hold yet, and what each took, in a file beside the bank."""
+        if self._writing is not None:
+            bank.repair()
+        seconds = self._seconds(bank.folder)
+        for session in dialogue.sessions:
+            if not session.turns:
+                continue
+            saved, start = self.encoder.saved, time.perf_counter()
+            if not bank.ingest(session).known:
+                seconds[session.id] = time.perf_counter() - start + self.encoder.saved - saved
+                write_json(_beside(bank.folder), seconds)
+        saved, start = self.encoder.saved, time.perf_counter()
+        bank.finish()
+        if "" not in seconds:
+            seconds[""] = time.perf_counter() - start + self.encoder.saved - saved
+            write_json(_beside(bank.folder), seconds)
+
+    def _seconds(self, folder: Path) -> dict[str, float]:
+        return read_json(_beside(folder)) if _beside(folder).exists() else {}
+
+    def _control(self, name: str, dialogue: Dialogue, questions: Sequence[Question]) -> dict[str, Any]:
+        """What is shown of nothing, of everything that fits, and of gold evidence alone."""
+        whole = self._memories(dialogue, list(reversed(dialogue.turns)) if name == "full_context" else [])
+        rows, shown = [], []
+        for question in questions:
+            gold = [dialogue.turn(turn_id) for turn_id in question.evidence]
+            memories = self._memories(dialogue, gold) if name == "gold" else whole
+            retrieve = partial(_first, memories)
+            rows.append(self._row(question, retrieve))
+            limit = self.cfg.full_tokens if name == "full_context" else None
+            shown.append(retrieve(Query.of(question), budget=limit).memories)
+        self._read(name, dialogue, questions, rows, shown)
+        return {"failed": None, "report": {}, "rows": rows}
+
+    def _memories(self, dialogue: Dialogue, turns: Sequence[Turn]) -> list[Memory]:
+        tokens = self.encoder.count_many([turn_text(turn) for turn in turns])
+        times = [turn.time or dialogue.session_of[turn.id].time for turn in turns]
+        return [
+            Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count)
+            for turn, when, count in zip(turns, times, tokens, strict=True)
+        ]
+
+    def _row(self, question: Question, retrieve: Callable[..., Retrieval]) -> dict[str, Any]:
+        query = Query.of(question)
+        self.encoder.forget()
+        start = time.perf_counter()
+        top = retrieve(query, k=max(self.cfg.k, default=1))
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        budgets = {str(budget): retrieve(query, budget=budget).memories for budget in self.cfg.budgets}
+        return {
+            "question": question.id,
+            "category": question.category,
+            "dimension": question.dimension,
+            "format": question.format,
+            "text": question.text,
+            "answers": question.answers,
+            "evidence": question.evidence,
+            "ms": milliseconds,
+            "top": [_record(memory) for memory in top.memories],
+            "budgets": {budget: [_record(memory) for memory in chosen] for budget, chosen in budgets.items()},
+            "shown": [memory.text for memory in top.memories[: self.cfg.shown]],
+            "trace": top.trace,
+            "answer": None,
+        }
+
+    def _context(self, query: Query, retrieve: Callable[..., Retrieval]) -> Retrieval:
+        budget = self.cfg.budget_tokens
+        return retrieve(query, k=None if budget else self.cfg.answer_k, budget=budget)
+
+    def _read(
+        self,
+        name: str,
+        dialogue: Dialogue,
+        questions: Sequence[Question],
+        rows: list[dict[str, Any]],
+        shown: Sequence[Sequence[Memory]],
+        readings: Sequence[Reading] = (),
+    ) -> None:
+        """Answer every question from its memories, as many at once as the endpoint takes; or as was read already."""
+        if not self._answers:
+            return
+        meter = self._meter("answer")
+        assert meter is not None
+        chat = partial(self._chat, name, _bank_name(dialogue))
+        if not readings:
+            with ThreadPoolExecutor(meter.endpoint.concurrency) as pool:
+                tasks = zip(questions, shown, strict=True)
+                readings = list(pool.map(lambda task: self.reader.read(Query.of(task[0]), task[1], chat), tasks))
+        tokens = [sum(memory.tokens for memory in memories) for memories in shown]
+        put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
+
+    def _judge(self, name: str, dialogue: Dialogue) -> AuxiliaryLLM | None:
+        if self.cfg.judge != "llm":
+            return None if self.cfg.judge == "none" else load_judge(self.cfg.judge)
+        model = self._chat(name, _bank_name(dialogue), "judge")
+        assert model is not None
+        return ChatLLM({"judge": model})
+
+
+def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
+    """The options of a system; facts that are replayed come from the LoCoMo file of the input."""
+    options = dict(cfg.options.get(name, {}))
+    if name in SYSTEMS and SYSTEMS[name].replays:
+        files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
+        options.setdefault("annotations", next(files, None))
+    return options
+
+
+def _bank_name(dialogue: Dialogue) -> str:
+    """What a system knows a dialogue by: LongMemEval's ids end in `_abs` where the dialogue holds no answer."""
+    return dialogue.id.removesuffix("_abs")
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.seconds.json")
+
+
+def _record(memory: Memory) -> list[Any]:
+    return [memory.id, memory.sources, memory.tokens, memory.time]
+
+
+def _first(memories: Sequence[Memory], query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
+    """As many of the memories as fit, in their order."""
+    chosen: list[Memory] = []
+    spent = 0
+    for memory in memories[:k]:
+        if budget is not None and spent + memory.tokens > budget:
+            break
+        spent += memory.tokens
+        chosen.append(memory)
+    return Retrieval(tuple(chosen), "")

@@ -1,0 +1,276 @@
+"""The memory systems by name: the one place that scripts and documents list them from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from remind.core.errors import ConfigError, shown
+from sae.ranges import check_ranges
+
+if TYPE_CHECKING:
+    from remind.memory.base import MemorySystem
+    from remind.states.auxiliary import Stage
+
+#: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
+COLUMNS = (
+    ("multi", "accuracy"),
+    ("multi", "memory_recall"),
+    ("single", "accuracy"),
+    ("single", "memory_recall"),
+    ("direct", "accuracy"),
+    ("direct", "memory_recall"),
+    ("direct", "bleu1"),
+    ("direct", "f1"),
+)
+#: Table 1 of the REMIND paper, in percent; None: not reported. All answers are Qwen3-VL-8B's or, of the memory systems
+#: that are not trained, gpt-4o-mini's.
+TABLE_1: Mapping[str, tuple[float | None, ...]] = {
+    "Qwen3-VL-8B": (33.2, 45.0, 45.0, 37.8, 21.1, 37.9, 17.8, 21.3),
+    "NaiveRAG": (33.6, 45.9, 47.6, 38.6, 19.8, 38.7, 17.0, 19.8),
+    "MemGPT": (38.4, 41.4, 47.7, 39.3, 17.3, 34.3, 16.5, 19.3),
+    "Mem0": (42.5, None, 48.5, None, 21.8, None, 17.5, 19.9),
+    "MemoryOS": (41.2, 48.9, 53.1, 40.9, 19.0, 35.6, 18.6, 21.2),
+    "LangMem": (41.2, None, 57.8, None, 21.1, None, 19.9, 22.3),
+    "A-Mem": (46.3, 48.5, 57.4, 44.2, 22.9, 39.6, 16.4, 18.5),
+    "LightMem": (48.3, 48.5, 56.9, 44.1, 23.2, 39.9, 20.1, 23.2),
+    "GAM": (47.0, 46.2, 56.4, 41.4, 23.2, 36.8, 19.9, 23.0),
+    "MemAgent-7B": (25.0, 40.6, 53.5, 43.9, 12.6, 29.7, 12.1, 14.2),
+    "MEM1-7B": (19.8, 33.9, 49.2, 36.9, 12.7, 24.6, 10.7, 12.9),
+    "REMIND": (59.4, 58.1, 66.2, 52.3, 32.9, 55.4, 27.6, 30.4),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A system that can be named.
+
+    Attributes:
+        kind: its class, as "module.Class" in this package; a dataclass whose fields are the options.
+        help: one line.
+        defaults: options that differ from those of the class.
+        stages: what chat models are asked for.
+        endpoint: whether it cannot do without an endpoint for them; otherwise a stand-in works by rule.
+        row: of `TABLE_1`; None: the paper has no such system.
+        alike: a regular expression for what a package writes into requests at random or by the clock; the cache of
+            replies takes no notice of it.
+        replays: whether it takes, where no `annotations` are given, the LoCoMo file that is read for theirs.
+    """
+
+    kind: str
+    help: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
+    endpoint: bool = False
+    row: str | None = None
+    replays: bool = False
+    alike: str = ""
+
+    @property
+    def type(self) -> Any:
+        """The class; imported when it is needed, and torch with it."""
+        module, _, name = self.kind.partition(".")
+        return getattr(import_module(f"{__package__}.{module}"), name)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Options that must be given."""
+        own = (one for one in fields(self.type) if one.default is MISSING and one.default_factory is MISSING)
+        return tuple(one.name for one in own if one.name != "name" and one.name not in self.defaults)
+
+    @property
+    def paper(self) -> dict[tuple[str, str], float | None]:
+        """What the paper prints, by `COLUMNS`; empty where it has no such system."""
+        return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
+
+
+SYSTEMS: Mapping[str, Entry] = {
+    "no_context": Entry("plain.PlainSystem", "nothing is remembered: what a reader knows anyway", {"method": "none"}),
+    "full": Entry(
+        "plain.PlainSystem",
+        "all turns, the newest first: the whole conversation, cut at a budget",
+        {"method": "recent"},
+        row="Qwen3-VL-8B",
+    ),
+    "dense": Entry("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
+    "bm25": Entry("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
+    "hybrid": Entry("plain.PlainSystem", "turns by cosine and BM25, z-scores added", {"method": "hybrid"}),
+    "round": Entry("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
+    "session": Entry("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
+    "remind": Entry(
+        "own.RemindSystem", "turns as x0 takes them by Eq. 1: segments by their cues", stages=("cues",), row="REMIND"
+    ),
+    "remind_hybrid": Entry(
+        "own.RemindSystem",
+        "turns as x0 takes them by the hybrid: cosine and BM25, mixed with those of the turns around",
+        {"perception": {"retrieve": {"method": "hybrid"}}},
+    ),
+    "remind_x1": Entry(
+        "own.GroundedSystem",
+        "the turns that x1 marks, by salience; then as remind",
+        stages=("cues", "strategy"),
+        row="REMIND",
+    ),
+    "lme": Entry(
+        "longmemeval.LongMemEvalSystem",
+        "LongMemEval's recommended design: rounds, found by words and user facts, and by time",
+        stages=("facts", "events", "time_range"),
+    ),
+    "lme_round": Entry(
+        "longmemeval.LongMemEvalSystem",
+        "LongMemEval's rounds without expansion",
+        {"expansion": "none", "time": "none"},
+    ),
+    "lme_facts": Entry(
+        "longmemeval.LongMemEvalSystem",
+        "turns found by words and by the facts that LoCoMo ships with",
+        {"value": "turn", "source": "replay", "time": "none"},
+        replays=True,
+    ),
+    "lme_time": Entry(
+        "longmemeval.LongMemEvalSystem",
+        "turns by cosine; those outside of the time that a question names, found by rules, behind the others",
+        {"value": "turn", "expansion": "none", "time": "rules"},
+    ),
+    "mem0": Entry(
+        "mem0.Mem0System",
+        "Mem0 as published: facts are extracted, then added, updated or deleted",
+        stages=("extract", "update"),
+        endpoint=True,
+        row="Mem0",
+    ),
+    "mem0_today": Entry(
+        "mem0_today.Mem0TodaySystem",
+        "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
+        stages=("extract",),
+        endpoint=True,
+        alike=r"## Observation Date\\n[0-9-]{10}\\n\\n## Current Date\\n[0-9-]{10}",
+    ),
+    "langmem": Entry(
+        "langmem.LangMemSystem",
+        "the package langmem: a manager adds, changes and deletes memories by tool calls",
+        stages=("extract",),
+        endpoint=True,
+        row="LangMem",
+        alike="[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
+    ),
+    "amem": Entry(
+        "amem.AMemSystem",
+        "A-Mem: linked notes that evolve",
+        stages=("summaries", "update", "read"),
+        endpoint=True,
+        row="A-Mem",
+    ),
+    "gam": Entry(
+        "gam.GAMSystem",
+        "GAM: pages with abstracts, and a researcher who reads them for the question",
+        stages=("summaries", "read"),
+        endpoint=True,
+        row="GAM",
+    ),
+    "memagent": Entry(
+        "memagent.MemAgentSystem",
+        "MemAgent: a memory written while the dialogue is read for the question",
+        stages=("read",),
+        endpoint=True,
+        row="MemAgent-7B",
+    ),
+    "mem1": Entry(
+        "mem1.Mem1System",
+        "MEM1: an internal state, searches, and an answer of its own",
+        stages=("read",),
+        endpoint=True,
+        row="MEM1-7B",
+    ),
+    "lightmem": Entry(
+        "lightmem.LightMemSystem",
+        "LightMem: facts from topics that fill a short-term memory, brought up to date at the end",
+        stages=("extract", "update"),
+        endpoint=True,
+        row="LightMem",
+    ),
+    "memoryos": Entry(
+        "memoryos.MemoryOSSystem",
+        "MemoryOS: a queue of exchanges, segments with heat, and a profile and knowledge that last",
+        stages=("update", "summaries", "extract", "read"),
+        endpoint=True,
+        row="MemoryOS",
+    ),
+    "memgpt": Entry(
+        "memgpt.MemGPTSystem",
+        "MemGPT: a model that tends core, archival and recall memory by tools, and answers by searching them",
+        stages=("update", "read"),
+        endpoint=True,
+        row="MemGPT",
+    ),
+    "rmm": Entry(
+        "rmm.RmmSystem",
+        "topics of each speaker, merged as sessions come, by a reranker that learns from citations",
+        stages=("extract", "update"),
+    ),
+    "rmm_lexical": Entry(
+        "rmm.RmmSystem",
+        "turns, the nearest 20 by z(learned score) + z(BM25)",
+        {"source": "turns", "lexical": True},
+    ),
+    "rmm_residual": Entry(
+        "rmm.RmmSystem",
+        "turns, the best 20 of hybrid by their score plus what is learned",
+        {"source": "turns", "reranker": {"candidates": "hybrid"}},
+    ),
+    "membuilder": Entry(
+        "membuilder.MemBuilderSystem",
+        "MemBuilder: a core block, events, knowledge and procedures, written by four roles of one policy",
+        stages=("memory", "compress"),
+    ),
+    "salimory": Entry(
+        "salimory.SaliMorySystem",
+        "SaliMory: facts, preferences and a working memory of a week, told as a profile for the question",
+        stages=("memory", "profile"),
+    ),
+}
+
+
+def make_system(system: str, options: Mapping[str, Any] | None = None, name: str | None = None) -> MemorySystem:
+    """A system with its defaults and these options; options that are groups are mappings themselves.
+
+    Args:
+        system: one of `SYSTEMS`.
+        name: what it is called in reports, where it stands there with several settings; None: `system`.
+
+    Raises:
+        ConfigError: no such system or option, an option that is missing, or a value that it cannot have.
+    """
+    if system not in SYSTEMS:
+        raise ConfigError(f"no memory system {shown(system)}; there are {', '.join(SYSTEMS)}")
+    entry, given = SYSTEMS[system], dict(options or {})
+    if missing := [option for option in entry.required if option not in given]:
+        raise ConfigError(f"{system} needs {missing[0]}")
+    made: MemorySystem = _filled(entry.type, _merged(entry.defaults, given), system, {"name": name or system})
+    return made
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given, and the defaults of all others, group by group."""
+    merged = {**defaults, **given}
+    for option in defaults.keys() & given.keys():
+        if isinstance(defaults[option], Mapping) and isinstance(given[option], Mapping):
+            merged[option] = _merged(defaults[option], given[option])
+    return merged
+
+
+def _filled(kind: Any, options: Mapping[str, Any], where: str, fixed: Mapping[str, Any]) -> Any:
+    """A dataclass of these options; fields that are dataclasses are filled from mappings."""
+    names = [one.name for one in fields(kind) if one.name not in fixed]
+    if unknown := [option for option in options if option not in names]:
+        raise ConfigError(f"{where} has no option {shown(unknown[0])}; there are {', '.join(names)}")
+    hints, values = get_type_hints(kind), dict(fixed)
+    for option, value in options.items():
+        groups = [hint for hint in (hints[option], *get_args(hints[option])) if is_dataclass(hint)]
+        inner = isinstance(value, Mapping) and groups
+        values[option] = _filled(groups[0], value, f"{where}.{option}", {}) if inner else value
+    system = kind(**values)
+    check_ranges(system, ConfigError)
+    return system

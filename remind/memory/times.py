@@ -1,0 +1,244 @@
+"""Days that a text speaks of: events and time ranges (LongMemEval, Section 5.4), by rules or from an LLM."""
+
+from __future__ import annotations
+
+import re
+from calendar import day_name, month_name, monthrange
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import date, timedelta
+from typing import Any, Literal, NamedTuple
+
+from remind.data.dialogue import Session
+from remind.llm.request import ChatModel, Reply, code_for, fenced, from_template
+from remind.llm.structured import object_schema
+from remind.states.pyramid import one_line, turn_text
+
+#: By how many days an event may lie outside a range, which is itself often a guess.
+TOLERANCE = 2
+
+#: Room for a reply in tokens (Appendix D).
+_ROOM = 2000
+_TEXT = {"type": "string"}
+_EVENT = object_schema(message={"type": "integer"}, date=_TEXT, event=_TEXT)
+_EVENTS = object_schema(events={"type": "array", "items": _EVENT})
+_RANGE = object_schema(start=_TEXT, end=_TEXT)
+
+_MONTHS = {
+    name[:length].lower(): number for number, name in enumerate(month_name) if number for length in (3, len(name))
+}
+_MONTHS["sept"] = 9
+_WEEKDAYS = {name.lower(): number for number, name in enumerate(day_name)}
+_NUMBERS = {
+    word: number
+    for number, words in enumerate(("", "a an one", "two couple", "three few", "four", "five", "six", "seven", "eight"))
+    for word in words.split()
+}
+_UNITS = "day|week|weekend|month|year"
+_MONTH = rf"(?P<month>{'|'.join(sorted(_MONTHS, key=len, reverse=True))})\b\.?"
+_YEAR = r"(?:19|20)\d\d"
+_DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
+_PATTERN = re.compile(
+    rf"""\b(?:
+      (?P<iso>{_YEAR}[-/]\d\d?[-/]\d\d?)(?!\d)
+    | (?:{_DAY}\s+(?:of\s+)?)?{_MONTH}(?:\s+(?P<after>[0-3]?\d)(?:st|nd|rd|th)?\b(?!:\d))?
+      (?:(?:,\s*|\s+|\s+of\s+)(?P<year>{_YEAR})\b)?
+    | (?P<alone>(?<![$€£#\d.,:-]){_YEAR})\b(?![%\d]|[.,:-]\d)
+    | (?P<word>yesterday|today|tonight|last\s+night)\b
+    | (?P<count>\d{{1,4}}|{"|".join(_NUMBERS)})\s+(?:of\s+)?(?P<unit>{_UNITS})s?\s+(?:ago|earlier)\b
+    | (?P<which>last|past|previous|this|next)\s+(?P<of>{_UNITS}|{"|".join(_WEEKDAYS)})\b
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+#: Months that are words or names of people too, as are the short forms; after one of these words they are months.
+_AMBIGUOUS = (3, 4, 5, 6, 8)
+_LEADS = re.compile(
+    r"\b(?:in|on|of|by|since|until|till|before|after|during|early|mid|late|last|this|next|from|to|and|or|between|for|"
+    r"through|throughout|around)[\s-]+(?:the\s+)?\Z",
+    re.IGNORECASE,
+)
+#: After one of these a question is about what lies beside the days it names.
+_BESIDE = re.compile(r"\b(?:before|after|since|until|till)\s+(?:the\s+)?\Z", re.IGNORECASE)
+
+
+class Span(NamedTuple):
+    """First and last day."""
+
+    start: date
+    end: date
+
+
+def spans(text: str, said: date | None, latest: date | None = None) -> Iterator[Span]:
+    """The days a text names, in its order; what names no day that exists is passed over.
+
+    Weeks begin on Monday. A month or day without a year is the last one that has begun by `said`.
+
+    Args:
+        said: the day of the text; None: "last week" and the like name nothing.
+        latest: stands for `said` where a year is missing; None: it is `said`.
+    """
+    return (span for _, span in _found(text, said, latest))
+
+
+def time_range(text: str, asked: date | None, latest: date | None = None) -> Span | None:
+    """The days from the first to the last that a question names; None: it names none, or asks what was before or after.
+
+    Args:
+        asked: the day of the question; None: unknown, and "last week" and the like name nothing.
+        latest: the last day the question can be about, for months without a year.
+    """
+    found = list(_found(text, asked, latest))
+    beside = any(_BESIDE.search(text[:at]) for at, _ in found)
+    return None if beside else checked(hull([span for _, span in found]), asked)
+
+
+def checked(span: Span | None, asked: date | None) -> Span | None:
+    """The range; None where it ends before it begins, or begins on the day of the question as in LongMemEval's code."""
+    return None if span is None or span.start > span.end or span.start == asked else span
+
+
+def hull(found: list[Span]) -> Span | None:
+    """From the first to the last day of all."""
+    return Span(min(s.start for s in found), max(s.end for s in found)) if found else None
+
+
+def day_of(time: str | None) -> date | None:
+    """The day of a time as `Turn` has it; None where it is in words, or no such day."""
+    if time is not None:
+        with suppress(ValueError):
+            return date.fromisoformat(time[:10])
+    return None
+
+
+def told_days(session: Session) -> dict[str, list[Span]]:
+    """For each turn's id the day it was said on and the days it names, by rules."""
+    found = {}
+    for turn in session.turns:
+        said = day_of(turn.time) or day_of(session.time)
+        own = [] if said is None else [_one(said)]
+        found[turn.id] = [*own, *spans(turn.text, said)]
+    return found
+
+
+def ask_events(chat: ChatModel, dialogue_id: str, session: Session) -> tuple[dict[str, list[Span]], list[str]]:
+    """As `told_days`, the days named from an LLM, and why rules stand for them, if they do. One request."""
+    said = day_of(session.time)
+    text = "\n".join(f"{n}. {turn_text(turn)}" for n, turn in enumerate(session.turns, start=1))
+    code = code_for([text])
+    values = {"day": _written_day(said, session.time), "messages": fenced("messages", text, code)}
+    (reply,) = chat.complete(
+        [from_template("events", "memory_events", dialogue_id, _EVENTS, _ROOM, code=code, **values)]
+    )
+    events = reply.value.get("events") if isinstance(reply.value, Mapping) else None
+    if reply.failure is not None or not isinstance(events, list):
+        why = reply.message or reply.failure or "not the JSON asked for"
+        return told_days(session), [f"events of {session.id}: {why}: they are found by rules"]
+    names = [turn.id for turn in session.turns]
+    found = {turn.id: [_one(day)] if (day := day_of(turn.time) or said) else [] for turn in session.turns}
+    for event in events:
+        number, days = event["message"], list(spans(event["date"], None))
+        # an event of no message may be told of in any
+        for name in names[number - 1 : number] if 1 <= number <= len(names) else names:
+            found[name] += days
+    return found, []
+
+
+def ask_range(
+    chat: ChatModel | None, sample: str, question: str, asked: date | None, latest: date | None
+) -> tuple[Span | None, Literal["llm", "rules"]]:
+    """`time_range` by an LLM, and by rules where there is none or no usable reply; and which of them it was.
+
+    Args:
+        sample: what the costs are added to.
+    """
+    if chat is not None:
+        day = _written_day(asked or latest, None)
+        shown = f"Asked on: {day}\n{one_line(question)}"
+        code = code_for([shown])
+        fence = fenced("question", shown, code)
+        request = from_template("time_range", "memory_time_range", sample, _RANGE, _ROOM, code=code, question=fence)
+        (reply,) = chat.complete([request])
+        if reply.failure in (None, "invalid") and (found := _range_of(reply)) is not None:
+            return checked(found[0], asked), "llm"
+    return time_range(question, asked, latest), "rules"
+
+
+def _range_of(reply: Reply) -> tuple[Span | None] | None:
+    """The range in a reply, which may be none; or None for a reply that holds neither."""
+    value: Any = reply.value
+    texts = [str(value.get(name)) for name in ("start", "end")] if isinstance(value, Mapping) else [reply.text]
+    found = [span for text in texts for span in spans(text, None)]
+    if len(found) == 2:
+        return (Span(found[0].start, found[1].end),)
+    return (None,) if any("n/a" in text.lower() for text in texts) else None
+
+
+def _written_day(day: date | None, words: str | None) -> str:
+    return f"{day:%Y/%m/%d} ({day:%A})" if day else one_line(words or "unknown")
+
+
+def _found(text: str, said: date | None, latest: date | None) -> Iterator[tuple[int, Span]]:
+    """Where each expression begins, and its days."""
+    for match in _PATTERN.finditer(text):
+        # a day such as 31 February, or one before the year 1
+        with suppress(ValueError, OverflowError):
+            if (span := _read(match, said, latest or said)) is not None:
+                yield match.start(), span
+
+
+def _read(match: re.Match[str], said: date | None, latest: date | None) -> Span | None:
+    part = match.groupdict()
+    if part["iso"]:
+        return _one(date(*map(int, re.split("[-/]", part["iso"]))))
+    if part["alone"]:
+        return Span(date(int(part["alone"]), 1, 1), date(int(part["alone"]), 12, 31))
+    if part["month"]:
+        return _month(match, latest)
+    if said is None:
+        return None
+    if part["word"]:
+        return _one(said - timedelta(days=part["word"].lower().startswith(("yesterday", "last"))))
+    if part["count"]:
+        count = int(part["count"]) if part["count"].isdigit() else _NUMBERS[part["count"].lower()]
+        return _around(part["unit"].lower(), said, -count)
+    steps = {"this": 0, "next": 1}.get(part["which"].lower(), -1)
+    return _around(part["of"].lower(), said, steps)
+
+
+def _month(match: re.Match[str], latest: date | None) -> Span | None:
+    number = _MONTHS[match["month"].lower()]
+    day = match["day"] or match["after"]
+    alone = day is None and match["year"] is None
+    unsure = alone and (number in _AMBIGUOUS or len(match["month"]) < 5)
+    if unsure and not _LEADS.search(match.string[: match.start()]):
+        return None
+    first = int(day) if day else 1
+    if match["year"]:
+        year = int(match["year"])
+    elif latest is not None:
+        year = latest.year - ((number, first) > (latest.month, latest.day))
+    else:
+        return None
+    start = date(year, number, first)
+    return _one(start) if day else Span(start, date(year, number, monthrange(year, number)[1]))
+
+
+def _around(unit: str, said: date, steps: int) -> Span:
+    """The week, month, ... so many steps from that of the day; a count of days or weeks ends on a single day."""
+    if unit in _WEEKDAYS:
+        # last Monday is before today, next Monday after it
+        away = (_WEEKDAYS[unit] - said.weekday()) % 7
+        return _one(said + timedelta(days=away + 7 * (steps if steps < 0 else steps and not away)))
+    if unit == "day":
+        return _one(said + timedelta(days=steps))
+    if unit == "year":
+        return Span(date(said.year + steps, 1, 1), date(said.year + steps, 12, 31))
+    if unit == "month":
+        year, month = divmod(12 * said.year + said.month - 1 + steps, 12)
+        return Span(date(year, month + 1, 1), date(year, month + 1, monthrange(year, month + 1)[1]))
+    monday = said + timedelta(days=7 * steps - said.weekday())
+    return Span(monday + timedelta(days=5 if unit == "weekend" else 0), monday + timedelta(days=6))
+
+
+def _one(day: date) -> Span:
+    return Span(day, day)

@@ -1,0 +1,110 @@
+"""An encoder that needs no model, sessions, and shards small enough that few turns fill them."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remind.data.dialogue import Session, Turn
+from remind.memory import vectors
+from remind.memory.base import Bank, Services
+from remind.memory.plain import PlainSystem
+from remind.perception import scan
+
+#: Vectors of a shard in tests.
+SHARD = 16
+
+
+class StubEncoder:
+    """A vector of its own for every text, and a token for every word."""
+
+    def __init__(self, dimension: int = 16, name: str = "stub") -> None:
+        self.dimension, self.name = dimension, name
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        rows = [np.random.default_rng(list(hashlib.sha256(text.encode()).digest())) for text in texts]
+        made = torch.tensor(np.array([row.normal(size=self.dimension) for row in rows]), dtype=torch.float32)
+        return torch.nn.functional.normalize(made.view(len(texts), self.dimension), dim=-1)
+
+    encode_apart = encode
+
+    def count_many(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+
+def small_shards(patch: pytest.MonkeyPatch, shard: int = SHARD) -> None:
+    patch.setattr(vectors, "SHARD", shard)
+    patch.setattr(scan, "SMALL", 0)
+    # so that few rows are enough for every step of a search
+    patch.setattr(vectors, "_STRIDE", 3)
+    patch.setattr(vectors, "_PROBED", 2)
+
+
+def services(**options: Any) -> Services:
+    return Services(StubEncoder(**options))  # type: ignore[arg-type]
+
+
+def session(number: int, *texts: str, time: str | None = "") -> Session:
+    """Session S<number>, a day after the one before; the speakers take turns."""
+    turns = [Turn(f"S{number}:T{n}", "Ann" if n % 2 else "Bob", text) for n, text in enumerate(texts, 1)]
+    return Session(f"S{number}", f"2024-01-01T{number:04}" if time == "" else time, tuple(turns))
+
+
+def talk(count: int, turns: int = 3) -> list[Session]:
+    """Sessions in which no turn is like another."""
+    return [
+        session(n, *(f"word{n} said{t} once{n * t} more" for t in range(1, turns + 1))) for n in range(1, count + 1)
+    ]
+
+
+def opened(folder: Path, sessions: Iterable[Session] = (), **options: Any) -> Bank:
+    """A bank of plain turns that holds the sessions."""
+    bank = PlainSystem("dense", **options).open(folder, "d", services())
+    for each in sessions:
+        bank.ingest(each)
+    return bank
+
+
+def dump(bank: Bank) -> list[str]:
+    return list(bank.store.dump())
+
+
+def killed_after(statements: int, opening: Callable[[], Bank], change: Callable[[Bank], object]) -> bool:
+    """Change a bank in a process that kills itself at a statement to the database; whether it lived to be."""
+
+    def work() -> None:
+        count = 0
+
+        def look(_: str) -> None:
+            nonlocal count
+            count += 1
+            if count == statements:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        connect = sqlite3.connect
+
+        def watched(*given: Any, **options: Any) -> sqlite3.Connection:
+            database = connect(*given, **options)
+            database.set_trace_callback(look)
+            return database
+
+        sqlite3.connect = watched  # type: ignore[assignment]
+        with opening() as bank:
+            change(bank)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (-signal.SIGKILL, 0)
+    return process.exitcode != 0

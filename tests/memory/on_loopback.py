@@ -1,0 +1,78 @@
+"""A process that runs memory systems before a scripted server: `python on_loopback.py NAMES FOLDER`.
+
+Writes what the systems asked the gateway for, and what Python connected to, unpickled and started meanwhile, into
+`seen.json` of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+NAMES = {"socket.connect", "socket.sendto", "socket.getaddrinfo", "pickle.find_class", "os.system", "os.exec",
+         "os.posix_spawn", "subprocess.Popen"}  # fmt: skip
+#: What the environment holds that no package may see, or act on.
+SECRET = "sk-of-the-user-0123456789"
+KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "MEM0_API_KEY", "LANGSMITH_API_KEY", "OPENAI_ADMIN_KEY")
+events: list[tuple[str, str, list[str]]] = []
+
+
+def watch(name: str, arguments: Any) -> None:
+    if name in NAMES:
+        frame, via = sys._getframe(1), []
+        while frame and len(via) < 40:
+            via.append(frame.f_globals.get("__name__", "?"))
+            frame = frame.f_back  # type: ignore[assignment]
+        events.append((name, repr(arguments)[-200:], via))
+
+
+def main(names: list[str], folder: Path) -> None:
+    for key in KEYS:
+        os.environ[key] = SECRET
+    os.environ |= {"LANGSMITH_TRACING": "true", "LANGCHAIN_TRACING_V2": "true", "HOME": str(folder)}
+    sys.addaudithook(watch)
+    sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("llm", "memory")]
+    from fault_proxy import Proxy
+    from remembering import answer, locomo
+    from stubs import WordEncoder
+
+    from remind.llm.endpoints import EndpointConfig, LLMConfig
+    from remind.memory.config import RunMemoryConfig
+    from remind.memory.gateway import _Handler
+    from remind.memory.run import CachedEncoder, run_memory
+
+    words = WordEncoder()
+    for name in ("dimension", "count_many"):
+        setattr(CachedEncoder, name, property(lambda self, name=name: getattr(words, name)))
+    CachedEncoder._forward = lambda self, texts: words.encode(texts)  # type: ignore[method-assign]
+    heads: list[dict[str, str]] = []
+    bodies: list[Any] = []
+    read = _Handler._body
+
+    def kept(self: _Handler) -> dict[str, Any]:
+        heads.append(dict(self.headers))
+        bodies.append(body := read(self))
+        return body
+
+    _Handler._body = kept  # type: ignore[method-assign]
+    (folder / "talk.json").write_text(json.dumps(locomo()))
+    with Proxy(answer=answer) as proxy:
+        llm = LLMConfig(EndpointConfig("m", proxy.url), cache=str(folder / "cache.sqlite"))
+        run_memory(RunMemoryConfig(str(folder / "talk.json"), str(folder / "run"), names, k=[1], budgets=[30], llm=llm))
+        # again, with nothing but the cache
+        asked = proxy.hits
+        run_memory(
+            RunMemoryConfig(str(folder / "talk.json"), str(folder / "again"), names, k=[1], budgets=[30], llm=llm)
+        )
+        again = proxy.hits - asked
+    seen = {"events": events, "heads": heads, "bodies": bodies, "asked": asked, "again": again}
+    (folder / "seen.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), Path(sys.argv[2]))
+    # torch's own threads now and then abort a process that tears down as usual
+    os._exit(0)

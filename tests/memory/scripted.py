@@ -1,0 +1,75 @@
+"""A chat model that a function plays, for tests of systems that write their memories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from remind.data.dialogue import Session, Turn
+from remind.llm.request import Reply, Request
+from remind.llm.structured import NotValid, read_value
+from remind.memory.base import Bank, Services
+from remind.models.encoder import SentenceEncoder
+
+Part = Callable[[Request], str | Reply]
+FENCED = re.compile(r"<<<(\w+) ([0-9a-f]{8})\n(.*?)\n\1 \2>>>", re.DOTALL)
+
+
+class ScriptedChat:
+    """Answers each request with what the part says; keeps the requests.
+
+    Args:
+        part: the model's words for a request, or a reply as it is.
+    """
+
+    name = "scripted"
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.asked: list[Request] = []
+
+    def complete(self, requests: Sequence[Request], on_reply: Any = None) -> list[Reply]:
+        self.asked += requests
+        return [self._reply(request) for request in requests]
+
+    def stages(self) -> list[str]:
+        return [str(request.stage) for request in self.asked]
+
+    def _reply(self, request: Request) -> Reply:
+        said = self.part(request)
+        if isinstance(said, Reply):
+            return said
+        if request.schema is None:
+            return Reply(said)
+        try:
+            return Reply(said, read_value(said, request.schema))
+        except NotValid as error:
+            return Reply(said, failure="invalid", message=str(error))
+
+
+@cache
+def minilm() -> SentenceEncoder:
+    """One for all tests of a process."""
+    return SentenceEncoder()
+
+
+def services(encoder: SentenceEncoder, chat: ScriptedChat | None) -> Services:
+    return Services(encoder, None if chat is None else lambda system, dialogue, stage: chat)  # type: ignore[arg-type, return-value]
+
+
+def parts(request: Request) -> dict[str, str]:
+    """The fenced data of a request by name."""
+    return {name: text for name, _, text in FENCED.findall(request.messages[-1].text)}
+
+
+def session(name: str, time: str | None, *lines: str) -> Session:
+    """A session of lines "Speaker: text", with turn ids like s1:2."""
+    turns = [line.split(": ", 1) for line in lines]
+    return Session(name, time, tuple(Turn(f"{name}:{n}", who, text, time) for n, (who, text) in enumerate(turns, 1)))
+
+
+def held(bank: Bank) -> dict[str, tuple[str, ...] | None]:
+    """Texts of a bank's memories with their sources."""
+    return {memory.text: memory.sources for memory in map(bank.store.memory, bank.store.numbers())}

@@ -1,0 +1,127 @@
+"""A-Mem, played by a script: notes, links, evolution, its known faults, and the number of calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, held, minilm, parts, services, session
+
+from remind.core.errors import ConfigError
+from remind.llm.request import Reply, Request
+from remind.memory.amem import AMemBank, AMemSystem
+from remind.memory.base import Query
+from remind.memory.systems import SYSTEMS
+from remind.models.encoder import SentenceEncoder
+
+LINES = ("Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
+SESSION = session("s1", "2023-05-08", *LINES)
+NOTE = {"keywords": ["w"], "context": "About it.", "tags": ["t"]}
+
+
+def scribe(request: Request) -> str:
+    """Links notes on the cat, and gives the older one another context."""
+    if request.stage == "summaries":
+        return json.dumps(NOTE)
+    if request.stage == "read":
+        return '{"keywords": ["cat", "name"]}'
+    shown = parts(request)
+    nearest = [json.loads(line) for line in shown.get("nearest", "").splitlines()]
+    cats = [row["id"] for row in nearest if "cat" in row["content"]]
+    value = {
+        "should_evolve": "cat" in json.loads(shown["note"])["content"] and bool(cats),
+        "actions": ["strengthen", "update_neighbor"],
+        "suggested_connections": [*cats, 999],
+        "tags_to_update": ["pets"],
+        "new_context_neighborhood": ["Tom." if row["id"] in cats else row["context"] for row in nearest],
+        "new_tags_neighborhood": [["pet"] if row["id"] in cats else row["tags"] for row in nearest],
+    }
+    return json.dumps(value)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> AMemBank:
+    return AMemSystem(**options).open(folder, "d", services(encoder, chat))
+
+
+def text(said: str, context: str = "About it.", keywords: str = "w", tags: str = "t") -> str:
+    return f"{said}\nContext: {context}\nKeywords: {keywords}\nTags: {tags}"
+
+
+def test_notes_links_and_calls(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat) as memory:
+        memory.ingest(SESSION)
+        assert chat.stages() == ["summaries", "update"] * 3
+        assert held(memory) == {
+            text(LINES[0], "Tom.", tags="pet"): ("s1:1",),
+            text(LINES[1]): ("s1:2",),
+            text(LINES[2], tags="pets"): ("s1:3",),
+        }
+        first, _, last = memory.store.numbers()
+        assert memory.store.note(last)["links"] == [first], "the id that is no neighbour's is left out"
+        # the changed note is found by what it says now
+        vector = encoder.encode_apart([text(LINES[0], "Tom.", tags="pet")])[0]
+        assert next(memory.store.nearest(vector, 1)) == (first, pytest.approx(1, abs=1e-6))
+
+
+def test_linked_notes_follow_the_note_that_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat) as memory:
+        memory.ingest(SESSION)
+        before = len(chat.asked)
+        found = memory.retrieve(Query("Which name does the cat have?", "q"), k=3)
+        assert [memory.sources for memory in found.memories] == [("s1:3",), ("s1:1",), ("s1:2",)]
+        assert found.trace == {"keywords": ["cat", "name"]}
+        assert {*chat.stages()} == {*SYSTEMS["amem"].stages}
+        assert chat.stages()[before:] == ["read"]
+    with bank(tmp_path / "c", encoder, chat, query="question") as memory:
+        memory.ingest(SESSION)
+        before = len(chat.asked)
+        assert memory.retrieve(Query("Which name does the cat have?"), k=1).trace == {}
+        assert len(chat.asked) == before
+
+
+def test_faults_of_the_authors_code(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    turned = session("s1", None, LINES[1], LINES[0], LINES[2])
+    with bank(tmp_path / "a", encoder, chat, analysis="upstream") as memory:
+        memory.ingest(SESSION)
+        assert text(LINES[1], "General", "", "") in held(memory)
+        assert "summaries" not in chat.stages()
+    with bank(tmp_path / "b", encoder, chat, evolution="upstream", neighbours=1) as memory:
+        memory.ingest(turned)
+        assert held(memory)[text(LINES[1], "Tom.", tags="pet")] == ("s1:1",), "the first note is no note on the cat"
+    with bank(tmp_path / "c", encoder, chat, evolution="fixed", neighbours=1) as memory:
+        memory.ingest(turned)
+        assert text(LINES[1]) in held(memory)
+
+
+@pytest.mark.parametrize(("consolidate", "stale"), [(1, False), (2, True)])
+def test_upstream_encodes_all_notes_now_and_then(
+    consolidate: int, stale: bool, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    with bank(
+        tmp_path / "b", encoder, ScriptedChat(scribe), index="upstream", consolidate=consolidate, neighbours=2
+    ) as memory:
+        memory.ingest(SESSION)
+        vectors = {owner: memory.store.vectors([row])[0] for row, owner, _ in zip(*memory.store.keys(), strict=True)}
+        now = encoder.encode_apart([text(LINES[0], "Tom.", tags="pet")])[0]
+        assert (float(vectors[memory.store.numbers()[0]] @ now) < 0.9999) == stale
+
+
+def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    lost = Reply("", failure="server", message="no reply")
+    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost)) as memory:
+        assert memory.ingest(SESSION).degraded == ("summaries: server: no reply", "update: server: no reply") * 3
+        assert text(LINES[0], "General", "", "") in held(memory)
+        found = memory.retrieve(Query("cat"), k=1)
+        assert found.trace == {"failed": ["read: server: no reply"], "keywords": []}
+    with bank(tmp_path / "c", encoder, None) as memory, pytest.raises(ConfigError, match=r"amem needs a chat model"):
+        memory.ingest(SESSION)

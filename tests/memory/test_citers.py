@@ -1,0 +1,244 @@
+"""Who tells what an answer cites, and runs in which systems learn from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import Proxy, completion
+from words import WordEncoder
+
+from remind import read
+from remind.core.cache import Cache
+from remind.core.errors import DataError
+from remind.data.dialogue import Question
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.memory.base import Memory, Query, Services
+from remind.memory.citers import cited, warning
+from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
+from remind.memory.reranker import NAME, Reranker
+from remind.memory.rmm import RmmSystem
+from remind.memory.run import CachedEncoder, run_memory
+from remind.memory.score import read_units, score_memory
+from remind.memory.weights import Weights
+
+ASKED = Question("q", "d", "Where did Ann buy her red bicycle?", answers=("Oslo",), evidence=("t1", "t5"))
+
+
+def memories(*given: tuple[str, tuple[str, ...] | None]) -> list[Memory]:
+    return [Memory(f"m{n}", text, "turn", sources, None, 0.0, 3) for n, (text, sources) in enumerate(given)]
+
+
+def test_who_cites_what() -> None:
+    shown = memories(
+        ("Ann: I bought the bicycle", ("t3",)),
+        ("Ann: it is red", ("t1", "t2")),
+        ("Bob: hello", ("t4",)),
+        ("Bob: a red bike that Ann buys; a bicycle", None),
+    )
+    assert cited("oracle", ASKED, shown) == {1}
+    # of Ann, buy, red, bicycle two are needed; stems count
+    assert cited("lexical", ASKED, shown) == {0, 1, 3}
+    assert cited("oracle", ASKED, []) == frozenset()
+    blank = Question("q", "d", "Where did Ann buy her red bicycle?")
+    assert cited("oracle", blank, shown) is None
+    assert cited("noisy", blank, shown) is None
+    assert cited("none", ASKED, shown) is None
+    assert cited("lexical", blank, shown) == {0, 1, 3}
+
+
+def test_the_noisy_citer_has_the_recalls_of_the_paper() -> None:
+    shown = memories(*((f"turn {n}", ("t1",) if n % 2 else ("t2",)) for n in range(40_000)))
+    found = cited("noisy", ASKED, shown)
+    assert found is not None
+    useful = sum(place % 2 for place in found)
+    # three standard deviations of 20,000 draws
+    assert useful / 20_000 == pytest.approx(0.911, abs=0.006)
+    assert (len(found) - useful) / 20_000 == pytest.approx(0.154, abs=0.008)
+    assert cited("noisy", ASKED, shown) == found
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two dialogues in LoCoMo's format, of 24 turns and 12 questions each."""
+    stub = WordEncoder()
+    monkeypatch.setattr(CachedEncoder, "_forward", lambda self, texts: stub.encode(texts))
+    monkeypatch.setattr(CachedEncoder, "count_many", lambda self, texts: stub.count_many(texts))
+    monkeypatch.setattr(CachedEncoder, "dimension", stub.dimension)
+    samples = []
+    for name in ("conv-1", "conv-2"):
+        turns = [
+            {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D1:{n}", "text": f"word{n} thing{n % 5} {name}"}
+            for n in range(1, 25)
+        ]
+        talk = {"speaker_a": "Ann", "speaker_b": "Bo", "session_1_date_time": "1:56 pm on 8 May, 2023"}
+        asked = [
+            {"question": f"Is thing{n % 5} like thing{n % 3}?", "answer": "yes", "evidence": [f"D1:{n}"], "category": 4}
+            for n in range(1, 13)
+        ]
+        samples.append({"sample_id": name, "conversation": {**talk, "session_1": turns}, "qa": asked})
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(samples))
+    return path
+
+
+def run(data: Path, out: Path, **changes: Any) -> dict[tuple[str, str], Any]:
+    options = {"rmm": {"source": "turns", **changes.pop("rmm", {})}}
+    settings: dict[str, Any] = {"systems": ["dense", "rmm"], "k": [1, 5], "budgets": [12], "options": options}
+    run_memory(RunMemoryConfig(str(data), str(out), **{**settings, "llm": LLMConfig(cache=None), **changes}))
+    return {(unit["system"], unit["dialogue"]): unit for unit in read_units(out)}
+
+
+def tops(unit: Any) -> list[Any]:
+    return [[row["top"], row["budgets"]] for row in unit["rows"]]
+
+
+def test_without_a_citer_nothing_is_learned_and_gold_moves_nothing(data: Path, tmp_path: Path) -> None:
+    found = run(data, tmp_path / "run")
+    assert all(unit["failed"] is None for unit in found.values())
+    assert tops(found["rmm", "conv-1"]) == tops(found["dense", "conv-1"])
+    scores = score_memory(ScoreMemoryConfig(str(tmp_path / "run"), str(tmp_path / "s.json"), resamples=10))
+    assert scores["notes"] == []
+
+
+def test_learning_from_gold_is_said_and_begins_anew_in_every_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = warning("oracle")
+    assert told is not None
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        # killed while it learns
+        learn, count = Weights.learn, iter(range(7))
+
+        def dies(*given: Any) -> None:
+            learn(*given)
+            if next(count, None) is None:
+                raise KeyboardInterrupt
+
+        patch.setattr(Weights, "learn", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(data, out, citer="oracle")
+    found = run(data, out, citer="oracle")
+    assert told in capsys.readouterr().out
+    whole = run(data, tmp_path / "whole", citer="oracle")
+    assert {key: tops(unit) for key, unit in found.items()} == {key: tops(unit) for key, unit in whole.items()}
+    rows = found["rmm", "conv-1"]["rows"]
+    assert [row["trace"]["updates"] for row in rows] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+    # the first is asked before anything is known
+    assert tops(found["rmm", "conv-1"])[0] == tops(found["dense", "conv-1"])[0]
+    assert tops(found["rmm", "conv-1"]) != tops(found["dense", "conv-1"])
+    assert not [*out.glob(".asked*")]
+    score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=10))
+    assert json.loads((tmp_path / "scores.json").read_text())["notes"] == [told]
+    assert told in (tmp_path / "scores.html").read_text()
+
+
+def test_weights_learned_in_one_run_are_frozen_in_another(data: Path, tmp_path: Path) -> None:
+    common = str(tmp_path / "common")
+    run(data, tmp_path / "learn", citer="oracle", rmm={"scope": "shared", "weights": common})
+    assert (tmp_path / "common" / NAME).is_file()
+    found = run(data, tmp_path / "asked", rmm={"scope": "frozen", "weights": common})
+    rows = found["rmm", "conv-1"]["rows"]
+    assert {row["trace"]["updates"] for row in rows} == {4}
+    assert not any(row["trace"]["sampled"] for row in rows)
+    assert tops(found["rmm", "conv-1"]) != tops(found["dense", "conv-1"])
+
+
+# a reader that cites
+
+
+def helps(text: str) -> bool:
+    """Whether the server cites a memory."""
+    return "thing1" in text or "thing4" in text
+
+
+def cite(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    (shown,) = re.findall(r"<<<memories \w+\n(.*?)\nmemories", body["messages"][-1]["content"], re.DOTALL)
+    numbers = [row["memory"] for row in json.loads(shown) if helps(row["content"])]
+    return 200, {}, completion(f"yes {numbers}" if numbers else "yes [NO_CITE]")
+
+
+@pytest.fixture
+def server(quick: None) -> Iterator[Proxy]:
+    with Proxy(answer=cite) as proxy:
+        yield proxy
+
+
+def cited_run(data: Path, out: Path, server: Proxy, **changes: Any) -> dict[tuple[str, str], Any]:
+    llm = LLMConfig(EndpointConfig("m", server.url), cache=str(out.parent / "replies.sqlite"))
+    return run(data, out, **{"systems": ["rmm"], "llm": llm, "reader": "cite", "answer_k": 7, **changes})
+
+
+def by_hand(data: Path, folder: Path, **options: Any) -> dict[str, list[Any]]:
+    """Traces of all questions of each dialogue when their citations are fed one after the other."""
+    system, corpus, traces = RmmSystem(source="turns", **options), read(data), {}
+    for dialogue in corpus.dialogues:
+        encoder = CachedEncoder("minilm", Cache(folder / "cache"))
+        with system.open(folder / dialogue.id, dialogue.id, Services(encoder)) as bank:
+            for each in dialogue.sessions:
+                bank.ingest(each)
+            for question in (one for one in corpus.questions if one.dialogue_id == dialogue.id):
+                found = bank.retrieve(Query.of(question), k=7)
+                traces.setdefault(dialogue.id, []).append(json.loads(json.dumps(found.trace)))
+                bank.feedback(found.token, [n for n, memory in enumerate(found.memories) if helps(memory.text)])
+    return traces
+
+
+def traced(found: dict[tuple[str, str], Any]) -> dict[str, list[Any]]:
+    return {name: [row["trace"] for row in unit["rows"]] for (system, name), unit in found.items() if system == "rmm"}
+
+
+def test_what_a_reader_cites_teaches_as_if_it_were_fed_by_hand(data: Path, tmp_path: Path, server: Proxy) -> None:
+    found = cited_run(data, tmp_path / "run", server)
+    assert traced(found) == by_hand(data, tmp_path / "hand")
+    assert [row["trace"]["updates"] for row in found["rmm", "conv-2"]["rows"]][-1] == 2
+    rows = found["rmm", "conv-1"]["rows"]
+    assert [row["answer"]["text"] for row in rows] == ["yes"] * 12
+    assert any(row["answer"]["cited"] for row in rows)
+    scores = score_memory(ScoreMemoryConfig(str(tmp_path / "run"), str(tmp_path / "s.json"), resamples=10))
+    assert scores["notes"] == [warning("reader")]
+    untaught = cited_run(data, tmp_path / "none", server, citer="none")
+    assert {row["trace"]["updates"] for row in untaught["rmm", "conv-1"]["rows"]} == {0}
+
+
+def test_a_killed_run_teaches_common_weights_as_a_whole_one(
+    data: Path, tmp_path: Path, server: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(name: str) -> dict[str, Any]:
+        return {"rmm": {"scope": "shared", "weights": str(tmp_path / name)}}
+
+    hand = by_hand(data, tmp_path / "hand", **shared("by-hand")["rmm"])
+    for kill in (5, 18):
+        with monkeypatch.context() as patch:
+            learn, count = Weights.learn, iter(range(kill))
+
+            def dies(*given: Any, learn: Any = learn, count: Iterator[int] = count) -> None:
+                learn(*given)
+                if next(count, None) is None:
+                    raise KeyboardInterrupt
+
+            patch.setattr(Weights, "learn", dies)
+            with pytest.raises(KeyboardInterrupt):
+                cited_run(data, tmp_path / "run", server, **shared("common"))
+        # what a run has not come to the end of teaches nobody
+        assert Reranker.load(tmp_path / "common").step == 0
+    assert traced(cited_run(data, tmp_path / "run", server, **shared("common"))) == hand
+    learned, wanted = (Reranker.load(tmp_path / name) for name in ("common", "by-hand"))
+    assert (learned.step, learned.ema, abs(learned.w_q).max() > 0) == (4, wanted.ema, True)
+    assert learned.w_q.tobytes() + learned.w_m.tobytes() == wanted.w_q.tobytes() + wanted.w_m.tobytes()
+    hits = server.hits
+    assert set(server.paid.values()) == {1}
+    before = (tmp_path / "common" / NAME).read_bytes()
+    cited_run(data, tmp_path / "run", server, **shared("common"))
+    assert (server.hits, (tmp_path / "common" / NAME).read_bytes()) == (hits, before)
+    # another run goes on from there; this one teaches no more
+    cited_run(data, tmp_path / "other", server, **shared("common"))
+    assert Reranker.load(tmp_path / "common").step == 8
+    cited_run(data, tmp_path / "run", server, **shared("common"))
+    with pytest.raises(DataError, match=r"common.*was taught by another run meanwhile; the weights of this run are"):
+        cited_run(data, tmp_path / "run", server, **shared("common"), limit=5)

@@ -1,0 +1,137 @@
+"""GAM, played by a script: pages, the rounds of research, where the notes come from, and the number of calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, held, minilm, parts, services, session
+
+from remind.core.errors import ConfigError
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.gam import GAMBank, GAMSystem
+from remind.memory.systems import SYSTEMS
+from remind.models.encoder import SentenceEncoder
+
+SESSIONS = (
+    session("s1", "2023-05-08", "Ann: I have a cat called Tom.", "Bob: How nice."),
+    session("s2", "2023-06-01", "Bob: I live in Rome.", "Ann: The weather is fine."),
+    session("s3", None, "Ann: My pet ran away.", "Bob: Oh no."),
+)
+PLAN = {"info_needs": [], "tools": [], "keyword_collection": [], "vector_queries": [], "page_index": []}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def asks(request: Request) -> str:
+    """Name of the template a request was made from."""
+    return request.prompt_id.rpartition("-")[0]
+
+
+def researcher(request: Request) -> str:
+    """Looks for the cat by its name, then by what it lacks, and cites the pages that tell of it."""
+    shown, template = parts(request), asks(request)
+    if template == "gam_page":
+        return f"Of {shown['page'].splitlines()[-1].split(':')[0]} and others."
+    if template == "gam_plan":
+        first = shown["question"].startswith("What became")
+        tool = {"tools": ["keyword"], "keyword_collection": ["Tom"]} if first else {"tools": ["vector"]}
+        return json.dumps({**PLAN, "vector_queries": [shown["question"]], **tool})
+    if template == "gam_integrate":
+        pages = [page.split("\n", 1) for page in shown.get("pages", "").split("\n\n") if page]
+        told = [line for _, page in pages for line in page.splitlines() if "Tom" in line or "ran away" in line]
+        cited = [int(head[5:-1]) for head, page in pages if "Tom" in page or "ran away" in page]
+        return json.dumps({"content": "\n".join(filter(None, [shown.get("notes"), *told])), "sources": [*cited, 77]})
+    if template == "gam_check":
+        return json.dumps({"enough": "ran away" in shown["notes"]})
+    return '{"new_requests": ["Did a pet run away?"]}'
+
+
+def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> GAMBank:
+    bank = GAMSystem(**options).open(folder, "d", services(encoder, chat))
+    if chat is not None:
+        for one in SESSIONS:
+            bank.ingest(one)
+    return bank
+
+
+def test_pages_and_research(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(researcher)
+    with bank(tmp_path / "b", encoder, chat, top=1) as memory:
+        assert list(held(memory).values()) == [("s1:1", "s1:2"), ("s2:1", "s2:2"), ("s3:1", "s3:2")]
+        assert chat.stages() == ["summaries"] * 3
+        assert parts(chat.asked[2])["abstracts"] == "Page 0: Of Bob and others.\nPage 1: Of Ann and others."
+        found = memory.retrieve(Query("What became of Ann's cat?", "q"), k=1)
+        (notes,) = found.memories
+        assert notes.text == "Ann: I have a cat called Tom.\nAnn: My pet ran away."
+        assert notes.sources == ("s1:1", "s1:2", "s3:1", "s3:2")
+        assert [asks(request) for request in chat.asked[3:]] == [
+            *("gam_plan", "gam_integrate", "gam_check", "gam_ask"),
+            *("gam_plan", "gam_integrate", "gam_check"),
+        ]
+        assert {*chat.stages()} == {*SYSTEMS["gam"].stages}
+        assert [(part["request"], part["pages"]) for part in found.trace["rounds"]] == [
+            ("What became of Ann's cat?", [0]),
+            ("Did a pet run away?", [2]),
+        ]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_research_ends(rounds: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(lambda request: '{"enough": false}' if asks(request) == "gam_check" else researcher(request))
+    with bank(tmp_path / "b", encoder, chat, rounds=rounds) as memory:
+        assert len(memory.retrieve(Query("What became of Ann's cat?"), k=1).memories) == 1
+        assert len(chat.asked) - len(SESSIONS) == 4 * rounds
+
+
+@pytest.mark.parametrize(
+    ("plan", "pages"),
+    [
+        ({"tools": ["page_index"], "page_index": [2, 0, 9, 2]}, [2, 0]),
+        ({"tools": ["keyword"], "keyword_collection": ["Rome", "Tom", "nowhere"], "page_index": [2]}, [1, 0]),
+        ({"tools": ["vector"], "vector_queries": ["Bob lives in Rome and the weather is fine"]}, [1]),
+        ({"tools": ["telepathy"]}, []),
+    ],
+)
+def test_the_tools_of_a_plan(
+    plan: Mapping[str, Any], pages: list[int], encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    def play(request: Request) -> str:
+        return json.dumps({**PLAN, **plan}) if asks(request) == "gam_plan" else researcher(request)
+
+    with bank(tmp_path / "b", encoder, ScriptedChat(play), top=1, rounds=1) as memory:
+        found = memory.retrieve(Query("Anything?"), k=1)
+        assert found.trace["rounds"][0]["pages"] == pages
+
+
+@pytest.mark.parametrize(("pages", "numbers"), [("upstream", [0, 1]), ("fixed", [0, 1, 2])])
+def test_numbers_of_pages_with_the_same_abstract(
+    pages: str, numbers: list[int], encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    abstracts = iter(["Same.", "Same.", "Other."])
+    chat = ScriptedChat(lambda request: next(abstracts) if asks(request) == "gam_page" else researcher(request))
+    with bank(tmp_path / "b", encoder, chat, pages=pages) as memory:
+        memory.retrieve(Query("What became of Ann's cat?"), k=1)
+        plan = next(request for request in chat.asked if asks(request) == "gam_plan")
+        assert [int(line.split()[1][:-1]) for line in parts(plan)["abstracts"].splitlines()] == numbers
+
+
+def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    lost = Reply("", failure="server", message="no reply")
+    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost), rounds=2) as memory:
+        assert memory.report()["degraded"] == {name: ["summaries: server: no reply"] for name in ("s1", "s2", "s3")}
+        found = memory.retrieve(Query("What?"), k=1)
+        assert found.memories == ()
+        assert found.trace["failed"] == ["gam_plan: server: no reply", "gam_integrate: server: no reply"] * 2
+    with (
+        bank(tmp_path / "c", encoder, None) as memory,
+        pytest.raises(ConfigError, match=r"gam needs a chat model \(summaries\)"),
+    ):
+        memory.ingest(SESSIONS[0])

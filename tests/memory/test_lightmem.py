@@ -1,0 +1,195 @@
+"""LightMem, played by a script: buffers, facts and their turns, updates at the end, and the number of calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, held, minilm, parts, services, session
+
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Session
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.lightmem import LightMemBank, LightMemSystem
+from remind.models.encoder import SentenceEncoder
+
+FIRST = session(
+    "s1", "2023-05-08", "Ann: I have a cat.", "Bob: Hm.", "Ann: The cat is called Tom.", "Bob: I live in Rome."
+)
+LATER = session("s2", "2023-06-01", "Bob: I moved to Oslo.", "Ann: Hm.")
+_REMARK = re.compile(r"^(\d+)\. (?:\[(.*?)\] )?(\w+): (.*)$", re.MULTILINE)
+
+
+def scribe(request: Request) -> str:
+    """Takes down every remark but "Hm.", and lets all entries be."""
+    if request.stage == "update":
+        return '{"action": "ignore", "new_memory": ""}'
+    told = [(int(number), f"{who}: {said}") for number, _, who, said in remarks(request) if said != "Hm."]
+    return json.dumps({"data": [{"source_id": number, "fact": fact} for number, fact in told]})
+
+
+def remarks(request: Request) -> list[tuple[str, ...]]:
+    return _REMARK.findall(parts(request)["remarks"])
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def bank(
+    folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, *sessions: Session, **options: Any
+) -> LightMemBank:
+    bank = LightMemSystem(**options).open(folder, "d", services(encoder, chat))
+    for one in sessions:
+        bank.ingest(one)
+    return bank
+
+
+def test_facts_have_the_turns_that_tell_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER) as memory:
+        assert not chat.asked, "what is said fits the buffers"
+        memory.finish()
+        assert held(memory) == {
+            "Ann: I have a cat.": ("s1:1",),
+            "Ann: The cat is called Tom.": ("s1:3",),
+            "Bob: I live in Rome.": ("s1:4",),
+            "Bob: I moved to Oslo.": ("s2:1",),
+        }
+        assert chat.stages().count("extract") == 1
+        assert [remark[:2] for remark in remarks(chat.asked[0])][3:5] == [("3", "2023-05-08"), ("4", "2023-06-01")]
+        (found,) = memory.retrieve(Query("What is the name of the cat?"), k=1).memories
+        assert (found.text, found.time) == ("Ann: The cat is called Tom.", "2023-05-08")
+        asked, before = len(chat.asked), list(memory.store.dump())
+        memory.finish()
+        assert (len(chat.asked), list(memory.store.dump())) == (asked, before)
+
+
+@pytest.mark.parametrize("short", [1, 14, 20])
+def test_short_term_memory_is_emptied_when_it_is_full(short: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, sensory=1, short=short) as memory:
+        memory.finish()
+        calls = [[said for *_, said in remarks(request)] for request in chat.asked if request.stage == "extract"]
+    expected: list[list[str]] = [[]]
+    spent = 0
+    for turn in (*FIRST.turns, *LATER.turns):
+        tokens = encoder.count_tokens(f"{turn.speaker}: {turn.text}")
+        if spent + tokens > short and expected[-1]:
+            expected.append([])
+            spent = 0
+        expected[-1].append(turn.text)
+        spent += tokens
+    assert calls == expected
+    assert len(calls) == {1: 6}.get(short, len(calls))
+
+
+def test_the_buffer_is_cut_where_the_topic_shifts(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    cats = [f"Ann: My cat likes to eat fish, {n} a day." for n in range(4)]
+    shares = [f"Bob: The price of shares fell by {n} percent at the stock exchange." for n in range(4)]
+    chat = ScriptedChat(scribe)
+    tokens = sum(encoder.count_many([*cats, *shares]))
+    with bank(tmp_path / "b", encoder, chat, session("s1", None, *cats, *shares), sensory=tokens - 1) as memory:
+        memory.finish()
+    topics = re.split(r"^Topic \d+:\n", parts(chat.asked[0])["remarks"], flags=re.MULTILINE)[1:]
+    assert [line.partition(". ")[2] for line in topics[0].splitlines()] == cats
+    # the buffer is full before the last remark; what was begun goes on with it
+    assert [line.partition(". ")[2] for topic in topics[1:] for line in topic.splitlines()] == shares
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "degraded"),
+    [
+        (Reply("", failure="server", message="no reply"), [], ["extract: server: no reply"]),
+        ("no facts here", [], ["extract: invalid: there is no JSON value in the reply"]),
+        ('{"data": []}', [], []),
+        ('```json\n{"data": [{"source_id": 1.0, "fact": " A\\nB "}]}\n```', ["A B"], []),
+        (
+            '{"data": [{"source_id": 4, "fact": "x"}, {"source_id": -1, "fact": "y"}, {"source_id": 0, "fact": " "}]}',
+            [],
+            ["extract: a fact names remark 4 of 4", "extract: a fact names remark -1 of 4"],
+        ),
+    ],
+)
+def test_what_the_model_may_say(
+    said: str | Reply, kept: list[str], degraded: list[str], encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    chat = ScriptedChat(lambda request: said)
+    with bank(tmp_path / "b", encoder, chat, FIRST) as memory:
+        memory.finish()
+        assert list(held(memory)) == kept
+        assert memory.report()["degraded"] == ({"s1": degraded} if degraded else {})
+        chat.part = scribe
+        assert memory.repair() == bool(degraded)
+        memory.finish()
+        assert (len(held(memory)) == 3) == bool(degraded)
+        assert not memory.report()["degraded"]
+
+
+TALES = session("s1", None, "Ann: I live in Rome.", "Ann: I live in Rome, in Via Appia.", "Ann: I live in Oslo.")
+
+
+def editor(request: Request) -> str:
+    """Brings the first entry up to date by the second, removes the second for the third."""
+    if request.stage == "extract":
+        return scribe(request)
+    entry = parts(request)["entry"]
+    if "Appia" in entry:
+        return '{"action": "delete", "new_memory": ""}'
+    return json.dumps({"action": "update", "new_memory": "Ann: My house stands in Via Appia."})
+
+
+@pytest.mark.parametrize("vectors", ["upstream", "fixed"])
+def test_entries_are_brought_up_to_date_by_later_ones(vectors: Any, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(editor)
+    with bank(tmp_path / "b", encoder, chat, TALES, update_at=0.3, vectors=vectors) as memory:
+        memory.finish()
+        shown = [parts(request) for request in chat.asked if request.stage == "update"]
+        assert [(one["entry"], {*one["later"].splitlines()}) for one in shown] == [
+            ("Ann: I live in Rome.", {"Ann: I live in Rome, in Via Appia.", "Ann: I live in Oslo."}),
+            ("Ann: I live in Rome, in Via Appia.", {"Ann: I live in Oslo."}),
+        ], "each is shown with later ones alone, as they were before; the last one has none"
+        assert held(memory) == {
+            "Ann: My house stands in Via Appia.": ("s1:1", "s1:2", "s1:3"),
+            "Ann: I live in Oslo.": ("s1:3",),
+        }
+        rows, owners, _ = memory.store.keys()
+        vector = memory.store.vectors(rows)[list(owners).index(memory.store.numbers()[0])]
+        old, new = encoder.encode(["Ann: I live in Rome.", "Ann: My house stands in Via Appia."])
+        assert float(vector @ (old if vectors == "upstream" else new)) == pytest.approx(1, abs=1e-5)
+
+
+def test_how_many_entries_one_is_updated_by(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, TALES, update_at=0.3, queue=1) as memory:
+        memory.finish()
+        assert [parts(request)["later"] for request in chat.asked[1:]] == [
+            "Ann: I live in Rome, in Via Appia.",
+            "Ann: I live in Oslo.",
+        ]
+    other = ScriptedChat(lambda request: scribe(request) if request.stage == "extract" else "?")
+    with bank(tmp_path / "c", encoder, other, TALES, update_at=0.3) as memory:
+        memory.finish()
+        assert len(held(memory)) == 3
+        assert memory.report()["degraded"]["s1"] == ["update: invalid: there is no JSON value in the reply"] * 2
+
+
+def test_a_compressor_shortens_what_is_read(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remind.memory.lightmem.Compressor.compress", lambda self, text: text.split()[-1])
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, compressor="llmlingua") as memory:
+        memory.finish()
+        assert [said for *_, said in remarks(chat.asked[0])] == ["cat.", "Hm.", "Tom.", "Rome."]
+        assert "turns are not compressed" not in memory.system.about()["degraded"]
+    with (
+        bank(tmp_path / "c", encoder, None, FIRST) as memory,
+        pytest.raises(ConfigError, match="lightmem needs a chat"),
+    ):
+        memory.finish()

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Session, Turn
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query, Retrieval
+from remind.memory.longmemeval import LongMemEvalBank, LongMemEvalSystem
+from remind.states.pyramid import turn_text
+from tests.memory.stubs import Chat, WordEncoder, services
+
+WORDS = [
+    "tea",
+    "milk",
+    "bread",
+    "ship",
+    "river",
+    "stone",
+    "cloud",
+    "piano",
+    "horse",
+    "garden",
+    "train",
+    "letter",
+    "window",
+    "market",
+    "paper",
+    "candle",
+]
+
+
+def talk(seed: int, sessions: int = 6, names: tuple[str, str] = ("Ana", "Bo")) -> list[Session]:
+    """Random words, a session a month from January 2023."""
+    draws = np.random.default_rng(seed)
+    made = []
+    for number in range(1, sessions + 1):
+        turns = [
+            Turn(f"D{number}:{n}", names[(n + 1) % 2], " ".join(draws.choice(WORDS, 4)) + f" word{number}x{n}")
+            for n in range(1, 7)
+        ]
+        made.append(Session(f"S{number}", f"2023-{number:02}-10T10:00", tuple(turns)))
+    return made
+
+
+def annotated(tmp_path: Path, sessions: list[Session], every: int = 2) -> str:
+    """LoCoMo's file with a fact for every n-th turn, and one for the first two turns of a session."""
+    draws = np.random.default_rng(7)
+    conversation, facts = {}, {}
+    for session in sessions:
+        number = session.id[1:]
+        conversation[f"session_{number}"] = [
+            {"speaker": t.speaker, "dia_id": t.id, "text": t.text} for t in session.turns
+        ]
+        rows = [[" ".join(draws.choice(WORDS, 3)), turn.id] for turn in session.turns[::every]]
+        rows.append(["shared fact", [turn.id for turn in session.turns[:2]]])
+        facts[f"session_{number}_observation"] = {"Ana": rows}
+    path = tmp_path / "locomo.json"
+    path.write_text(json.dumps([{"sample_id": "d", "conversation": conversation, "observation": facts}]))
+    return str(path)
+
+
+def bank_of(
+    folder: Path, system: LongMemEvalSystem, sessions: list[Session], chat: Chat | None = None
+) -> LongMemEvalBank:
+    bank = system.open(folder, "d", services(chat))
+    for session in sessions:
+        bank.ingest(session)
+    return bank
+
+
+def ids(retrieval: Retrieval) -> list[tuple[str, ...] | None]:
+    return [memory.sources for memory in retrieval.memories]
+
+
+def cosines(query: str, keys: dict[Any, list[str]]) -> dict[Any, float]:
+    """The best key's cosine of every value, in float64."""
+    encoder = WordEncoder()
+    asked = encoder.encode([query]).double()
+    return {value: (encoder.encode(texts).double() @ asked.T).max().item() for value, texts in keys.items() if texts}
+
+
+def facts_of(path: str) -> dict[str, list[str]]:
+    """Facts by turn, straight from the file."""
+    found: dict[str, list[str]] = {}
+    for speakers in json.loads(Path(path).read_text())[0]["observation"].values():
+        for text, where in (row for rows in speakers.values() for row in rows):
+            for name in [where] if isinstance(where, str) else where:
+                found.setdefault(name, []).append(text)
+    return found
+
+
+@pytest.mark.parametrize("value", ["turn", "round", "session"])
+@pytest.mark.parametrize("join", ["separate", "merge", "split-merge", "split-replace"])
+def test_ranking_is_that_of_the_best_key_in_float64(tmp_path: Path, value: Any, join: Any) -> None:
+    sessions = talk(1)
+    path = annotated(tmp_path, sessions)
+    system = LongMemEvalSystem(value=value, join=join, source="replay", annotations=path, time="none")
+    facts, keys = facts_of(path), {}
+    size = {"turn": 1, "round": 2, "session": 6}[value]
+    for session in sessions:
+        for start in range(0, 6, size):
+            part = session.turns[start : start + size]
+            texts: list[str] = []
+            for turn in part:
+                words, own = turn_text(turn), facts.get(turn.id, [])
+                expanded = own if join.startswith("split") else [" ".join(own)] if own else []
+                if not own or join == "separate":
+                    texts.append(words)
+                texts += [f"{text} {words}" if join.endswith("merge") else text for text in expanded]
+            keys[tuple(turn.id for turn in part)] = texts
+    with bank_of(tmp_path / "bank", system, sessions) as bank:
+        for query in ("shared fact", "piano horse", "river stone cloud word3x4", "letter"):
+            found, expected = ids(bank.retrieve(Query(query), k=36)), cosines(query, keys)
+            assert sorted(found) == sorted(expected)
+            # equal words give cosines that differ in float32's last bits, in any order
+            assert [expected[value] for value in found] == pytest.approx(
+                sorted(expected.values(), reverse=True), abs=1e-6
+            )
+
+
+def test_facts_are_memories_with_all_their_turns(tmp_path: Path) -> None:
+    sessions = talk(2, 2)
+    path = annotated(tmp_path, sessions)
+    system = LongMemEvalSystem(value="fact", source="replay", annotations=path, time="none")
+    with bank_of(tmp_path / "bank", system, sessions) as bank:
+        found = {memory.text: memory.sources for memory in bank.retrieve(Query("shared fact"), k=99).memories}
+        first = bank.retrieve(Query("shared fact"), k=1).memories[0]
+    expected: dict[str, set[str]] = {}
+    for turn, texts in facts_of(path).items():
+        for text in texts:
+            expected.setdefault(text, set()).add(turn)
+    assert set(found) == set(expected)
+    assert (first.text, first.kind, first.sources) == ("shared fact", "fact", ("D1:1", "D1:2"))
+
+
+def test_keys_are_what_the_user_says_but_readers_see_both_sides(tmp_path: Path) -> None:
+    turns = (Turn("1", "user", "my boat leaks"), Turn("2", "assistant", "zebra advice"), Turn("3", "assistant", "more"))
+    session = Session("S1", None, turns)
+    system = LongMemEvalSystem(expansion="none", time="none")
+    with bank_of(tmp_path / "bank", system, [session]) as bank:
+        assert bank.store.keys()[2] == ["user: my boat leaks"]
+        (memory,) = bank.retrieve(Query("boat"), k=1).memories
+        assert memory.sources == ("1", "2", "3")
+        assert "zebra advice" in memory.text
+    # turns of the assistant are still found by their own words
+    with bank_of(tmp_path / "turns", replace(system, value="turn"), [session]) as bank:
+        assert ids(bank.retrieve(Query("zebra"), k=1)) == [("2",)]
+
+
+@pytest.mark.parametrize(("question", "month"), [("tea milk in March 2023", 3), ("the piano horse in may", 5)])
+def test_what_is_outside_the_time_asked_for_moves_behind_in_order(tmp_path: Path, question: str, month: int) -> None:
+    sessions = talk(3)
+    plain = LongMemEvalSystem(value="turn", expansion="none", time="none")
+    # two days beside the range are near enough, three are not
+    edges = [replace(sessions[month - 1], time=f"2023-{month:02}-01T00:00"), sessions[month]]
+    moved = edges[0].turns[0]
+    near, far = date(2023, month, 1) - timedelta(days=2), date(2023, month, 1) - timedelta(days=3)
+    edges[0] = replace(edges[0], turns=(replace(moved, text=f"{moved.text} on {near}"), *edges[0].turns[1:]))
+    before = sessions[month - 2]
+    told = (replace(before.turns[0], text=f"x {near}"), replace(before.turns[1], text=f"x {far}"), *before.turns[2:])
+    sessions[month - 2 : month] = [replace(before, turns=told), edges[0]]
+    with bank_of(tmp_path / "plain", plain, sessions) as bank:
+        order = ids(bank.retrieve(Query(question), k=36))
+    with bank_of(tmp_path / "timed", replace(plain, time="rules"), sessions) as bank:
+        timed = bank.retrieve(Query(question), k=36)
+        for other in ("tea milk", "When did we see the piano?", "horse before March 2023"):
+            retrieval = bank.retrieve(Query(other), k=36)
+            assert retrieval.trace["range"] == {"by": "rules", "days": None}
+            with bank_of(tmp_path / f"again {other}", plain, sessions) as same:
+                assert ids(retrieval) == ids(same.retrieve(Query(other), k=36))
+    inside = {(turn.id,) for turn in sessions[month - 1].turns} | {(told[0].id,)}
+    assert len(order) == 36
+    assert len(inside) == 7
+    assert ids(timed) == [x for x in order if x in inside] + [x for x in order if x not in inside]
+    assert timed.trace["range"]["days"][0] == f"2023-{month:02}-01"
+
+
+def test_without_dates_nothing_moves(tmp_path: Path) -> None:
+    sessions = [replace(session, time=None) for session in talk(4)]
+    system = LongMemEvalSystem(value="turn", expansion="none", time="rules")
+    with bank_of(tmp_path / "bank", system, sessions) as timed:
+        found = ids(timed.retrieve(Query("tea in May 2023"), k=36))
+    with bank_of(tmp_path / "plain", replace(system, time="none"), sessions) as plain:
+        assert found == ids(plain.retrieve(Query("tea in May 2023"), k=36))
+
+
+@pytest.mark.parametrize("value", ["round", "fact"])
+def test_forgotten_turns_were_never_there(tmp_path: Path, value: Any) -> None:
+    sessions = talk(5)
+    system = LongMemEvalSystem(value=value, source="replay", annotations=annotated(tmp_path, sessions), time="rules")
+    gone = {"D1:1", "D2:2", *(turn.id for turn in sessions[3].turns)}
+    with bank_of(tmp_path / "bank", system, sessions) as bank:
+        assert bank.forget(gone) == len(gone)
+        left = [line for line in bank.store.dump() if not line.startswith("sessions")]
+    kept = [
+        replace(session, turns=tuple(turn for turn in session.turns if turn.id not in gone)) for session in sessions
+    ]
+    with bank_of(tmp_path / "other", system, [session for session in kept if session.turns]) as other:
+        assert left == [line for line in other.store.dump() if not line.startswith("sessions")]
+
+
+def replies(broken: set[str]) -> Chat:
+    """An LLM that knows three things, and whose stages can be broken."""
+
+    def reply(request: Request) -> Reply:
+        if request.stage in broken:
+            return Reply("", None, failure="server", message="down")
+        values = {
+            "facts": {"facts": ["Somebody owns a submarine."]},
+            "events": {"events": [{"message": 1, "date": "2021/12/24", "event": "Christmas"}]},
+            "time_range": {"start": "2021/12/24", "end": "2021/12/25"},
+        }
+        return Reply("", values[request.stage])
+
+    return Chat(reply)
+
+
+def test_an_llm_writes_and_what_failed_is_made_again(tmp_path: Path) -> None:
+    sessions, broken = talk(6, 2), {"facts"}
+    chat = replies(broken)
+    system = LongMemEvalSystem()
+    with bank_of(tmp_path / "bank", system, sessions, chat) as bank:
+        assert set(bank.store.degraded()) == {"S1", "S2"}
+        assert not any("submarine" in key for key in bank.store.keys()[2])
+        broken.clear()
+        assert bank.repair()
+        assert not bank.repair()
+        keys = bank.store.keys()[2]
+        assert keys[0] == f"Somebody owns a submarine. {turn_text(sessions[0].turns[0])}"
+        assert len(keys) == 12
+        retrieval = bank.retrieve(Query("what happened then?"), k=6)
+        assert retrieval.trace["range"] == {"by": "llm", "days": ["2021-12-24", "2021-12-25"]}
+        assert set(ids(retrieval)[:2]) == {("D1:1", "D1:2"), ("D2:1", "D2:2")}
+    assert [one.stage for one in chat.asked].count("time_range") == 1
+    assert {one.sample for one in chat.asked} == {"d"}
+
+
+def test_without_an_endpoint_the_sessions_are_marked(tmp_path: Path) -> None:
+    with bank_of(tmp_path / "bank", LongMemEvalSystem(), talk(7, 1)) as bank:
+        (reasons,) = bank.store.degraded().values()
+    assert reasons == [
+        "no endpoint for facts: key sentences stand for them",
+        "no endpoint for events: they are found by rules",
+    ]
+
+
+def test_quirks_of_the_published_code(tmp_path: Path) -> None:
+    sessions = talk(8, 2)
+    path = annotated(tmp_path, sessions)
+    clean = LongMemEvalSystem(value="turn", join="split-separate", source="replay", annotations=path, time="none")
+    # k counts keys: three of them belong to fewer turns
+    query = Query(facts_of(path)["D1:1"][0] + " " + sessions[0].turns[0].text)
+    with bank_of(tmp_path / "a", clean, sessions) as bank:
+        assert len(bank.retrieve(query, k=3).memories) == 3
+    with bank_of(tmp_path / "b", replace(clean, official_quirks=True), sessions) as bank:
+        _, owners, texts = bank.store.keys()
+        scores = (WordEncoder().encode(texts) @ WordEncoder().encode([query.text])[0]).numpy()
+        expected = dict.fromkeys(f"m{owners[place]}" for place in np.argsort(-scores, kind="stable")[:3])
+        found = [memory.id for memory in bank.retrieve(query, k=3).memories]
+        assert found == list(expected)
+        assert len(found) < 3
+    # a turn without facts is not searched
+    with bank_of(tmp_path / "c", replace(clean, join="merge", official_quirks=True), sessions) as bank:
+        assert {x for (x,) in ids(bank.retrieve(query, budget=10**6))} == set(facts_of(path))  # type: ignore[misc]
+
+
+def test_options_that_do_not_fit_and_dialogues_without_facts(tmp_path: Path) -> None:
+    for wrong in ({"value": "fact", "expansion": "none"}, {"value": "summary"}, {"join": "glue"}, {"source": "replay"}):
+        with pytest.raises(ConfigError):
+            LongMemEvalSystem(**wrong)  # type: ignore[arg-type]
+    path = annotated(tmp_path, talk(9, 1))
+    with pytest.raises(ConfigError):
+        LongMemEvalSystem(source="replay", annotations=path, expansion="session-keyphrase")
+    with pytest.raises(DataError, match="no facts of this dialogue"):
+        LongMemEvalSystem(source="replay", annotations=path).open(tmp_path / "bank", "other", services())
+
+
+def test_about_tells_options_prompts_and_what_is_not_as_published(tmp_path: Path) -> None:
+    path = annotated(tmp_path, talk(9, 1))
+    replay = LongMemEvalSystem(source="replay", annotations=path, time="none")
+    about = replay.about()
+    Path(path).write_text(Path(path).read_text() + "\n")
+    assert about != replay.about()
+    assert path not in json.dumps(about)
+    assert about["prompts"] == {}
+    assert "LoCoMo" in about["degraded"][0]
+    assert set(LongMemEvalSystem().about()["prompts"]) == {"facts", "events", "time_range"}
+    assert LongMemEvalSystem().about()["degraded"] == []

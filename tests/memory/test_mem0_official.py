@@ -1,0 +1,202 @@
+"""Mem0 against the package mem0ai 1.0.11 under one scripted model: memories, provenance, prompts."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, services
+
+from remind.data.dialogue import Dialogue, Session, Turn
+from remind.data.readers import read
+from remind.llm.request import Request
+from remind.memory.mem0 import Mem0System
+from remind.models.encoder import SentenceEncoder
+from remind.states.pyramid import turn_text
+
+try:
+    INSTALLED = importlib.metadata.version("mem0ai")
+except importlib.metadata.PackageNotFoundError:
+    INSTALLED = ""
+pytestmark = pytest.mark.skipif(INSTALLED != "1.0.11", reason="needs mem0ai==1.0.11")
+
+TURNS = 200
+_LISTS = re.compile(r"```\n    (\[.*?\])\n    ```", re.DOTALL)
+
+
+def play(messages: list[dict[str, str]], seen: dict[str, int]) -> str:
+    """A reply that depends on the prompt alone; counts which branch it took."""
+    digest = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
+    rng = random.Random(digest)
+    if len(messages) == 2:
+        value = extraction(messages[1]["content"], rng, digest)
+    else:
+        lists = [ast.literal_eval(text) for text in _LISTS.findall(messages[0]["content"])]
+        facts, entries = lists[-1], lists[0] if len(lists) > 1 else []
+        value = {"memory": list(decisions(facts, entries, rng, digest, seen))}
+    odd = ["fenced", "chatty", "thought", "newline", "broken", "empty", "no key"]
+    form = rng.choice(["bare", *odd]) if rng.random() < 0.5 else "bare"
+    seen[form] = seen.get(form, 0) + 1
+    body = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+    return {
+        "bare": body,
+        "fenced": f"```json\n{body}\n```",
+        "chatty": f"Here it is:\n{body}\nAnything else?",
+        "thought": f"<think>well {{</think>{body}",
+        "newline": body.replace(" ", "\n", 3) if len(messages) == 1 else body.replace("#", "#\n", 1),
+        "broken": body[:-3],
+        "empty": "",
+        "no key": json.dumps({"result": []}),
+    }[form]
+
+
+def extraction(text: str, rng: random.Random, digest: str) -> dict[str, Any]:
+    lines = [line.split(": ", 1)[1] for line in text.splitlines() if line.startswith("user: ")]
+    facts: list[Any] = [f"{line[:70]} #{digest[:6]}" for line in lines if rng.random() < 0.9]
+    shape = rng.choice(["texts", "texts", "objects", "mixed"])
+    if shape == "objects":
+        facts = [{rng.choice(["fact", "text", "other"]): fact} for fact in facts]
+    elif shape == "mixed":
+        # a number of its own: among equal texts the package's order is that of an unstable sort
+        facts += [int(digest[:8], 16), ""]
+    return {"facts": facts}
+
+
+def decisions(
+    facts: list[str], entries: list[dict[str, str]], rng: random.Random, digest: str, seen: dict[str, int]
+) -> Iterator[Any]:
+    for place, fact in enumerate(facts):
+        kind = rng.choice(
+            ["ADD"] * 4 + ["UPDATE", "UPDATE", "DELETE", "NONE", "bad id", "number", "no text", "no object"]
+        )
+        if not entries and kind in ("UPDATE", "DELETE", "number"):
+            kind = "ADD"
+        seen[kind] = seen.get(kind, 0) + 1
+        known = rng.choice(entries)["id"] if entries else "0"
+        yield {
+            "ADD": {"id": str(len(entries) + place), "text": rng.choice([fact, f"{fact} ({place})"]), "event": "ADD"},
+            "UPDATE": {"id": known, "text": f"{fact} now {digest[6:10]}", "event": "UPDATE", "old_memory": "x"},
+            "DELETE": {"id": known, "text": fact, "event": "DELETE"},
+            "NONE": {"id": known, "text": fact, "event": "NONE"},
+            "bad id": {"id": "99", "text": fact, "event": rng.choice(["UPDATE", "DELETE"])},
+            "number": {"id": int(known), "text": fact, "event": "UPDATE"},
+            "no text": {"id": known, "text": "", "event": "DELETE"},
+            "no object": fact,
+        }[kind]
+
+
+def first_turns(dialogue: Dialogue, count: int) -> Iterator[Session]:
+    for session in dialogue.sessions:
+        turns = tuple(islice(session.turns, count))
+        count -= len(turns)
+        if turns:
+            yield Session(session.id, session.time, turns)
+
+
+class Package:
+    """The package with the scripted model and the encoder put in, and a record of where its memories come from."""
+
+    def __init__(self, folder: Path, encode: Any, seen: dict[str, int]) -> None:
+        from mem0 import Memory
+        from mem0.configs.base import MemoryConfig
+
+        store = {"path": str(folder / "qdrant"), "embedding_model_dims": 384, "on_disk": False}
+        key = {"provider": "openai", "config": {"api_key": "none"}}
+        self.memory = Memory(
+            MemoryConfig(
+                vector_store={"provider": "qdrant", "config": store},
+                llm=key,
+                embedder=key,
+                history_db_path=str(folder / "history.db"),
+            )
+        )
+        self.asked: list[list[dict[str, str]]] = []
+        self.sources: dict[str, set[str]] = {}
+        self.memory.embedding_model = self.memory.llm = self  # both are the scripted model
+        self.encode, self.seen = encode, seen
+
+    def embed(self, text: str, memory_action: str | None = None) -> list[float]:
+        return self.encode(text).tolist()  # type: ignore[no-any-return]
+
+    def generate_response(self, messages: list[dict[str, str]], **_: Any) -> str:
+        self.asked.append(messages)
+        return play(messages, self.seen)
+
+    def add(self, turns: tuple[Turn, ...], view: str) -> None:
+        messages = [
+            {"role": "user" if turn.speaker == view else "assistant", "content": turn_text(turn)} for turn in turns
+        ]
+        batch = {turn.id for turn in turns}
+        for event in self.memory.add(messages, user_id=view)["results"]:
+            if event["event"] == "DELETE":
+                del self.sources[event["id"]]
+            else:
+                self.sources.setdefault(event["id"], set()).update(batch)
+
+    def held(self) -> list[tuple[str, str, list[str]]]:
+        """View, text and sources of each memory."""
+        rows = []
+        for view in {point.payload["user_id"] for point in self.memory.vector_store.list(limit=10**6)[0]}:
+            for row in self.memory.get_all(user_id=view, limit=10**6)["results"]:
+                rows.append((view, row["memory"], sorted(self.sources[row["id"]])))
+        return sorted(rows)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memories_provenance_and_prompts_are_those_of_the_package(
+    seed: int, remind_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEM0_TELEMETRY", "False")
+    monkeypatch.setenv("MEM0_DIR", str(tmp_path))
+    encoder = SentenceEncoder()
+    vectors: dict[str, Any] = {}
+    alone = encoder.encode_apart
+
+    def encode(text: str) -> Any:
+        if text not in vectors:
+            vectors[text] = alone([text])[0]
+        return vectors[text]
+
+    seen: dict[str, int] = {}
+    theirs, ours_seen = Package(tmp_path, encode, seen), {}
+    chat = ScriptedChat(lambda request: play(request.chat, ours_seen))
+    system = Mem0System(prompts="official", dates="upstream", replies="upstream")
+    sessions = list(first_turns(read(remind_data / "locomo" / "locomo_dev.json").dialogues[seed], TURNS))
+    assert sum(len(session.turns) for session in sessions) == TURNS
+    for session in sessions:
+        for start in range(0, len(session.turns), 2):
+            batch = session.turns[start : start + 2]
+            for view in dict.fromkeys(turn.speaker for turn in batch):
+                theirs.add(batch, view)
+    with system.open(tmp_path / "bank", "d", services(encoder, chat)) as bank:
+        for session in sessions:
+            bank.ingest(session)
+        held = []
+        for number in bank.store.numbers():
+            memory = bank.store.memory(number)
+            held.append((bank.store.note(number), memory.text, sorted(memory.sources or ())))
+
+    assert [request.chat for request in chat.asked] == theirs.asked
+    assert sorted(held) == theirs.held()
+    assert len(held) > 20
+    assert {"ADD", "UPDATE", "DELETE", "NONE", "bad id", "number", "no text", "no object"} <= set(seen)
+    assert {"bare", "fenced", "chatty", "thought", "newline", "broken", "empty", "no key"} <= set(seen)
+
+
+def test_the_prompt_has_the_day_of_the_session(remind_data: Path, tmp_path: Path) -> None:
+    chat = ScriptedChat(lambda request: "{}")
+    session = next(first_turns(read(remind_data / "locomo" / "locomo_dev.json").dialogues[0], 2))
+    with Mem0System(prompts="official").open(tmp_path, "d", services(SentenceEncoder(), chat)) as bank:
+        bank.ingest(session)
+    request: Request = chat.asked[0]
+    assert session.time is not None
+    assert request.messages[0].text.count(f"Today's date is {session.time[:10]}.") == 1

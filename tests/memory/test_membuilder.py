@@ -1,0 +1,194 @@
+"""MemBuilder, played by a script: what each role is shown, what becomes of its operations, and the block's length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, held, parts, services, session
+from words import WordEncoder
+
+from remind.core.errors import ConfigError
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.membuilder import ROLES, MemBuilderBank, MemBuilderSystem
+
+FIRST = session(
+    "s1", "2024-03-15", "Ann: I am a nurse. I run at dawn.", "Bob: Nice.", "Ann: I moved to Rome on Monday."
+)
+LATER = session("s2", "2024-04-01", "Ann: I moved on to Oslo.", "Bob: So soon?")
+REPLIES: dict[tuple[str, str], Any] = {
+    ("core", "Rome"): {"op": "APPEND", "content": "Ann: a nurse", "sources": [1]},
+    ("episodic", "Rome"): {"op": "ADD", "memory": "2024-03-11: Ann moved to Rome | Details: on Monday", "sources": [3]},
+    ("semantic", "Rome"): {"op": "ADD", "memory": "Rome - Ann lives there"},
+    ("procedural", "Rome"): {"op": "ADD", "memory": "Ann's run | Steps: 1. get up", "sources": [1]},
+    ("core", "Oslo"): {"op": "REPLACE", "old_text": "nurse", "new_text": "nurse in Oslo", "sources": [1]},
+    ("episodic", "Oslo"): {"op": "UPDATE", "old": 1, "new_memory": "2024-04: Ann moved on to Oslo", "sources": [1]},
+    ("semantic", "Oslo"): {"op": "SKIP", "reason": "Oslo is a city", "sources": [1]},
+    ("procedural", "Oslo"): {"op": "UPDATE", "old": 2, "new_memory": "none", "sources": [1]},
+}
+
+
+def role_of(request: Request) -> str:
+    return request.prompt_id.removeprefix("membuilder_").partition("-")[0]
+
+
+def scribe(request: Request) -> str:
+    place = "Rome" if "Rome" in parts(request)["session"] else "Oslo"
+    return json.dumps({"ops": [REPLIES[role_of(request), place]]})
+
+
+def bank(folder: Path, chat: ScriptedChat | None, **options: Any) -> MemBuilderBank:
+    return MemBuilderSystem(**options).open(folder, "d", services(WordEncoder(200), chat))  # type: ignore[arg-type]
+
+
+def test_four_roles_read_the_memory_from_before_the_session(tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", chat) as memory:
+        assert memory.ingest(FIRST).degraded == ()
+        assert [role_of(request) for request in chat.asked] == list(ROLES)
+        assert all(parts(one)["session"].startswith("1. Ann: I am a nurse.") for one in chat.asked)
+        assert {one.stage for one in chat.asked} == {"memory"}
+        assert "block" not in parts(chat.asked[0])
+        memory.ingest(LATER)
+        core, *others = chat.asked[4:]
+        assert parts(core)["block"] == "Ann: a nurse"
+        assert "0 % of the block" in core.messages[0].text
+        assert [parts(one)["entries"] for one in others] == [
+            "1. 2024-03-11: Ann moved to Rome | Details: on Monday",
+            "1. Rome - Ann lives there",
+            "1. Ann's run | Steps: 1. get up",
+        ]
+        assert parts(others[0])["time"] == "2024-04-01"
+        assert held(memory) == {
+            "Ann: a nurse in Oslo": None,
+            "2024-03-11: Ann moved to Rome | Details: on Monday": ("s1:3",),
+            "2024-04: Ann moved on to Oslo": ("s1:3", "s2:1"),
+            "Rome - Ann lives there": ("s1:1", "s1:2", "s1:3"),
+            "Ann's run | Steps: 1. get up": ("s1:1",),
+        }
+        *_, last = memory.operations()
+        assert (last.status, last.why) == ("rejected", "no entry 2; 1 are shown")
+        assert last.by["prompt"] == chat.asked[-1].prompt_id
+        state = memory.state()
+        assert state.entries["m3"].coarse
+        assert not state.entries["m2"].coarse
+        assert [one.text for one in state.kept("core")] == ["Ann: a nurse", "Ann: a nurse in Oslo"]
+        assert state.block is not None
+        assert state.block.sources == ("s1:1", "s2:1")
+        found = memory.retrieve(Query("Where did Ann move on to?"), k=3).memories
+        assert [(one.kind, one.sources) for one in found[:2]] == [("core", None), ("episodic", ("s1:3", "s2:1"))]
+        assert found[1].time == "2024-03-15"
+
+
+@pytest.mark.parametrize(
+    ("compressed", "asked", "block"),
+    [
+        (["Ann: short"], 1, "Ann: short"),
+        (["x" * 70, "Ann: shorter"], 2, "Ann: shorter"),
+        (["y" * 70, "Ann\n" + "z" * 40 + "\nBob " + "w" * 20], 2, "Bob " + "w" * 20),
+        ([""], 1, "Line 3 of many words that fill it"),
+        ([Reply("", failure="server", message="busy")], 1, "Line 3 of many words that fill it"),
+    ],
+)
+def test_a_block_that_is_too_long(compressed: list[Any], asked: int, block: str, tmp_path: Path) -> None:
+    lines = "\n".join(f"Line {number} of many words that fill it" for number in range(4))
+    left = list(compressed)
+
+    def part(request: Request) -> Any:
+        if request.stage == "compress":
+            return left.pop(0)
+        op = {"op": "APPEND", "content": lines, "sources": [1]}
+        return json.dumps({"ops": [op] if role_of(request) == "core" else []})
+
+    chat = ScriptedChat(part)
+    with bank(tmp_path / "b", chat, block_characters=100, compressed_characters=60) as memory:
+        receipt = memory.ingest(FIRST)
+        assert chat.stages().count("compress") == asked
+        assert list(held(memory)) == [block]
+        state = memory.state()
+        assert [one.store for one in state.entries.values()] == ["core"] * len(state.entries)
+        assert state.block is not None
+        assert state.block.text == block
+        assert state.block.sources == ("s1:1",)
+        assert bool(receipt.degraded) == isinstance(compressed[0], Reply)
+
+
+def test_a_reply_of_no_use_is_rejected_and_one_that_fails_is_made_by_rule(tmp_path: Path) -> None:
+    def part(request: Request) -> Any:
+        if role_of(request) == "episodic":
+            return Reply("", failure="server", message="busy")
+        return "```json\n{}\n```" if role_of(request) == "semantic" else '{"ops": ['
+
+    with bank(tmp_path / "b", ScriptedChat(part)) as memory:
+        assert memory.ingest(FIRST).degraded == ("memory: server: busy (episodic)",)
+        log = list(memory.operations())
+        assert [(one.store, one.status) for one in log] == [
+            ("core", "rejected"),
+            ("episodic", "applied"),
+            ("semantic", "rejected"),
+            ("procedural", "rejected"),
+        ]
+        assert log[2].why.startswith("fenced")
+        assert log[1].by["model"] == "extractive"
+        assert memory.report()["rejected"] == 3
+    with bank(tmp_path / "b", ScriptedChat(scribe)) as memory, bank(tmp_path / "c", ScriptedChat(scribe)) as other:
+        assert memory.repair()
+        other.ingest(FIRST)
+        assert held(memory) == held(other)
+
+
+def test_rules(tmp_path: Path) -> None:
+    told = session(
+        "s1",
+        "2024-03-15",
+        "Ann: I am a nurse from Rome. How are you?",
+        "Bob: We visited the castle with Tom.",
+        "Ann: Every morning I water the roses.",
+        "Bob: My cat is black.",
+        "Ann: Where?",
+        "Bob: We visited the castle with Tom!",
+    )
+    with bank(tmp_path / "b", None, policy="extractive") as memory:
+        assert memory.ingest(told).degraded == ()
+        kinds = {one.text: (one.kind, one.sources) for one in map(memory.store.memory, memory.store.numbers())}
+        assert kinds == {
+            "Ann: I am a nurse from Rome.": ("core", None),
+            "2024-03-15: Ann: I am a nurse from Rome.": ("semantic", ("s1:1",)),
+            "2024-03-15: Bob: We visited the castle with Tom.": ("episodic", ("s1:2",)),
+            "2024-03-15: Ann: Every morning I water the roses.": ("procedural", ("s1:3",)),
+            "2024-03-15: Bob: My cat is black.": ("semantic", ("s1:4",)),
+            "2024-03-15: Bob: We visited the castle with Tom!": ("episodic", ("s1:6",)),
+        }
+        memory.ingest(session("s2", "2024-03-15", "Ann: I am a nurse from Rome. Ha!", "Bob: My cat is black."))
+        state = memory.state()
+        assert [one.text for one in state.kept("core")] == ["Ann: I am a nurse from Rome."]
+        (again,) = [one for one in state.current("semantic") if "cat" in one.text]
+        assert [state.entries[name].sources for name in again.supersedes] == [("s1:4",)]
+        assert again.sources == ("s1:4", "s2:2")
+
+
+def test_without_an_endpoint_the_rules_stand_in(tmp_path: Path) -> None:
+    with bank(tmp_path / "b", None) as memory:
+        assert memory.ingest(FIRST).degraded == ("memory: no endpoint is named",)
+        assert memory.retrieve(Query("Who moved to Rome?"), k=2).memories[-1].sources == ("s1:3",)
+
+
+def test_long_sessions_lose_nothing(tmp_path: Path) -> None:
+    told = session("s1", "2024-03-15", *(f"Ann: We visited castle{n} with friend{n}." for n in range(150)))
+    with bank(tmp_path / "b", None, policy="extractive") as memory:
+        memory.ingest(told)
+        assert memory.report()["rejected"] == 0
+        assert {one.sources for one in memory.state().current("episodic")} == {(turn.id,) for turn in told.turns}
+
+
+def test_options() -> None:
+    with pytest.raises(ConfigError, match="compressed_characters must be at most block_characters"):
+        MemBuilderSystem(block_characters=10)
+    assert set(MemBuilderSystem().about()["prompts"]) == {
+        *(f"membuilder_{role}" for role in ROLES),
+        "membuilder_compress",
+    }
+    assert MemBuilderSystem(policy="extractive").about()["prompts"] == {}

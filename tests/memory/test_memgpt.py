@@ -1,0 +1,239 @@
+"""MemGPT, played by a script: what its tools do to the memory, how it answers, and the number of calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import Proxy
+from scripted import ScriptedChat, held, minilm, services, session
+
+from remind.core.errors import ConfigError
+from remind.llm.bodies import completion
+from remind.llm.endpoints import EndpointConfig
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query, Services
+from remind.memory.memgpt import MemGPTBank, MemGPTSystem
+from remind.memory.meter import Meter
+from remind.memory.readers import Answers, ChatReader, answer
+from remind.models.encoder import SentenceEncoder
+
+TALK = session(
+    "s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.", "Bob: Hm."
+)
+FACTS = {
+    "I have a cat": "Ann has a cat.",
+    "called Tom": "The cat of Ann is called Tom.",
+    "in Rome": "Bob lives in Rome.",
+}
+QUESTION = Query("What is the name of the cat?", "q")
+
+
+def says(*calls: tuple[Any, Any], text: Any = None) -> str:
+    """A completion with calls of tools: name, and arguments as JSON or as they are."""
+    made = [
+        {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": given if isinstance(given, str) else json.dumps(given)},
+        }
+        for number, (name, given) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+    return json.dumps(completion("m", message, "stop", 10, 5))
+
+
+def told(request: Request) -> list[str]:
+    """What the tools of the last call replied."""
+    messages = (request.body or {})["messages"]
+    last = max((n for n, message in enumerate(messages) if message["role"] == "assistant"), default=len(messages))
+    return [message["content"] for message in messages[last + 1 :]]
+
+
+def seen(request: Request) -> str:
+    return str((request.body or {})["messages"][1]["content"])
+
+
+def scribe(request: Request) -> str:
+    """Writes down each fact, and of Ann in core memory; answers from what a search brings."""
+    results = told(request)
+    if request.stage == "update":
+        calls = [("archival_memory_insert", {"content": fact}) for said, fact in FACTS.items() if said in seen(request)]
+        if "I have a cat" in seen(request):
+            calls.append(("core_memory_append", {"content": "Ann: one cat"}))
+        return says(text="done") if results or not calls else says(*calls)
+    if not results:
+        return says(
+            ("conversation_search", {"query": "cat called"}), ("archival_memory_search", {"query": "name of the cat"})
+        )
+    return says(text="<think>hm</think> Tom" if "called Tom" in results[0] else "nobody")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> MemGPTBank:
+    return MemGPTSystem(**options).open(folder, "d", services(encoder, chat))
+
+
+def test_memories_have_the_batches_that_they_were_written_at(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, batch=2) as memory:
+        memory.ingest(TALK)
+        assert held(memory) == {
+            "Ann: one cat": ("s1:1", "s1:2"),
+            "Ann has a cat.": ("s1:1", "s1:2"),
+            "Bob lives in Rome.": ("s1:1", "s1:2"),
+            "The cat of Ann is called Tom.": ("s1:3", "s1:4"),
+            **{f"{turn.speaker}: {turn.text}": (turn.id,) for turn in TALK.turns},
+        }
+        assert len(chat.asked) == 4
+        assert "Ann: one cat" in seen(chat.asked[2]), "the core memory is always seen"
+        assert told(chat.asked[1])[:2] == ["It is written down."] * 2
+        assert all((request.body or {})["tool_choice"] == "auto" for request in chat.asked)
+
+
+def test_a_question_is_answered_by_searches_and_changes_nothing(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, page=1) as memory:
+        memory.ingest(TALK)
+        before, asked = list(memory.store.dump()), len(chat.asked)
+        found = memory.retrieve(QUESTION, k=9)
+        assert [(one.kind, one.sources) for one in found.memories] == [
+            ("turn", ("s1:3",)),
+            ("passage", tuple(turn.id for turn in TALK.turns)),
+            ("core", tuple(turn.id for turn in TALK.turns)),
+        ]
+        assert found.trace["answer"] == "Tom"
+        assert isinstance(memory, Answers)
+        given = answer(memory, QUESTION, ChatReader())
+        assert (given.text, given.cited, given.failure) == ("Tom", None, None)
+        assert given.retrieval.memories == found.memories
+        assert len(chat.asked) == asked + 4
+        names = {tool["function"]["name"] for tool in (chat.asked[-1].body or {})["tools"]}
+        assert names == {"archival_memory_search", "conversation_search"}
+        assert list(memory.store.dump()) == before
+
+
+def test_tools_go_through_the_meter(encoder: SentenceEncoder, tmp_path: Path, quick: None) -> None:
+    def reply(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        stage = "update" if any("insert" in tool["function"]["name"] for tool in body["tools"]) else "read"
+        return 200, {}, scribe(Request((), stage, body=body)).encode()  # type: ignore[arg-type]
+
+    with Proxy(answer=reply) as server, Meter(EndpointConfig("m", server.url, temperature=0.5), encoder) as meter:
+        with MemGPTSystem().open(tmp_path / "b", "d", Services(encoder, meter.chat)) as memory:
+            memory.ingest(TALK)
+            given = answer(memory, QUESTION, ChatReader())
+            assert (given.text, given.usage.calls, given.usage.prompt_tokens) == ("Tom", 2, 20)
+        assert server.hits == 4
+        assert [len(body["messages"]) for body in server.bodies] == [2, 7, 2, 5]
+        assert all((body["model"], body["temperature"]) == ("m", 0.5) for body in server.bodies)
+        stages = {row["stage"]: row["calls"] for row in meter.report()["rows"]}
+        assert stages == {"update": 2, "read": 2}
+
+
+def test_pages_of_results(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    pages: list[list[str]] = []
+
+    def reader(request: Request) -> str:
+        if request.stage == "update":
+            return says(text="done")
+        pages.append(told(request))
+        return says(*(("conversation_search", {"query": "cat", "page": page}) for page in range(3)))
+
+    chat = ScriptedChat(reader)
+    with bank(tmp_path / "b", encoder, chat, page=1, steps=2) as memory:
+        memory.ingest(TALK)
+        found = memory.retrieve(QUESTION, k=9)
+        assert {one.sources for one in found.memories} == {("s1:1",), ("s1:3",)}
+        first, second, third = pages[1]
+        assert sorted(page.splitlines()[1] for page in (first, second)) == [
+            "[2023-05-08] Ann: I have a cat.",
+            "[2023-05-08] Ann: The cat is called Tom.",
+        ]
+        assert third == "There are no further results."
+        # it goes on searching when it must answer
+        assert found.trace["failed"] == ["read: no answer in 2 calls"]
+        assert [(request.body or {})["tool_choice"] for request in chat.asked[-2:]] == ["auto", "none"]
+        assert answer(memory, QUESTION, ChatReader()).failure == "read: no answer in 2 calls"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error"),
+    [
+        ("core_memory_append", "{", "the arguments are no JSON"),
+        ("core_memory_append", "[1]", "the arguments are no JSON object"),
+        ("core_memory_append", {"content": 5}, "content must be text"),
+        ("core_memory_append", {"content": " "}, "content must be text"),
+        ("core_memory_append", {"content": "x" * 30}, "core memory would have 30 characters; it holds 20"),
+        (
+            "core_memory_replace",
+            {"old_content": "dog", "new_content": "cat"},
+            "old_content does not stand in core memory",
+        ),
+        ("core_memory_replace", {"old_content": "dog"}, "old_content does not stand in core memory"),
+        ("archival_memory_insert", {}, "content must be text"),
+        ("archival_memory_search", {"query": "cat", "page": -1}, "page must be a number from 0"),
+        ("conversation_search", {"query": "cat", "page": "two"}, "page must be a number from 0"),
+        ("send_message", {"message": "hello"}, "there is no such tool"),
+        (None, {}, "there is no such tool"),
+    ],
+)
+def test_tools_say_why_they_do_nothing(
+    name: Any, given: Any, error: str, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    chat = ScriptedChat(lambda request: says(text="done") if told(request) else says((name, given)))
+    with bank(tmp_path / "b", encoder, chat, limit=20) as memory:
+        assert memory.ingest(TALK).degraded == ()
+        assert told(chat.asked[1]) == [f"Error: {error}"]
+        assert [one.kind for one in map(memory.store.memory, memory.store.numbers())] == ["core"] + ["turn"] * 4
+        assert not memory.store.memory(1).text
+
+
+def test_core_memory_is_rewritten(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    steps = [
+        says(("core_memory_append", {"content": "Ann: one\ncat"}), ("core_memory_append", {"content": "Bob: Rome"})),
+        says(("core_memory_replace", {"old_content": "one cat", "new_content": "the cat Tom"})),
+        says(("core_memory_replace", {"old_content": "Bob: Rome", "new_content": ""})),
+        says(("conversation_search", {"query": "cat"}), ("archival_memory_search", {"query": "cat"})),
+        says(("archival_memory_insert", {"content": "never read"})),
+    ]
+    chat = ScriptedChat(lambda request: steps[len(chat.asked) - 1])
+    with bank(tmp_path / "b", encoder, chat, steps=4) as memory:
+        memory.ingest(TALK)
+        assert len(chat.asked) == 4, "the steps are used up"
+        assert told(chat.asked[3])[0].splitlines()[2:-1] == ["Ann: the cat Tom"]
+        core = memory.store.memory(1)
+        assert (core.text, core.sources) == ("Ann: the cat Tom", tuple(turn.id for turn in TALK.turns))
+        assert [entry[0] for entry in memory.store.journal()[0]["used"]] == [
+            *("core_memory_append",) * 2,
+            *("core_memory_replace",) * 2,
+            *("conversation_search", "archival_memory_search"),
+        ]
+        steps[4:] = [says(text="done")]
+        assert memory.forget(["s1:2"]) == 1
+
+
+@pytest.mark.parametrize(
+    "odd", [says(text=None), says(text=["part"]), '{"choices": [{"message": {"tool_calls": [7]}}]}']
+)
+def test_odd_replies(odd: str, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: odd)) as memory:
+        assert memory.ingest(TALK).degraded == ()
+        found = memory.retrieve(QUESTION, k=3)
+        assert (found.memories, found.trace["failed"]) == ((), ["read: no answer in 1 calls"])
+
+
+def test_without_a_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    lost = Reply("", failure="refused", message="a local model takes no tools")
+    with bank(tmp_path / "b", encoder, ScriptedChat(lambda request: lost)) as memory:
+        assert memory.retrieve(QUESTION, k=1).memories == ()
+        assert answer(memory, QUESTION, ChatReader()).failure == "the bank is empty"
+        assert memory.ingest(TALK).degraded == ("update: refused: a local model takes no tools",)
+        assert answer(memory, QUESTION, ChatReader()).failure == "read: refused: a local model takes no tools"
+    with bank(tmp_path / "c", encoder, None) as memory, pytest.raises(ConfigError, match="memgpt needs a chat model"):
+        memory.ingest(TALK)

@@ -1,0 +1,232 @@
+"""MemoryOS, played by a script: pages, segments, heat, what is learned from them, and the number of calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, minilm, parts, services, session
+
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Session, Turn
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.memoryos import MemoryOSBank, MemoryOSSystem, pages
+from remind.models.encoder import SentenceEncoder
+
+FIRST = session(
+    "s1",
+    "2023-05-08",
+    *("Ann: My cat is called Tom.", "Bob: A fine name for a cat."),
+    *("Ann: The cat sleeps all day.", "Bob: Cats do."),
+    *("Ann: I moved to Rome.", "Bob: Is it warm in Rome?"),
+)
+LATER = session("s2", "2023-06-01", "Ann: The cat ran away.", "Bob: Oh no.", "Ann: Hm.", "Bob: Hm.")
+QUESTION = Query("Which name does the cat of Ann have?", "q")
+
+
+def asks(request: Request) -> str:
+    """Name of the template a request was made from, without the system's."""
+    return request.prompt_id.rpartition("-")[0].removeprefix("memoryos_")
+
+
+def subject(text: str) -> str:
+    return "Cats." if "cat" in text.lower() else "Rome, the town." if "Rome" in text else "Nothing."
+
+
+def scribe(request: Request) -> str:
+    """Files by what is spoken of, and takes down the names."""
+    shown, kind = parts(request), asks(request)
+    if kind == "continue":
+        return json.dumps({"continues": subject(shown["earlier"]) == subject(shown["later"])})
+    if kind == "overview":
+        return f"{shown['before']} More." if "before" in shown else "<think>hm</think>On " + subject(shown["exchange"])
+    if kind == "topic":
+        summary = subject(shown["exchange"])
+        return json.dumps({"summary": summary, "keywords": [summary.split()[0].strip(".,").lower()]})
+    if kind == "profile":
+        return "\n".join(filter(None, [shown.get("profile"), f"{shown['person']} has a cat."]))
+    if kind == "knowledge":
+        user = ["The cat of Ann is called Tom."] if "called Tom" in shown["exchanges"] else []
+        return json.dumps({"user": user, "assistant": ["Bob knows cats."]})
+    return '{"keywords": ["Cats", "name"]}'
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def bank(
+    folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, *sessions: Session, **options: Any
+) -> MemoryOSBank:
+    bank = MemoryOSSystem(**options).open(folder, "d", services(encoder, chat))
+    for one in sessions:
+        bank.ingest(one)
+    return bank
+
+
+def kept(bank: MemoryOSBank, kind: str) -> dict[str, tuple[str, ...] | None]:
+    memories = map(bank.store.memory, bank.store.numbers())
+    return {memory.text: memory.sources for memory in memories if memory.kind == kind}
+
+
+def test_pages() -> None:
+    said = [Turn(str(n), "Ann" if letter == "a" else letter, "x") for n, letter in enumerate("aabcaba")]
+
+    def made(builder: Any) -> list[str]:
+        return ["".join(turn.id for turn in page) for page in pages(said, "Ann", builder)]
+
+    assert made("fixed") == ["0", "12", "3", "45", "6"]
+    assert made("upstream") == ["12", "3", "45"], "what is not answered is lost"
+
+
+def test_pages_leave_the_queue_for_segments(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1) as memory:
+        assert kept(memory, "segment") == {
+            "Cats.": ("s1:1", "s1:2", "s1:3", "s1:4", "s2:1", "s2:2"),
+            "Rome, the town.": ("s1:5", "s1:6"),
+        }
+        assert list(kept(memory, "page").items()) == [
+            ("Ann: My cat is called Tom.\nBob: A fine name for a cat.\nOverview: On Cats. More.", ("s1:1", "s1:2")),
+            ("Ann: The cat sleeps all day.\nBob: Cats do.\nOverview: On Cats. More.", ("s1:3", "s1:4")),
+            ("Ann: I moved to Rome.\nBob: Is it warm in Rome?\nOverview: On Rome, the town.", ("s1:5", "s1:6")),
+            ("Ann: The cat ran away.\nBob: Oh no.\nOverview: On Cats.", ("s2:1", "s2:2")),
+            ("Ann: Hm.\nBob: Hm.", ("s2:3", "s2:4")),
+        ], "an overview holds for all pages that go on with each other"
+        assert Counter(map(asks, chat.asked)) == {"overview": 4, "topic": 4, "continue": 3}
+    other = ScriptedChat(scribe)
+    with bank(tmp_path / "c", encoder, other, FIRST, LATER) as memory:
+        assert not other.asked, "seven pages fit the queue"
+        assert memory.retrieve(QUESTION, k=9).memories[0].sources == ("s1:1", "s1:2")
+
+
+def test_a_page_joins_the_segment_that_is_most_like_it(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """Cosine plus Jaccard index, counted here by another way."""
+    topics = {"one": ("Cats.", ["cat", "pet"]), "two": ("A cat and a dog.", ["Cat"]), "three": ("Rome.", ["pet"])}
+
+    def filer(request: Request) -> str:
+        summary, keywords = topics[parts(request)["exchange"].split()[1]]
+        return json.dumps({"summary": summary, "keywords": keywords})
+
+    chat = ScriptedChat(lambda request: filer(request) if asks(request) == "topic" else scribe(request))
+    said = session("s1", None, "Ann: one", "Ann: two", "Ann: three", "Ann: last")
+    cats, two, three = (encoder.encode_apart([summary])[0].double() for summary, _ in topics.values())
+    first = float(cats @ two) + 1 / 2
+    for number, similar in enumerate((first - 1e-4, first + 1e-4)):
+        with bank(tmp_path / str(number), encoder, chat, said, short=1, similar=similar) as memory:
+            assert (kept(memory, "segment").get("Cats.") == ("s1:1", "s1:2")) == (similar < first)
+    assert float(cats @ three) + 1 / 2 < first - 1e-4
+
+
+def test_hot_segments_are_learned_from(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3) as memory:
+        learned = [request for request in chat.asked if request.stage == "extract"]
+        assert list(map(asks, learned)) == ["profile", "knowledge"]
+        assert parts(learned[0])["person"] == "Ann"
+        assert parts(learned[0])["exchanges"].count("\n\n") == 1, "two pages and recency make a heat of 3"
+        told = ("s1:1", "s1:2", "s1:3", "s1:4")
+        assert kept(memory, "profile") == {"Ann has a cat.": told}
+        assert kept(memory, "knowledge") == {"The cat of Ann is called Tom.": told, "Bob knows cats.": told}
+        # the third page on cats is one that is not learned from
+        cats = memory.store.note(next(n for n in memory.store.numbers() if memory.store.memory(n).text == "Cats."))
+        assert (len(cats["pages"]), len(cats["fresh"])) == (3, 1)
+        assert memory.retrieve(QUESTION, k=99).memories[-1].kind == "profile"
+    # each page is learned from at once, and knowledge is kept for one side as for the other
+    with bank(tmp_path / "c", encoder, chat, FIRST, LATER, short=1, hot=1, knowledge=2) as memory:
+        texts = [one.text for one in map(memory.store.memory, memory.store.numbers()) if one.kind == "knowledge"]
+        assert texts == ["The cat of Ann is called Tom."] + ["Bob knows cats."] * 2
+        assert list(kept(memory, "profile").values()) == [
+            ("s1:1", "s1:2", "s1:3", "s1:4", "s1:5", "s1:6", "s2:1", "s2:2")
+        ]
+
+
+def test_the_coldest_segment_is_dropped(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    third = session("s3", "2023-07-01", "Ann: Bye.", "Bob: Bye.")
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, third, short=1, segments=2, decay=1e6) as memory:
+        # cats: 3 pages; Rome: 1; nothing takes the place of Rome
+        assert set(kept(memory, "segment")) == {"Cats.", "Nothing."}
+        assert not any("Rome" in text for text in kept(memory, "page"))
+        note = {"visits": 2, "fresh": [1, 2, 3], "last": "2023-05-08"}
+        assert memory._heat(note, date(2023, 5, 20)) == pytest.approx(5 + math.exp(-12 * 86400 / 1e6))
+        assert memory._heat(note, None) == 6
+
+
+def test_what_a_question_finds(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, LATER, short=1, hot=3, top_pages=1) as memory:
+        before, asked = list(memory.store.dump()), len(chat.asked)
+        found = memory.retrieve(QUESTION, k=99)
+        assert [asks(request) for request in chat.asked[asked:]] == ["query"]
+        assert found.trace["keywords"] == ["Cats", "name"]
+        assert memory.store.memory(found.trace["segments"][0]).text == "Cats."
+        kinds = Counter(one.kind for one in found.memories)
+        assert kinds == {"page": 2, "knowledge": 2, "profile": 1}, "the best page, and the one of the queue"
+        assert found.memories[0].text == "The cat of Ann is called Tom."
+        scores = [one.score for one in found.memories]
+        assert scores == sorted(scores, reverse=True)
+        assert list(memory.store.dump()) == before
+        assert {*chat.stages()} == {"update", "summaries", "extract", "read"}
+    with bank(tmp_path / "c", encoder, chat, FIRST, short=1, query="question", least=1.0) as memory:
+        asked = len(chat.asked)
+        found = memory.retrieve(QUESTION, k=99)
+        assert len(chat.asked) == asked
+        assert [one.sources for one in found.memories] == [("s1:5", "s1:6")], "no segment is near enough"
+
+
+def test_upstream_a_question_is_written_into_memory(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", encoder, chat, FIRST, short=1, questions="upstream") as memory:
+        first = memory.retrieve(QUESTION, k=99)
+        (cats,) = (n for n in memory.store.numbers() if memory.store.memory(n).text == "Cats.")
+        assert memory.store.note(cats)["visits"] == 1
+        second = memory.retrieve(QUESTION, k=99)
+        assert second.memories != first.memories
+        (page,) = (one for one in second.memories if one.text == QUESTION.text)
+        assert page.sources == ()
+        assert memory.store.note(cats)["visits"] == 1, "asked again it is not written again"
+        assert "Rome, the town." in kept(memory, "segment"), "the question takes the place of a page in the queue"
+        assert memory.forget(["s1:1"]) == 1
+        assert QUESTION.text not in kept(memory, "page")
+
+
+@pytest.mark.parametrize("said", ["no JSON", Reply("", failure="server", message="no reply")])
+def test_what_the_model_does_not_say(said: str | Reply, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(lambda request: said)
+    with bank(tmp_path / "b", encoder, chat, short=1, hot=2) as memory:
+        degraded = memory.ingest(FIRST).degraded
+        stages = [line.split(":")[0] for line in degraded]
+        if isinstance(said, Reply):
+            assert stages == [
+                *("overview", "topic", "profile", "knowledge"),
+                *("update", "overview", "topic", "profile", "knowledge"),
+            ]
+            # what was said stands for the topic; the second page is like it
+            assert list(kept(memory, "segment")) == ["Ann: My cat is called Tom. Bob: A fine name for a cat."]
+            assert not kept(memory, "profile")
+        else:
+            assert stages == ["topic", "knowledge", "update", "topic", "knowledge"]
+            assert set(kept(memory, "profile")) == {"no JSON"}
+        assert not kept(memory, "knowledge")
+        found = memory.retrieve(QUESTION, k=9)
+        assert [line.split(":")[0] for line in found.trace["failed"]] == ["read"]
+        assert found.memories
+        chat.part = scribe
+        assert memory.repair()
+        assert not memory.report()["degraded"]
+        assert set(kept(memory, "segment")) == {"Cats."}
+    with bank(tmp_path / "c", encoder, None, FIRST, query="question") as memory:
+        assert len(memory.retrieve(QUESTION, k=9).memories) == 3
+    with (
+        bank(tmp_path / "d", encoder, None, FIRST) as memory,
+        pytest.raises(ConfigError, match="memoryos needs a chat"),
+    ):
+        memory.retrieve(QUESTION, k=9)

@@ -1,0 +1,358 @@
+"""The log of operations: its lines, its fold against a second interpreter, and what becomes of proposals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remind.core.errors import DataError
+from remind.memory.operations import ACTIONS, Entry, Operation, State, fold
+from remind.memory.proposals import FIELDS, LONGEST, Occasion, Role, propose, schema
+
+TURNS = ("t1", "t2", "t3")
+WHEN = Occasion("d", "s", "2024-05-01", TURNS, {"model": "x", "prompt": "p", "key": "k"})
+OLD = [
+    Entry("m1", "episodic", "2024-01-01: Ana moved.", sources=("a",)),
+    Entry("m2", "episodic", "2024-02-01: Ana ran.", sources=("b",)),
+    Entry("m3", "semantic", "Ana has a cat.", sources=("c",)),
+    Entry("m4", "semantic", "Ana has a cat.", sources=("d",)),
+]
+EPISODIC, BLOCK = OLD[:2], Entry("m9", "core", "Name: Ana\nJob: cook\nCat: Tom")
+
+
+def says(*ops: Any) -> str:
+    return json.dumps({"ops": ops})
+
+
+def one(role: Role, reply: str, entries: Any = (), occasion: Occasion = WHEN) -> Operation:
+    (made,) = propose(role, reply, occasion, entries, 20)
+    return made
+
+
+# lines
+
+
+def test_a_line_comes_back() -> None:
+    made = one("episodic", says({"op": "ADD", "memory": "2024-05: Rain \u2603.", "sources": [2]}))
+    assert Operation.read(made.line()) == made
+    assert json.loads(made.line())["text"] == "2024-05: Rain \u2603."
+    assert made.line().isascii()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seq": True}, "seq cannot be True"),
+        ({"seq": 0}, "seq cannot be 0"),
+        ({"text": None}, "text cannot be None"),
+        ({"refs": ["m1", 2]}, "refs cannot be"),
+        ({"sources": ["a", "a"]}, "sources cannot be"),
+        ({"sources": [["a"]]}, "sources cannot be"),
+        ({"by": []}, "by cannot be"),
+        ({"coarse": 1}, "coarse cannot be 1"),
+        ({"status": "done"}, "status cannot be 'done'"),
+        ({"status": []}, "status cannot be"),
+        ({"store": "cores"}, "'cores' has no operation 'ADD'"),
+        ({"op": "MERGE", "store": "semantic"}, "'semantic' has no operation 'MERGE'"),
+        ({"op": "UPDATE"}, "UPDATE with 0 references"),
+        ({"entry": ""}, "ADD with the entry ''"),
+        ({"more": 1}, "must be an object of seq, dialogue"),
+    ],
+)
+def test_lines_that_are_no_operations(changes: dict[str, Any], said: str) -> None:
+    value = one("episodic", says({"op": "ADD", "memory": "2024: x"})).value()
+    with pytest.raises(DataError, match="line 7") as error:
+        Operation.read(json.dumps(value | changes), "line 7")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{", '{"seq": 1, "seq": 2}', "[" * 100_000, "7" * 5000])
+def test_lines_that_are_no_json(line: str) -> None:
+    with pytest.raises(DataError) as error:
+        Operation.read(line)
+    assert "\n" not in str(error.value)
+
+
+# the fold
+
+
+def second_interpreter(log: list[Operation]) -> dict[str, Any]:
+    """Plain lists and loops: all live texts, what stands for what, tombstones, and versions of the block."""
+    rows: list[dict[str, Any]] = []
+    blocks = [""]
+    gone = set()
+    for line in log:
+        item = json.loads(line.line())
+        if item["status"] != "applied" or not (item["entry"] or item["op"] == "DELETE"):
+            continue
+        if item["op"] == "DELETE":
+            gone.update(item["refs"])
+            continue
+        text = item["text"]
+        if item["store"] == "core":
+            last = blocks[-1]
+            if item["op"] == "APPEND":
+                text = "\n".join(part for part in (last, text) if part) if last else text
+            if item["op"] == "REPLACE":
+                head, _, tail = last.partition(item["old"])
+                text = head + text + tail
+            blocks.append(text)
+        sources = []
+        for row in rows:
+            if row["id"] in item["refs"]:
+                sources += row["sources"]
+        sources += item["sources"]
+        rows.append({"id": item["entry"], "store": item["store"], "text": text, "old": item["refs"]})
+        rows[-1]["sources"] = [name for at, name in enumerate(sources) if name not in sources[:at]]
+    replaced: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row["old"]:
+            replaced.setdefault(name, []).append(row["id"])
+    return {"rows": rows, "gone": gone, "replaced": replaced, "blocks": blocks[1:]}
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> tuple[Role, str]:
+    """A role and a reply that is often right."""
+    role: Role = draw(st.sampled_from(list(FIELDS)))
+    words = st.text("ab \n", max_size=5)
+    some: dict[str, Any] = {
+        "old": st.integers(0, 6),
+        "target": st.one_of(st.integers(0, 9), st.integers(1, 30).map(lambda n: f"m{n}")),
+        "olds": st.lists(st.integers(0, 5), max_size=3),
+        "store": st.sampled_from(["fact", "working", "core"]),
+        "sources": st.lists(st.integers(0, 4), max_size=3),
+        "memory": words.map(lambda text: f"2024-02: {text}x"),
+        "new_memory": words.map(lambda text: f"2024: {text}y"),
+    }
+    ops = []
+    for _ in range(draw(st.integers(1, 1 if role == "core" else 4))):
+        op = draw(st.sampled_from(list(FIELDS[role])))
+        names = [*FIELDS[role][op], *(["sources"] if role != "booster" and draw(st.booleans()) else [])]
+        ops.append({"op": op, **{name: draw(some.get(name, words)) for name in names}})
+    return role, json.dumps({"ops": ops})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(replies(), max_size=12))
+def test_the_fold_is_that_of_a_second_interpreter(told: list[tuple[Role, str]]) -> None:
+    log: list[Operation] = []
+    state = State()
+    for role, reply in told:
+        block = [state.block] if state.block else []
+        entries = {"core": block, "booster": state.current("fact", "preference", "working")}.get(role)
+        new = propose(role, reply, WHEN, state.kept(role) if entries is None else entries, state.seq + 1)
+        assert [item.seq for item in new] == list(range(state.seq + 1, state.seq + 1 + len(new)))
+        assert all(bool(item.why) == (item.status == "rejected") for item in new)
+        state = fold(new, state)
+        log += new
+    assert fold(map(Operation.read, [item.line() for item in log])) == state
+    other = second_interpreter(log)
+    assert [(e.id, e.store, e.text, list(e.sources), list(e.supersedes)) for e in state.entries.values()] == [
+        (row["id"], row["store"], row["text"], row["sources"], row["old"]) for row in other["rows"]
+    ]
+    assert state.deleted.keys() == other["gone"]
+    assert {name: list(by) for name, by in state.superseded.items()} == other["replaced"]
+    assert [e.text for e in state.kept("core")] == other["blocks"]
+    assert (state.block.text if state.block else None) == (other["blocks"][-1] if other["blocks"] else None)
+
+
+def added(seq: int, entry: str = "", **changes: Any) -> Operation:
+    return replace(Operation(seq, "d", "s", "semantic", "ADD", entry or f"m{seq}", text="x"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ([added(2), added(2, "m3")], r"\[operation 2\]: comes after operation 2"),
+        ([added(1), added(2, "m1")], "there is an entry 'm1' already"),
+        ([added(1, op="UPDATE", refs=("m1",))], "no entry 'm1' of semantic"),
+        ([added(1), added(2, store="procedural", op="UPDATE", refs=("m1",))], "no entry 'm1' of procedural"),
+        ([added(1, store="core", op="APPEND"), added(2, store="core", op="APPEND")], "does not follow the block"),
+        (
+            [
+                added(1, store="core", op="APPEND", text="aaa"),
+                added(2, store="core", op="REPLACE", refs=("m1",), old="aa"),
+            ],
+            "in the block 2 times",
+        ),
+    ],
+)
+def test_logs_that_cannot_be(log: list[Operation], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        fold(log)
+
+
+def test_the_fold_leaves_its_beginning_alone() -> None:
+    before = fold([added(1)])
+    fold([added(2, op="UPDATE", refs=("m1",))], before)
+    assert before == fold([added(1)])
+
+
+# proposals
+
+
+def test_two_updates_of_one_entry_are_both_kept() -> None:
+    updates = [{"op": "UPDATE", "old": 1, "new_memory": f"2024: {text}", "sources": [3, 1, 3]} for text in "xy"]
+    made = propose("episodic", says(*updates), WHEN, EPISODIC, 20)
+    assert [(item.entry, item.refs, item.sources, item.status) for item in made] == [
+        ("m20", ("m1",), ("t1", "t3"), "applied"),
+        ("m21", ("m1",), ("t1", "t3"), "applied"),
+    ]
+    state = fold(made, State({entry.id: entry for entry in OLD}))
+    assert state.superseded == {"m1": ("m20", "m21")}
+    assert [entry.id for entry in state.current("episodic")] == ["m2", "m20", "m21"]
+    assert state.entries["m21"].sources == ("a", "t1", "t3")
+
+
+def test_sources_that_nobody_tells_are_the_session() -> None:
+    for told in ({}, {"sources": []}, {"sources": None}):
+        made = one("semantic", says({"op": "ADD", "memory": "x", **told}))
+        assert (made.sources, made.coarse) == (TURNS, True)
+    assert not one("semantic", says({"op": "ADD", "memory": "x", "sources": [1]})).coarse
+    assert not one(
+        "booster", says({"op": "ADD", "store": "fact", "text": "x"}), (), replace(WHEN, turns=("t1",))
+    ).coarse
+
+
+@pytest.mark.parametrize(
+    ("role", "op", "entries", "ref"),
+    [
+        ("episodic", {"op": "UPDATE", "old": 2, "new_memory": "2024: x"}, EPISODIC, "m2"),
+        ("episodic", {"op": "UPDATE", "old": "2", "new_memory": "2024: x"}, EPISODIC, "m2"),
+        ("episodic", {"op": "UPDATE", "old": "m2", "new_memory": "2024: x"}, EPISODIC, "m2"),
+        ("episodic", {"op": "UPDATE", "old": "2024-02-01:  Ana ran.", "new_memory": "2024: x"}, EPISODIC, "m2"),
+    ],
+)
+def test_references(role: Role, op: Any, entries: Any, ref: str) -> None:
+    made = one(role, says(op), entries)
+    assert (made.status, made.refs) == ("applied", (ref,))
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2024: x", "2024"),
+        ("2024-05 to 2024-06: x", "2024-05"),
+        ("2024-02-29: x", "2024-02-29"),
+        ("2024-05-01 09:30: x", "2024-05-01T09:30"),
+    ],
+)
+def test_times_of_events(text: str, time: str) -> None:
+    assert one("episodic", says({"op": "ADD", "memory": text})).time == time
+
+
+def test_what_changes_nothing() -> None:
+    for role, op in (("semantic", {"op": "SKIP", "reason": "known"}), ("booster", {"op": "NOOP", "store": "fact"})):
+        made = one(role, says(op))  # type: ignore[arg-type]
+        assert (made.status, made.entry) == ("applied", "")
+        assert fold([made]).entries == {}
+    empty = one("core", says({"op": "APPEND", "content": " "}), [BLOCK])
+    assert (empty.status, empty.entry, empty.refs) == ("applied", "", ())
+    assert propose("episodic", says(), WHEN, (), 1) == []
+    assert one("episodic", f"<think>so</think> {says({'op': 'ADD', 'memory': '2024: x'})}").status == "applied"
+
+
+ADD = {"op": "ADD", "memory": "2024: x"}
+
+
+@pytest.mark.parametrize(
+    ("role", "reply", "entries", "why"),
+    [
+        ("episodic", "I would add this.", (), "not JSON"),
+        ("episodic", says(ADD)[:-4], (), "not JSON"),
+        ("episodic", f"```json\n{says(ADD)}\n```", (), "fenced"),
+        ("episodic", says(ADD) + " Done!", (), "not JSON"),
+        ("episodic", json.dumps(says(ADD)), (), "and nothing else"),
+        ("episodic", json.dumps([ADD]), (), "and nothing else"),
+        ("episodic", json.dumps({"ops": {"ops": [ADD]}}), (), "and nothing else"),
+        ("episodic", '{"ops": [], "ops": []}', (), "occurs twice"),
+        ("episodic", '{"ops": [{"op": "ADD", "op": "MERGE"}]}', (), "occurs twice"),
+        ("episodic", '{"ops": [NaN]}', (), "not JSON: NaN"),
+        ("episodic", "[" * 100_000, (), "not JSON"),
+        ("episodic", '{"ops": [' + "7" * 5000 + "]}", (), "not JSON"),
+        ("episodic", says([ADD]), (), "must be an object"),
+        ("episodic", says({"op": ADD}), (), "episodic has no operation"),
+        ("episodic", says({"op": "DELETE", "old": 1}), EPISODIC, "episodic has no operation 'DELETE'"),
+        ("episodic", says({"op": "ADD"}), (), "ADD without memory"),
+        ("episodic", says({"op": "ADD", "memory": {"text": "x"}}), (), "memory must be text"),
+        ("episodic", says({"op": "ADD", "memory": " "}), (), "empty text"),
+        ("episodic", says({**ADD, "note": 1}), (), "no field 'note'"),
+        ("episodic", says({"op": "ADD", "memory": "Ana ran."}), (), "must begin with its time"),
+        ("episodic", says({"op": "ADD", "memory": "2024-02-30: x"}), (), "there is no time 2024-02-30"),
+        ("semantic", says({"op": "ADD", "memory": "x" * (LONGEST + 1)}), (), "8001 characters"),
+        ("semantic", '{"ops": [{"op": "ADD", "memory": "\\ud800"}]}', (), "half a character"),
+        ("semantic", says({"op": "SKIP"}), (), "SKIP without reason"),
+        ("semantic", says({"op": "SKIP", "reason": ""}), (), "empty text"),
+        ("procedural", says({"op": "SKIP", "reason": "x"}), (), "procedural has no operation 'SKIP'"),
+        ("episodic", says({**ADD, "sources": [4]}), (), "no turn 4; the session has 3"),
+        ("episodic", says({**ADD, "sources": [True]}), (), "list of turn numbers"),
+        ("episodic", says({**ADD, "sources": "1"}), (), "list of turn numbers"),
+        ("episodic", says({"op": "UPDATE", "old": 3, "new_memory": "2024: x"}), EPISODIC, "no entry 3; 2 are shown"),
+        ("episodic", says({"op": "UPDATE", "old": 0, "new_memory": "2024: x"}), EPISODIC, "no entry 0"),
+        ("episodic", says({"op": "UPDATE", "old": True, "new_memory": "2024: x"}), EPISODIC, "no entry True"),
+        ("episodic", says({"op": "UPDATE", "old": [1], "new_memory": "2024: x"}), EPISODIC, "no entry [1]"),
+        ("episodic", says({"op": "UPDATE", "old": "m3", "new_memory": "2024: x"}), EPISODIC, "'m3' is no entry"),
+        ("episodic", says({"op": "UPDATE", "old": "m20", "new_memory": "2024: x"}), EPISODIC, "refer to itself"),
+        ("episodic", says({"op": "MERGE", "olds": [1, 2, 1], "new_memory": "2024: x"}), EPISODIC, "an entry twice"),
+        ("episodic", says({"op": "MERGE", "olds": [], "new_memory": "2024: x"}), EPISODIC, "a list of entries"),
+        ("semantic", says({"op": "UPDATE", "old": "Ana has a cat.", "new_memory": "x"}), OLD[2:], "the text of 2"),
+        ("core", says(), [BLOCK], "takes one operation, not 0"),
+        ("core", says(*[{"op": "APPEND", "content": "x"}] * 2), [BLOCK], "takes one operation, not 2"),
+        ("core", says({"op": "SKIP", "reason": "x"}), [BLOCK], "core has no operation 'SKIP'"),
+        ("core", says({"op": "REWRITE", "content": ""}), [BLOCK], "empty text"),
+        ("core", says({"op": "REPLACE", "old_text": "Job: x", "new_text": "y"}), [BLOCK], "0 times"),
+        ("core", says({"op": "REPLACE", "old_text": "m", "new_text": "y"}), [BLOCK], "2 times"),
+        ("core", says({"op": "REPLACE", "old_text": "", "new_text": "y"}), [BLOCK], "0 times"),
+        ("core", says({"op": "REPLACE", "old_text": "Job", "new_text": "y"}), (), "0 times"),
+        ("booster", says({"op": "ADD", "store": "core", "text": "x"}), (), "no store 'core'"),
+        ("booster", says({"op": "ADD", "store": ["fact"], "text": "x"}), (), "no store"),
+        ("booster", says({"op": "DELETE", "store": "fact", "target": 1}), EPISODIC, "is of episodic, not of fact"),
+        ("booster", says({"op": "ADD", "store": "fact", "text": "x", "sources": [1]}), (), "no field 'sources'"),
+    ],
+)
+def test_what_is_rejected(role: Role, reply: str, entries: Any, why: str) -> None:
+    made = one(role, reply, entries)
+    assert (made.status, made.entry, made.refs) == ("rejected", "", ())
+    assert why in made.why
+    assert "\n" not in made.why
+    assert Operation.read(made.line()) == made
+    before = State({entry.id: entry for entry in entries}, seq=19)
+    assert replace(fold([made], before), seq=19) == before
+
+
+def test_a_rejected_one_leaves_the_others() -> None:
+    made = propose("semantic", says({"op": "ADD", "memory": "x"}, 7, {"op": "ADD", "memory": "y"}), WHEN, (), 5)
+    assert [(item.seq, item.entry, item.status) for item in made] == [
+        (5, "m5", "applied"),
+        (6, "", "rejected"),
+        (7, "m7", "applied"),
+    ]
+
+
+def test_too_many_operations() -> None:
+    add = {"op": "ADD", "store": "fact", "text": "x"}
+    assert [item.status for item in propose("booster", says(*[add] * 5), WHEN, (), 1)] == ["applied"] * 3 + [
+        "rejected"
+    ] * 2
+    assert one("semantic", says(*[{"op": "ADD", "memory": "x"}] * 65)).why == "65 operations; 64 are the most"
+    assert len(propose("booster", says(*[add] * 1000), WHEN, (), 1)) == 64
+
+
+def test_an_undated_session_has_undated_events() -> None:
+    made = one("episodic", says({"op": "ADD", "memory": "Ana ran."}), (), replace(WHEN, time=None))
+    assert (made.status, made.time) == ("applied", None)
+
+
+@pytest.mark.parametrize("role", list(FIELDS))
+def test_the_schema_has_every_operation(role: Role) -> None:
+    items = schema(role)["properties"]["ops"]["items"]["anyOf"]
+    ops = [item["properties"]["op"]["const"] for item in items]
+    assert set(ops) == set(ACTIONS["fact" if role == "booster" else role])
+    for item, op in zip(items, ops, strict=True):
+        assert {*FIELDS[role][op], "op"} | ({"sources"} if role != "booster" else set()) == set(item["required"])

@@ -1,0 +1,271 @@
+"""REMIND's own retrieval as a memory system, against perception and grounding called without a bank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripted_chat import Scripted
+
+from remind import read
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.data.dialogue import Dialogue, Question, Session, Turn
+from remind.data.sample import sample_path
+from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.load import load_saes
+from remind.llm.offline import OfflineLLM
+from remind.llm.request import Reply
+from remind.memory.base import Bank, Memory, MemorySystem, Query, Services
+from remind.memory.systems import make_system
+from remind.models.encoder import SentenceEncoder
+from remind.models.load import load_backbone
+from remind.perception import Perception, PerceptionConfig, RetrieveConfig
+from remind.perception.costs import Costs
+from remind.perception.hybrid import take_turns, turn_scores
+from remind.states.pyramid import FactualState
+from sae import TopKSAE, layer_folder
+
+ASKED = "What does the dog like to do at the lake in summer?"
+HYBRID = {"perception": {"retrieve": {"method": "hybrid", "whole_tokens": 0}}}
+
+
+class Kept(SentenceEncoder):
+    """Encodes each text once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def _forward(self, texts: Sequence[str]) -> torch.Tensor:
+        new = [text for text in texts if text not in self.kept]
+        self.kept |= zip(new, super()._forward(new), strict=True)
+        return torch.stack([self.kept[text] for text in texts]) if texts else super()._forward(texts)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return Kept()
+
+
+@pytest.fixture(scope="module")
+def dialogue() -> Dialogue:
+    """Six sessions, 75 turns, 10 images."""
+    return read(sample_path() / "test.jsonl").dialogues[0]
+
+
+@pytest.fixture(scope="module")
+def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained ones of two layers of MiniLM."""
+    folder = tmp_path_factory.mktemp("saes")
+    for layer in (4, 5):
+        coder = TopKSAE(384, 256, 8, generator=torch.Generator().manual_seed(layer))
+        coder.save(layer_folder(folder, layer))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory, encoder: SentenceEncoder, dialogue: Dialogue) -> Iterator[Bank]:
+    """By Eq. 1, finished."""
+    with filled(make_system("remind"), tmp_path_factory.mktemp("own") / "bank", dialogue, Services(encoder)) as bank:
+        yield bank
+
+
+def filled(system: MemorySystem, folder: Path, dialogue: Dialogue, services: Services) -> Bank:
+    bank = system.open(folder, dialogue.id, services)
+    for session in dialogue.sessions:
+        bank.ingest(session)
+    bank.finish()
+    return bank
+
+
+def turns(memories: Iterable[Memory]) -> list[str]:
+    return [turn for memory in memories for turn in memory.sources or ()]
+
+
+def ranked(bank: Bank, text: str = ASKED) -> list[str]:
+    return turns(bank.retrieve(Query(text), k=1000).memories)
+
+
+def x0(dialogue: Dialogue, encoder: SentenceEncoder, **retrieve: Any) -> tuple[Perception, FactualState]:
+    config = PerceptionConfig(retrieve=RetrieveConfig(**{"whole_tokens": 0, **retrieve}))
+    perception = Perception(config, encoder, OfflineLLM(encoder))
+    return perception, perception.perceive(dialogue, Question("q", dialogue.id, ASKED))
+
+
+def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
+    perception, _ = x0(dialogue, encoder)
+    index = perception.index(dialogue)
+    question = encoder.encode([ASKED])[0].double().numpy()
+    cue = index.cues(None).vectors.double().numpy() @ question
+    own = index.vectors.double().numpy() @ question
+    expected: list[int] = []
+    for number in np.argsort(-cue, kind="stable"):
+        start, end = index.bounds[number]
+        expected += sorted(range(start, end + 1), key=lambda place: -own[place])
+    memories = bank.retrieve(Query(ASKED), k=1000).memories
+    assert turns(memories) == [dialogue.turns[place].id for place in expected]
+    scores = [memory.score for memory in memories]
+    assert scores == sorted(scores, reverse=True)
+    assert memories[0].score == pytest.approx(cue.max(), abs=1e-6)
+    assert all(memory.kind == "turn" for memory in memories)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+def test_the_first_memories_are_the_turns_of_x0(
+    bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue, share: float
+) -> None:
+    _, state = x0(dialogue, encoder, top_share=share)
+    expected = {turn.id for turn in state.turns}
+    assert 2 < len(expected) < len(dialogue.turns)
+    assert set(turns(bank.retrieve(Query(ASKED), k=len(expected)).memories)) == expected
+
+
+@pytest.mark.parametrize("budget", [30, 150, 400])
+def test_a_budget_is_spent_as_x0_spends_it_where_headings_are_free(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, budget: int
+) -> None:
+    sessions = [replace(one, turns=tuple(replace(turn, images=()) for turn in one.turns)) for one in dialogue.sessions]
+    plain = Dialogue("plain", tuple(sessions))
+    perception, _ = x0(plain, encoder)
+    index = perception.index(plain)
+    index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0)
+    config = RetrieveConfig(method="hybrid")
+    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0], config), budget)
+    with filled(make_system("remind", HYBRID), tmp_path / "bank", plain, Services(encoder)) as bank:
+        retrieval = bank.retrieve(Query(ASKED), budget=budget)
+    assert retrieval.tokens <= budget
+    assert set(turns(retrieval.memories)) == {plain.turns[place].id for place in wanted}
+
+
+def test_marked_turns_come_first_by_salience(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, saes: Path
+) -> None:
+    grounding = {"budget_tokens": 90, "window": 1}
+    system = make_system("remind_x1", {"sae": str(saes), "grounding": grounding, **HYBRID})
+    with filled(system, tmp_path / "x1", dialogue, Services(encoder)) as bank:
+        retrieval = bank.retrieve(Query(ASKED), k=1000)
+    with filled(make_system("remind", HYBRID), tmp_path / "x0", dialogue, Services(encoder)) as plain:
+        behind = ranked(plain)
+    _, state = x0(dialogue, encoder, method="hybrid")
+    grounder = Grounder(load_backbone("minilm"), *load_saes(saes), GroundingConfig(**grounding), encoder)
+    x1 = grounder.ground(state)
+    salience = {state.turns[n].id: x1.salience[n] for a, b in x1.blocks for n in range(a, b + 1)}
+    assert 1 < len(salience) < len(state.turns)
+    first = sorted(salience, key=lambda turn: -salience[turn])
+    assert turns(retrieval.memories) == [*first, *(turn for turn in behind if turn not in salience)]
+    assert first != behind[: len(first)], "the marks change nothing here"
+    assert json.loads(json.dumps(retrieval.trace["marked"])) == pytest.approx(salience)
+    scores = [memory.score for memory in retrieval.memories]
+    assert scores == sorted(set(scores), reverse=True)
+
+
+def test_a_bank_opened_again_reads_its_index(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, services = make_system("remind"), Services(encoder)
+    with filled(system, tmp_path / "bank", dialogue, services) as bank:
+        expected = ranked(bank)
+    with monkeypatch.context() as patched:
+        patched.setattr(SentenceEncoder, "encode_apart", lambda *_: pytest.fail("something is indexed again"))
+        with system.open(tmp_path / "bank", dialogue.id, services) as bank:
+            assert ranked(bank) == expected
+    more = Session("more", dialogue.sessions[-1].time, (Turn("more:1", "Ana", "The dog swam in the lake all summer."),))
+    with system.open(tmp_path / "bank", dialogue.id, services) as bank:
+        bank.ingest(more)
+        assert ranked(bank)[0] == "more:1"
+        assert len(list((tmp_path / "bank" / "index").iterdir())) == 1, "an index of what the bank held before is left"
+
+
+def test_forgotten_turns_leave_nothing(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
+    """Also turns with images, whose numbers the others' follow."""
+    gone = {turn.id for turn in dialogue.turns if turn.images} | {dialogue.turns[0].id}
+    left = [
+        replace(one, turns=tuple(turn for turn in one.turns if turn.id not in gone)) for one in dialogue.sessions[1:]
+    ]
+    services, system = Services(encoder), make_system("remind")
+    with system.open(tmp_path / "one", dialogue.id, services) as one:
+        # from the second session on: its first image is not number 0
+        for session in dialogue.sessions[1:]:
+            one.ingest(session)
+        one.finish()
+        assert gone & set(ranked(one))
+        one.forget(gone)
+        after = ranked(one)
+    with system.open(tmp_path / "other", dialogue.id, services) as other:
+        for session in left:
+            other.ingest(session)
+        assert after == ranked(other)
+    assert not gone & set(after)
+
+
+def test_a_question_may_say_what_kind_it_is(tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue) -> None:
+    asked = "How did her attitude towards cooking change over time?"
+    system = make_system("remind", {"perception": {"kind": "infer"}})
+    with filled(system, tmp_path / "bank", dialogue, Services(encoder)) as bank:
+        assert bank.retrieve(Query(asked), k=1).trace == {"dimension": "temporal_dynamics"}
+        assert bank.retrieve(Query("When is the train?"), k=1).trace == {"dimension": None}
+
+
+def test_cues_of_a_chat_model_that_failed_are_asked_for_again(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue
+) -> None:
+    down, asked = [True], []
+
+    def source(system: str, name: str, stage: str) -> Scripted:
+        asked.append((system, name, stage))
+        return Scripted(lambda request: Reply("", failure="server") if down[0] else "A dog at the lake.")
+
+    services, system = Services(encoder, chat=source), make_system("remind", name="mine")
+    with filled(system, tmp_path / "bank", dialogue, services) as bank:
+        report = bank.report()
+        assert asked == [("mine", dialogue.id, "cues")]
+        assert {one["stage"] for one in report["failures"]} == {"cues"}
+        assert "scripted" in report["llm"]
+        down[0] = False
+        assert bank.repair()
+        assert not bank.report()["failures"]
+        # all cues alike: segments in their own order
+        assert ranked(bank)[0] in [turn.id for turn in dialogue.sessions[0].turns]
+        assert not bank.repair()
+    down[0] = True
+    with system.open(tmp_path / "bank", dialogue.id, services) as bank:
+        ranked(bank)
+        assert not bank.report()["failures"], "cues that came are kept"
+
+
+def test_about_says_what_rules_write_and_decides_whose_bank_it_is(
+    tmp_path: Path, encoder: SentenceEncoder, dialogue: Dialogue, saes: Path
+) -> None:
+    x1 = make_system("remind_x1", {"sae": str(saes)})
+    assert [line.split(":")[0] for line in x1.about()["degraded"]] == ["cues", "strategy"]
+    assert len(x1.about()["saes"]) >= 4
+    assert make_system("remind", HYBRID).about()["degraded"] == []
+    make_system("remind").open(tmp_path / "bank", "d", Services(encoder)).close()
+    with pytest.raises(DataError, match="another folder"):
+        make_system("remind", HYBRID).open(tmp_path / "bank", "d", Services(encoder))
+    with pytest.raises(ModelError, match="no folder of SAEs"):
+        make_system("remind_x1", {"sae": str(tmp_path)}).open(tmp_path / "other", "d", Services(encoder))
+
+
+@pytest.mark.parametrize("name", ["remind", "remind_x1"])
+def test_an_empty_bank_has_nothing_to_say(tmp_path: Path, encoder: SentenceEncoder, saes: Path, name: str) -> None:
+    system = make_system(name, {"sae": str(saes)} if name == "remind_x1" else {})
+    with system.open(tmp_path / "bank", "d", Services(encoder)) as bank:
+        bank.finish()
+        assert bank.retrieve(Query(ASKED), k=5).memories == ()
+        with pytest.raises(ConfigError, match="k must be at least 1"):
+            bank.retrieve(Query(ASKED), k=0)
+
+
+def test_x0_is_bounded_for_a_backbone_that_reads_all_of_it_at_once(saes: Path) -> None:
+    """nano takes 4,096 tokens or so; MiniLM reads windows."""
+    free = make_system("remind_x1", {"sae": str(saes)}).bounded
+    assert asdict(free) == asdict(PerceptionConfig())
+    bounded = make_system("remind_x1", {"sae": str(saes), "backbone": "nano"}).bounded
+    assert 0 < bounded.retrieve.max_context_tokens < 10**6

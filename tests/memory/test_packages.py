@@ -1,0 +1,313 @@
+"""Packages of others behind the interface: what they keep, where it comes from, what goes wrong, and what they see."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import Answer, Proxy, completion, error
+from on_loopback import SECRET
+from remembering import FACTS, answer, calls, locomo, said, sessions, shown, tools
+from scripted import held, minilm, services
+
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.llm.endpoints import EndpointConfig
+from remind.memory.base import Bank, Query, Services
+from remind.memory.meter import Meter
+from remind.memory.systems import SYSTEMS, make_system
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+PACKAGES = {"mem0_today": "mem0ai", "langmem": "langmem"}
+FIRST, LATER = sessions()
+#: All that a manager which only adds has in the end.
+ADDED = {
+    "Ann has a cat": ("s1:1", "s1:2"),
+    "Bob lives in Rome": ("s1:1", "s1:2"),
+    "Ann has a cat called Tom": ("s1:3",),
+    "Bob lives in Oslo": ("s2:1", "s2:2"),
+}
+EXPECTED = {"mem0_today": ADDED, "langmem": {"Bob lives in Oslo": ("s1:1", "s1:2", "s2:1", "s2:2")}}
+
+
+def installed(name: str) -> bool:
+    try:
+        version = importlib.metadata.version(PACKAGES[name])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return name != "mem0_today" or version.startswith("2.")
+
+
+def needs(name: str) -> Any:
+    reason = f"the extra {SYSTEMS[name].kind.partition('.')[0].removesuffix('_today')} is not installed"
+    return pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=reason))
+
+
+each = pytest.mark.parametrize("name", [needs(name) for name in PACKAGES])
+
+
+@contextmanager
+def serving(
+    folder: Path, name: str, play: Answer = answer, retries: int = 0, **faults: Any
+) -> Iterator[tuple[Any, Any]]:
+    """A scripted server, and services whose requests a meter passes on to it."""
+    with Proxy(answer=play, **faults) as proxy:
+        endpoint = EndpointConfig("m", proxy.url, retries=retries)
+        with Meter(endpoint, minilm(), folder / "cache.sqlite", normalise=[SYSTEMS[name].alike]) as meter:
+            yield proxy, Services(minilm(), meter.chat, meter.url)
+
+
+def bank(folder: Path, name: str, given: Services, **options: Any) -> Bank:
+    return make_system(name, options).open(folder, "d", given)
+
+
+@each
+def test_memories_provenance_and_state(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memories and sources are those counted by hand; asking changes nothing; so does going on in another process, on
+    another day, which pays for nothing twice."""
+    with serving(tmp_path, name) as (proxy, given):
+        with bank(tmp_path / "at once", name, given) as memory:
+            assert memory.retrieve(Query("Where is Bob?"), k=3).memories == ()
+            assert memory.ingest(FIRST).added == len(memory.store.numbers())
+            assert memory.ingest(FIRST).known
+            memory.ingest(LATER)
+            assert held(memory) == EXPECTED[name]
+            assert memory.report()["degraded"] == {}
+            before = list(memory.store.dump())
+            found = memory.retrieve(Query("Bob moved to Oslo"), k=1).memories
+            assert [(one.text, one.time) for one in found] == [("Bob lives in Oslo", "2023-06-01")]
+            assert 0 < memory.retrieve(Query("Bob lives somewhere"), k=3, budget=9).tokens <= 9
+            assert list(memory.store.dump()) == before
+            files = {file.name for file in memory.folder.rglob("*") if file.is_file()}
+            assert all(file.startswith("bank.sqlite") for file in files)
+        hits = proxy.hits
+        if name == "mem0_today":
+            monkeypatch.setattr("mem0.configs.prompts._resolve_dates", lambda *_: ("2031-02-03", "2031-02-03"))
+        for session in (FIRST, LATER):
+            with bank(tmp_path / "in parts", name, given) as memory:
+                memory.ingest(session)
+        with bank(tmp_path / "in parts", name, given) as memory:
+            assert list(memory.store.dump()) == before
+            assert memory.retrieve(Query("Bob moved to Oslo"), k=1).memories == found
+            memory.forget(["s2:1", "s2:2"])
+            left = {"Ann has a cat called Tom": ("s1:1", "s1:2", "s1:3"), "Bob lives in Rome": ("s1:1", "s1:2")}
+            assert held(memory) == (left if name == "langmem" else dict(list(ADDED.items())[:3]))
+            assert {one.text for one in memory.retrieve(Query("cat in Rome"), k=9).memories} <= set(held(memory))
+        assert proxy.hits == hits
+
+
+@each
+def test_a_session_is_remembered_whole_or_not_at_all(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path, name) as (_, given), bank(tmp_path / "b", name, given) as memory:
+        memory.ingest(FIRST)
+        before = list(memory.store.dump())
+        with monkeypatch.context() as patch:
+
+            def full(*_: object) -> None:
+                raise DataError("the disk is full")
+
+            # after the package has changed what it holds
+            patch.setattr(memory.store, "add", full)
+            with pytest.raises(DataError, match="full"):
+                memory.ingest(LATER)
+        assert list(memory.store.dump()) == before
+        memory.ingest(LATER)
+        assert held(memory) == EXPECTED[name]
+
+
+@each
+def test_a_lost_batch_is_told_and_repaired(name: str, tmp_path: Path) -> None:
+    down = True
+
+    def play(body: dict[str, Any]) -> Any:
+        return error(500, "overloaded") if down and "Oslo" in said(body) else answer(body)
+
+    with serving(tmp_path, name, play) as (_, given), bank(tmp_path / "b", name, given) as memory:
+        assert memory.ingest(FIRST).degraded == ()
+        (line,) = memory.ingest(LATER).degraded
+        assert line.startswith("extract: ")
+        assert "overloaded" in line
+        assert not any("Oslo" in text for text in held(memory))
+        down = False
+        assert memory.repair()
+        assert held(memory) == EXPECTED[name]
+        assert not memory.repair()
+
+
+@each
+def test_a_question_that_the_package_cannot_take_is_one_typed_line(name: str, tmp_path: Path) -> None:
+    with serving(tmp_path, name) as (_, given), bank(tmp_path / "b", name, given) as memory:
+        memory.ingest(FIRST)
+        with pytest.raises(ModelError, match=f"^{name} cannot be asked: .*surrogates"):
+            memory.retrieve(Query("What is \ud800?"), k=1)
+        assert memory.retrieve(Query("What is it?"), k=1).memories
+
+
+@each
+def test_faults_behind_the_meter_change_nothing(name: str, tmp_path: Path) -> None:
+    kinds = ("rate", "broken", "cut", "malformed")
+    dumps = []
+    for place, share in enumerate((0.0, 0.3)):
+        (tmp_path / str(place)).mkdir()
+        with serving(tmp_path / str(place), name, retries=20, share=share, seed=3, faults=kinds) as (proxy, given):
+            with bank(tmp_path / str(place) / "b", name, given) as memory:
+                for session in (FIRST, LATER):
+                    assert memory.ingest(session).degraded == ()
+                dumps.append(list(memory.store.dump()))
+            assert bool(proxy.faults) == (share > 0)
+            assert max(proxy.paid.values()) == 1
+    assert dumps[0] == dumps[1]
+
+
+@pytest.mark.skipif(not installed("mem0_today"), reason="the extra mem0 is not installed")
+@pytest.mark.parametrize(
+    ("reply", "texts", "told"),
+    [
+        ('{"memory": []}', [], ""),
+        ("", [], ""),
+        ('```json\n{"memory": [{"text": "a"}]}\n```', ["a"], ""),
+        ('Here: {"memory": [{"text": "a"}]} Bye', ["a"], ""),
+        ('{"memory": [{"id": "99", "text": "a", "event": "DELETE", "linked_memory_ids": ["x"]}]}', ["a"], ""),
+        ('{"memory": [{"text": "a"}, {"text": "a"}, {"text": ""}, {}]}', ["a"], ""),
+        ("no JSON at all", [], "parsing extraction response"),
+        ('{"memory": ["a"]}', [], "AttributeError"),
+        ('["a"]', [], "parsing extraction response"),
+        ('{"memory": [{"text": 5}]}', [], ""),
+    ],
+)
+def test_replies_of_any_shape_to_mem0(reply: str, texts: list[str], told: str, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, "mem0_today", lambda body: (200, {}, completion(reply))) as (_, given),
+        bank(tmp_path / "b", "mem0_today", given, batch=9) as memory,
+    ):
+        degraded = memory.ingest(FIRST).degraded
+        assert held(memory) == dict.fromkeys(texts, ("s1:1", "s1:2", "s1:3"))
+        assert len(degraded) == bool(told)
+        assert not told or told in degraded[0]
+
+
+@pytest.mark.skipif(not installed("mem0_today"), reason="the extra mem0 is not installed")
+@pytest.mark.parametrize("date", ["fixed", "upstream"])
+def test_mem0_is_told_the_day_of_the_session(date: str, tmp_path: Path) -> None:
+    with serving(tmp_path, "mem0_today") as (proxy, given):
+        with bank(tmp_path / "b", "mem0_today", given, observation_date=date) as memory:
+            memory.ingest(FIRST)
+            memory.ingest(LATER)
+        prompts = [body["messages"][-1]["content"] for body in proxy.bodies]
+        days = [day for prompt in prompts for day in ("2023-05-08", "2023-06-01") if day in prompt]
+        assert days == (["2023-05-08"] * 2 + ["2023-06-01"] if date == "fixed" else [])
+        # what was said before is shown with what is said now, over sessions and openings of the bank
+        earlier = prompts[-1].split("## Last k Messages")[1].split("## ")[0]
+        spoken = [line.split(": ", 2)[2] for line in earlier.strip().splitlines()]
+        assert spoken == list(FACTS)[:3]
+        assert all(body["response_format"] == {"type": "json_object"} for body in proxy.bodies)
+
+
+@pytest.mark.skipif(not installed("langmem"), reason="the extra langmem is not installed")
+@pytest.mark.parametrize("kind", ["words", "unknown id", "unknown tool", "bad arguments", "wrong type"])
+def test_replies_of_any_shape_to_langmem(kind: str, tmp_path: Path) -> None:
+    """What cannot be done is not done, and what was there stays."""
+
+    def play(body: dict[str, Any]) -> Any:
+        if tools(body) == ["ready"] or "Rome" in said(body):
+            return answer(body)
+        assert shown(body) or kind == "words"
+        return {
+            "words": (200, {}, completion("There is nothing to remember.")),
+            "unknown id": calls(("RemoveDoc", {"json_doc_id": "0" * 32})),
+            "unknown tool": calls(("Forget", {"all": True})),
+            "bad arguments": calls(("Memory", '{"content": "half')),
+            "wrong type": calls(("Memory", {"content": {"a": 1}})),
+        }[kind]
+
+    with serving(tmp_path, "langmem", play) as (_, given), bank(tmp_path / "b", "langmem", given) as memory:
+        memory.ingest(FIRST)
+        assert held(memory) == dict(list(ADDED.items())[:2])
+
+
+@pytest.mark.skipif(not installed("langmem"), reason="the extra langmem is not installed")
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ((200, {}, completion("ready()")), "langmem needs a chat server with tool calls; asked to call one, the model"),
+        (error(400, "tools are not supported"), "langmem needs a chat server with tool calls: .*not supported"),
+    ],
+)
+def test_langmem_needs_a_server_with_tools(reply: Any, told: str, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, "langmem", lambda body: reply) as (proxy, given),
+        bank(tmp_path / "b", "langmem", given) as memory,
+    ):
+        with pytest.raises(ModelError, match=told) as problem:
+            memory.ingest(FIRST)
+        assert "\n" not in str(problem.value)
+        assert memory.store.counts()["sessions"] == 0
+        assert proxy.hits == 1
+
+
+@each
+def test_without_an_endpoint(name: str, tmp_path: Path) -> None:
+    with (
+        bank(tmp_path / "b", name, services(minilm(), None)) as memory,
+        pytest.raises(ConfigError, match=rf"^{name} needs a chat model \(extract\); name one: --llm.default.base_url"),
+    ):
+        memory.ingest(FIRST)
+
+
+def test_another_version_of_mem0_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mem0", type(sys)("mem0"))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0.11")
+    with pytest.raises(ConfigError, match=r"^mem0_today needs mem0ai 2.2 or newer, not 1.0.11: pip install"):
+        make_system("mem0_today").about()
+
+
+def test_nothing_but_loopback_is_asked_and_no_key_or_gold_is_seen(tmp_path: Path) -> None:
+    """Of our own systems and of the packages that are installed; where the system allows it, in a process without any
+    other network."""
+    names = ["mem0", "rmm", *(name for name in PACKAGES if installed(name))]
+    line = [sys.executable, str(Path(__file__).with_name("on_loopback.py")), ",".join(names), str(tmp_path)]
+    alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    tools_there = shutil.which("unshare") and shutil.which("ip")
+    if tools_there and not subprocess.run([*alone, "true"], capture_output=True).returncode:
+        line = alone + line
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=500)
+    assert process.returncode == 0, process.stderr[-3000:]
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    units = [json.loads(path.read_text()) for path in (tmp_path / "run" / "units").rglob("*.json")]
+    assert {unit["system"] for unit in units} >= set(names)
+    for unit in units:
+        assert unit["failed"] is None
+        if unit["system"] in names:
+            assert unit["rows"][0]["top"]
+            # the server knows no topics, for which rules stand in
+            assert unit["system"] == "rmm" or not unit["report"]["degraded"]
+    for event, arguments, modules in seen["events"]:
+        own = "127.0.0.1" in arguments or "localhost" in arguments
+        # the standard library and torch look for libraries and processors
+        asks = {"ctypes.util", "platform"} & set(modules) or "lscpu" in arguments
+        assert own if event.startswith("socket.") else asks, (event, arguments, modules)
+    assert seen["asked"] > 4
+    assert seen["again"] == 0
+    # packages come by the gateway, our own systems do not
+    assert bool(seen["bodies"]) == (len(names) > 2)
+    told = json.dumps([seen["heads"], seen["bodies"]])
+    assert SECRET not in told
+    assert "GOLD" not in told
+    assert "GOLD" in json.dumps(locomo())
+    banks = [file.read_bytes() for file in (tmp_path / "run" / "banks").rglob("*") if file.is_file()]
+    assert banks
+    assert not any(word in content for content in banks for word in (SECRET.encode(), b"GOLD"))
+    assert find_spec("mem0") is None or not (tmp_path / ".mem0").exists()

@@ -1,0 +1,172 @@
+"""The plain baselines: what a memory is, and the three rankings against ones worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from banks import StubEncoder, services, session, small_shards, talk
+
+from remind.data.dialogue import Session, Turn
+from remind.memory.base import Bank, Query
+from remind.memory.plain import PlainSystem, Unit, cut
+from remind.memory.ranking import Method
+from remind.text.words import stems
+
+TOLD = [
+    session(1, "I saw a fox in the garden", "A red fox?", "Yes, red as fire"),
+    session(2, "The garden needs rain", "It rained on Monday", "Foxes hate rain", "Do they?"),
+    session(3, "My bicycle is broken", "Again?"),
+]
+
+
+def bank_of(folder: Path, *, unit: Unit = "turn", method: Method = "dense", keys: str = "turns") -> Bank:
+    bank = PlainSystem("plain", unit, method, keys).open(folder, "d", services())  # type: ignore[arg-type]
+    for each in TOLD:
+        bank.ingest(each)
+    return bank
+
+
+def spoken(*speakers: str) -> Session:
+    return Session("S", None, tuple(Turn(str(n), who, "x") for n, who in enumerate(speakers)))
+
+
+@pytest.mark.parametrize(
+    ("speakers", "unit", "expected"),
+    [
+        ("abab", "turn", ["0", "1", "2", "3"]),
+        ("abab", "round", ["01", "23"]),
+        ("aabbab", "round", ["0123", "45"]),
+        ("abcabca", "round", ["012", "345", "6"]),
+        ("aaa", "round", ["012"]),
+        ("abbcb", "round", ["01234"]),
+        ("a", "round", ["0"]),
+        ("abab", "session", ["0123"]),
+    ],
+)
+def test_stretches(speakers: str, unit: Unit, expected: list[str]) -> None:
+    parts = list(cut(spoken(*speakers), unit))
+    assert ["".join(turn.id for turn in part) for part in parts] == expected
+
+
+@pytest.mark.parametrize("unit", ["turn", "round", "session"])
+@pytest.mark.parametrize("keys", ["turns", "whole"])
+def test_a_memory_is_its_turns(tmp_path: Path, unit: Unit, keys: str) -> None:
+    with bank_of(tmp_path / "bank", unit=unit, keys=keys) as bank:
+        parts = [(each, part) for each in TOLD for part in cut(each, unit)]
+        found = sorted(bank.retrieve(Query("fox"), k=99).memories, key=lambda memory: int(memory.id[1:]))
+        assert len(found) == len(parts)
+        for memory, (told, part) in zip(found, parts, strict=True):
+            assert memory.sources == tuple(turn.id for turn in part)
+            assert memory.text == "\n".join(f"{turn.speaker}: {turn.text}" for turn in part)
+            assert (memory.kind, memory.time, memory.tokens) == (unit, told.time, len(memory.text.split()))
+
+
+def lines() -> list[str]:
+    return [f"{turn.speaker}: {turn.text}" for told in TOLD for turn in told.turns]
+
+
+def cosines(question: str, texts: list[str]) -> np.ndarray:
+    rows = StubEncoder().encode([question, *texts]).double().numpy()
+    return rows[1:] @ rows[0] / np.linalg.norm(rows[1:], axis=1) / np.linalg.norm(rows[0])
+
+
+def lexical(question: str, texts: list[str], k1: float = 1.5, b: float = 0.75) -> np.ndarray:
+    """Lucene's BM25, written out; k1 and b are those of bm25s."""
+    documents = [stems(text) for text in texts]
+    mean = np.mean([len(document) for document in documents])
+    scores = np.zeros(len(texts))
+    for term in set(stems(question)):
+        holding = sum(term in document for document in documents)
+        idf = math.log(1 + (len(texts) - holding + 0.5) / (holding + 0.5))
+        for place, document in enumerate(documents):
+            count = Counter(document)[term]
+            scores[place] += idf * count / (count + k1 * (1 - b + b * len(document) / mean))
+    return scores
+
+
+def ranked(scores: np.ndarray) -> list[str]:
+    return [f"m{place + 1}" for place in sorted(range(len(scores)), key=lambda place: (-scores[place], place))]
+
+
+def z(values: np.ndarray) -> np.ndarray:
+    return np.asarray((values - values.mean()) / values.std())
+
+
+@pytest.mark.parametrize("question", ["Where was the red fox?", "rain in the garden", "bicycle", "nothing like that"])
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_rankings(tmp_path: Path, method: Method, question: str) -> None:
+    dense, words = cosines(question, lines()), lexical(question, lines())
+    expected = {"dense": dense, "bm25": words, "hybrid": dense * 0}[method]
+    if method == "hybrid":
+        expected = z(dense) + (z(words) if words.any() else 0)
+    with bank_of(tmp_path / "bank", method=method) as bank:
+        found = bank.retrieve(Query(question), k=99).memories
+    assert [memory.id for memory in found] == ranked(expected)
+    np.testing.assert_allclose([memory.score for memory in found], sorted(expected, reverse=True), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_a_session_is_as_good_as_its_best_turn(tmp_path: Path, method: Method) -> None:
+    question = "red foxes in the rain"
+    with (
+        bank_of(tmp_path / "turns", method=method) as turns,
+        bank_of(tmp_path / "sessions", unit="session", method=method) as sessions,
+    ):
+        best: dict[str, float] = {}
+        for memory in turns.retrieve(Query(question), k=99).memories:
+            assert memory.sources is not None
+            best.setdefault(memory.sources[0].partition(":")[0], memory.score)
+        found = sessions.retrieve(Query(question), k=99).memories
+        assert [(memory.text, memory.score) for memory in found] == [
+            ("\n".join(f"{t.speaker}: {t.text}" for t in told.turns), pytest.approx(score, abs=1e-6))
+            for name, score in best.items()
+            for told in TOLD
+            if told.id == name
+        ]
+
+
+def test_whole_sessions_as_keys(tmp_path: Path) -> None:
+    texts = ["\n".join(f"{turn.speaker}: {turn.text}" for turn in told.turns) for told in TOLD]
+    with bank_of(tmp_path / "bank", unit="session", keys="whole") as bank:
+        found = bank.retrieve(Query("rain"), k=3).memories
+        assert [memory.id for memory in found] == ranked(cosines("rain", texts))
+        assert bank.store.counts()["keys"] == 3
+
+
+@pytest.mark.parametrize("unit", ["turn", "session"])
+def test_where_words_are_searched_nothing_is_encoded(
+    tmp_path: Path, unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StubEncoder, "encode", None)
+    monkeypatch.setattr(StubEncoder, "encode_apart", None)
+    with bank_of(tmp_path / "bank", unit=unit, method="bm25") as bank:
+        bank.forget([TOLD[0].turns[0].id])
+        assert bank.retrieve(Query("fox"), k=2).memories
+        assert bank.store.counts()["keys"] == len(lines()) - 1
+        assert not [line for line in bank.store.dump() if line.startswith("vector")]
+
+
+def test_the_newest_first(tmp_path: Path) -> None:
+    with bank_of(tmp_path / "bank", method="recent") as bank:  # type: ignore[arg-type]
+        found = bank.retrieve(Query("fox"), budget=10).memories
+        assert [memory.id for memory in found] == ["m9", "m8", "m7"]
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_what_comes_later_is_found(tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as if all had been there before the first question."""
+    small_shards(monkeypatch)
+    system = PlainSystem("plain", method=method)
+    with system.open(tmp_path / "a", "d", services()) as one, system.open(tmp_path / "b", "d", services()) as two:
+        for told in talk(12):
+            one.ingest(told)
+            one.retrieve(Query("word5 said2"), k=3)
+        for told in talk(12):
+            two.ingest(told)
+        for bank in (one, two):
+            bank.forget(["S5:T1"])
+        assert one.retrieve(Query("word12 said3"), k=40).memories == two.retrieve(Query("word12 said3"), k=40).memories

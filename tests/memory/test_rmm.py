@@ -1,0 +1,264 @@
+"""RMM's topics, played by a script: who is asked what, where memories come from, how they merge, what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedChat, held, parts, services, session
+from words import WordEncoder
+
+from remind.core.errors import ConfigError, DataError
+from remind.data.dialogue import Session, Turn
+from remind.llm.asking import Unusable
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.rmm import RmmBank, RmmSystem
+from remind.memory.topics import Merge, by_segment, joined, read_actions
+
+FIRST = session("s1", "2023-05-08", "Ann: I run at dawn.", "Bob: I stay in bed.", "Ann: My cat Tom sleeps too.")
+LATER = session("s2", "2023-06-01", "Ann: A race is in May.", "Bob: Good luck!", "Ann: [Tom] ran, away (again).")
+#: Of whom, and a part of the session: what is extracted. The turns of an exchange are referred to together.
+TOPICS = {
+    ("Ann", "dawn"): [("Ann runs at dawn.", [0]), ("Ann has a cat, Tom.", ["1"])],
+    ("Bob", "dawn"): [("Bob stays in bed.", ["[0]"])],
+    ("Ann", "race"): [("Ann runs a race in May.", [0]), ("Tom ran away.", [1])],
+}
+#: What goes into which entry, and what comes of it.
+MERGES = {
+    "Ann runs a race in May.": ("Ann runs at dawn.", "Ann runs at dawn, for a race in May."),
+    "Tom ran away.": ("Ann has a cat, Tom.", "Ann had a cat, [Tom], who ran away (again), in June."),
+}
+
+
+def scribe(request: Request) -> str:
+    shown = parts(request)
+    if request.stage == "update":
+        history = json.loads(shown["history"])["history_summaries"]
+        old, text = MERGES.get(json.loads(shown["new"])["new_summary"], (None, ""))
+        return f"Merge({history.index(old)}, {text})" if old else "Add()"
+    for (speaker, word), found in TOPICS.items():
+        if speaker == shown["speaker"] and word in shown["conversation"]:
+            return json.dumps({"extracted_memories": [{"summary": text, "reference": refs} for text, refs in found]})
+    return "NO_TRAIT"
+
+
+def bank(folder: Path, chat: ScriptedChat | None, dialogue: str = "d", **options: Any) -> RmmBank:
+    return RmmSystem(**options).open(folder, dialogue, services(WordEncoder(), chat))  # type: ignore[arg-type]
+
+
+def summaries(memory: RmmBank) -> dict[str, tuple[str, ...] | None]:
+    return {text.splitlines()[0]: sources for text, sources in held(memory).items()}
+
+
+def test_both_speakers_are_extracted_and_exchanges_referred_to(tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", chat) as memory:
+        receipt = memory.ingest(FIRST)
+        assert (receipt.added, receipt.degraded) == (3, ())
+        assert held(memory) == {
+            "Ann runs at dawn.\nAnn: I run at dawn.\nBob: I stay in bed.": ("s1:1", "s1:2"),
+            "Ann has a cat, Tom.\nAnn: My cat Tom sleeps too.": ("s1:3",),
+            "Bob stays in bed.\nAnn: I run at dawn.\nBob: I stay in bed.": ("s1:1", "s1:2"),
+        }
+        # nobody is asked about the first memory of a speaker: there is nothing to merge it with
+        assert chat.stages() == ["extract", "extract", "update"]
+        assert [parts(one).get("speaker") for one in chat.asked] == ["Ann", "Bob", None]
+        assert "Turn 1:\nAnn: My cat Tom sleeps too." in parts(chat.asked[0])["conversation"]
+        best = memory.retrieve(Query("Bob stays in bed."), k=1).memories[0]
+        assert (best.kind, best.time, best.tokens) == ("topic", "2023-05-08", 4 + 5 + 5)
+
+
+def merged(folder: Path) -> RmmBank:
+    memory = bank(folder, ScriptedChat(scribe))
+    memory.ingest(FIRST)
+    assert memory.ingest(LATER).degraded == ()
+    return memory
+
+
+def test_merges_keep_sources_and_parents_and_are_found_anew(tmp_path: Path) -> None:
+    with merged(tmp_path / "b") as memory:
+        ran, cat = "Ann runs at dawn, for a race in May.", "Ann had a cat, [Tom], who ran away (again), in June."
+        found = summaries(memory)
+        assert found[ran] == ("s1:1", "s1:2", "s2:1", "s2:2")
+        assert len(found) == 3
+        best = memory.retrieve(Query(ran), k=1)
+        assert best.memories[0].text.splitlines()[0] == ran
+        assert best.trace["base"][0] == pytest.approx(20.0, abs=1e-4)
+        number = int(best.memories[0].id[1:])
+        parents = memory.store.note(number)["parents"]
+        assert [one["summary"] for one in parents] == ["Ann runs at dawn.", "Ann runs a race in May."]
+        assert parents[1]["turns"] == ["s2:1", "s2:2"]
+        assert cat in found
+
+
+def test_entries_shown_are_of_the_same_speaker(tmp_path: Path) -> None:
+    chat = ScriptedChat(scribe)
+    with bank(tmp_path / "b", chat, update_k=1) as memory:
+        memory.ingest(FIRST)
+        chat.part = lambda request: (
+            "Add()" if request.stage == "update" else '{"extracted_memories": [{"summary": "s", "reference": [0]}]}'
+        )
+        memory.ingest(LATER)
+        shown = [json.loads(parts(one)["history"])["history_summaries"] for one in chat.asked if one.stage == "update"]
+    ann, bob = shown[-2:]
+    assert len(ann) == 1
+    assert ann[0].startswith("Ann")
+    assert bob == ["Bob stays in bed."]
+
+
+def test_undo(tmp_path: Path) -> None:
+    with merged(tmp_path / "b") as memory:
+        before = memory.store.counts()["memories"]
+        number = next(n for n in memory.store.numbers() if "race" in memory.store.memory(n).text.splitlines()[0])
+        memory.undo(f"m{number}")
+        found = summaries(memory)
+        assert memory.store.count() == before + 1
+        assert found["Ann runs at dawn."] == ("s1:1", "s1:2")
+        assert found["Ann runs a race in May."] == ("s2:1", "s2:2")
+        assert memory.store.note(number)["parents"] == []
+        with pytest.raises(DataError, match="no merge of memory 'm1' can be undone"):
+            memory.undo("m1")
+
+
+def test_forgetting_takes_merged_memories_apart(tmp_path: Path) -> None:
+    with merged(tmp_path / "b") as memory, bank(tmp_path / "c", ScriptedChat(scribe)) as other:
+        memory.forget([turn.id for turn in LATER.turns])
+        other.ingest(FIRST)
+        assert list(memory.store.dump())[1:] == list(other.store.dump())[1:]
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        ("Add()", [None]),
+        ("- `Merge(1, a, [b] (c), d.)`", [Merge(1, "a, [b] (c), d.")]),
+        ('merge ( 0 , "a" )\nADD( )\nAdd()', [Merge(0, "a"), None]),
+        ("Merge(0, the entry Add() made)", [Merge(0, "the entry Add() made")]),
+        ("Merge(0, a)\nMerge(1, b)", [Merge(0, "a"), Merge(1, "b")]),
+        ("Merge(2, a)", "entry 2 of 2"),
+        ("Merge(-1, a)", "neither"),
+        ("Merge(0, )", "neither"),
+        ("Merge(0, cut of", "neither"),
+        ("", "neither"),
+    ],
+)
+def test_actions(reply: str, wanted: Any) -> None:
+    if isinstance(wanted, list):
+        assert read_actions(reply, 2) == wanted
+    else:
+        with pytest.raises(Unusable, match=wanted):
+            read_actions(reply, 2)
+
+
+def said(*memories: tuple[str, Any]) -> str:
+    return json.dumps({"extracted_memories": [{"summary": text, "reference": refs} for text, refs in memories]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "kept"),
+    [
+        (said(("s", [0, 7])), r"memory 0 \(Ann\) refers to turn 7 of 2", ("s1:1", "s1:2")),
+        (said(("s", [-1])), r"refers to turn -1 of 2", None),
+        (said(("s", [])), "", None),
+        (said((" ", [0])), "", None),
+        ("I see nothing of interest.", r"extract: invalid: .* \(Ann\)", ("s1:1",)),
+        ('{"extracted_memories": [{"summary": 3, "reference": [0]}]}', r"extract: invalid", ("s1:1",)),
+        (Reply("", failure="server", message="busy"), r"extract: server: busy \(Ann\)", ("s1:1",)),
+        ("NO_TRAIT", "", None),
+        (said(), "", None),
+    ],
+)
+def test_replies_of_no_use(tmp_path: Path, reply: Any, reason: str, kept: Any) -> None:
+    def part(request: Request) -> Any:
+        return reply if parts(request)["speaker"] == "Ann" else "NO_TRAIT"
+
+    one = Session("s1", None, FIRST.turns[:2])
+    second = Session("s2", None, (Turn("s2:1", "Ann", "Bye."),))
+    chat = ScriptedChat(part)
+    with bank(tmp_path / "b", chat) as memory:
+        if "7 of 2" in reason or "-1 of 2" in reason:
+            one = FIRST
+        degraded = memory.ingest(one).degraded
+        assert bool(degraded) == bool(reason)
+        assert not reason or re.search(reason, degraded[0])
+        found = held(memory)
+        assert (kept in found.values()) if kept else not found
+        chat.part = lambda _: "NO_TRAIT"
+        memory.ingest(second)
+
+
+def test_repair_makes_what_a_stand_in_made_anew(tmp_path: Path) -> None:
+    down = ScriptedChat(lambda request: Reply("", failure="server", message="busy"))
+    with bank(tmp_path / "b", down) as memory:
+        memory.ingest(FIRST)
+        assert memory.ingest(LATER).degraded
+        assert {source for sources in held(memory).values() for source in sources or ()} == {
+            turn.id for turn in (*FIRST.turns, *LATER.turns)
+        }
+    with bank(tmp_path / "b", ScriptedChat(scribe)) as memory, merged(tmp_path / "c") as other:
+        assert memory.repair()
+        assert list(memory.store.dump())[2:] == list(other.store.dump())[2:]
+        assert not memory.repair()
+
+
+def test_without_an_endpoint_the_rules_stand_in(tmp_path: Path) -> None:
+    with bank(tmp_path / "b", None) as memory:
+        assert memory.ingest(FIRST).degraded == tuple(
+            f"extract: no endpoint is named ({who})" for who in ("Ann", "Bob")
+        )
+
+
+def test_segments_hold_every_turn_once_and_name_their_speaker() -> None:
+    lines = [f"{'Ann' if n % 3 else 'Bob'}: word{n // 6} said word{n}. Also more{n}!" for n in range(24)]
+    talk = session("s1", None, *lines)
+    topics = by_segment(talk, WordEncoder())  # type: ignore[arg-type]
+    assert sorted(turn for topic in topics for turn in topic.turns) == sorted(turn.id for turn in talk.turns)
+    speakers = {turn.id: turn.speaker for turn in talk.turns}
+    for topic in topics:
+        assert {speakers[turn] for turn in topic.turns} == {topic.speaker}
+        assert topic.summary.startswith(f"{topic.speaker}: ")
+        assert "\n" not in topic.summary
+    assert len(topics) > 2
+
+
+def test_the_rule_merges_what_is_near_and_of_the_same_speaker(tmp_path: Path) -> None:
+    told = [
+        session("s1", None, "Ann: I love my red bicycle so much."),
+        session("s2", None, "Bob: I love my red bicycle so much."),
+        session("s3", None, "Ann: I love my red bicycle so very much."),
+        session("s4", None, "Ann: Rain again today."),
+    ]
+    with bank(tmp_path / "b", None, source="extractive", merge_at=0.8) as memory:
+        assert [memory.ingest(one).added for one in told] == [1, 1, 0, 1]
+        found = summaries(memory)
+    text = joined("Ann: I love my red bicycle so very much.", "Ann: I love my red bicycle so much.")
+    assert found[text] == ("s1:1", "s3:1")
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="source replay needs LoCoMo's file"):
+        RmmSystem(source="replay")
+    with pytest.raises(ConfigError, match="scope shared needs weights"):
+        RmmSystem(scope="shared")
+    with pytest.raises(DataError, match="there is no reranker"):
+        RmmSystem(scope="frozen", weights=str(tmp_path)).about()
+
+
+def test_locomo_facts_are_replayed(tmp_path: Path, remind_data: Path) -> None:
+    path = remind_data / "locomo" / "locomo_dev.json"
+    if not path.is_file():
+        pytest.skip("there is no locomo_dev.json")
+    sample = json.loads(path.read_text())[0]
+    facts = [row for rows in sample["observation"]["session_1_observation"].values() for row in rows]
+    talk = sample["conversation"]["session_1"]
+    turns = tuple(Turn(one["dia_id"], one["speaker"], one["text"]) for one in talk)
+    options = {"source": "replay", "annotations": str(path), "merge_at": 1.0}
+    with bank(tmp_path / "b", None, dialogue=sample["sample_id"], **options) as memory:
+        memory.ingest(Session("S1", None, turns))
+        assert summaries(memory) == {text: (ids,) for text, ids in facts}
+    with pytest.raises(DataError, match="no facts of this dialogue"):
+        bank(tmp_path / "c", None, **options)

@@ -1,0 +1,321 @@
+"""What a bank of RMM learns from citations: against a reranker fed by hand, across kills, and what it never changes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted import services, session
+from words import WordEncoder
+
+from remind.core.errors import ConfigError, DataError
+from remind.memory.base import Query
+from remind.memory.plain import PlainSystem
+from remind.memory.reranker import NAME, Choice, Episode, Reranker, RerankerConfig
+from remind.memory.rmm import RmmBank, RmmSystem
+
+TALK = [
+    session(f"s{n}", None, *(f"{'Ann' if t % 2 else 'Bob'}: word{n} told{t} of thing{n * t % 7}" for t in range(4)))
+    for n in range(8)
+]
+QUERIES = [Query(f"what of word{n} and thing{n % 5}?", f"q{n}") for n in range(9)]
+SMALL = RerankerConfig(top_k=10, top_m=3, batch=2, lr=0.05)
+
+
+def bank(folder: Path, reranker: RerankerConfig = SMALL, dimension: int = 24, **options: Any) -> RmmBank:
+    system = RmmSystem(source="turns", reranker=reranker, **options)
+    return system.open(folder, "d", services(WordEncoder(dimension), None))  # type: ignore[arg-type]
+
+
+def filled(folder: Path, *given: Any, **options: Any) -> RmmBank:
+    memory = bank(folder, *given, **options)
+    for each in TALK:
+        memory.ingest(each)
+    return memory
+
+
+def ask(memory: RmmBank, query: Query) -> None:
+    """Retrieve, and cite what holds an even turn."""
+    found = memory.retrieve(query, k=5)
+    cited = [place for place, one in enumerate(found.memories) if int((one.sources or ("",))[0][-1]) % 2]
+    memory.feedback(found.token, cited)
+
+
+def ranking(memory: Any, query: Query, k: int = 32) -> list[str]:
+    return [one.id for one in memory.retrieve(query, k=k).memories]
+
+
+def weights(memory: RmmBank) -> bytes:
+    one = memory.weights.load()
+    return one.w_q.tobytes() + one.w_m.tobytes() + repr((one.ema, one.step)).encode()
+
+
+def dump(memory: RmmBank) -> list[str]:
+    return list(memory.store.dump())
+
+
+@pytest.mark.parametrize("method", ["dense", "hybrid", "bank"])
+@pytest.mark.parametrize("scope", ["dialogue", "frozen"])
+def test_without_feedback_it_is_the_retriever(tmp_path: Path, method: Any, scope: Any) -> None:
+    plain = PlainSystem("plain", method="dense" if method == "bank" else method)
+    with (
+        filled(tmp_path / "a", replace(SMALL, candidates=method), scope=scope) as memory,
+        plain.open(tmp_path / "b", "d", services(WordEncoder(), None)) as other,  # type: ignore[arg-type]
+    ):
+        for each in TALK:
+            other.ingest(each)
+        for query in QUERIES:
+            assert ranking(memory, query) == ranking(other, query)
+            assert len(memory.retrieve(query, budget=12).memories) == len(other.retrieve(query, budget=12).memories)
+
+
+def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
+    one, waiting = Reranker(SMALL, 24), []
+    encoder = WordEncoder()
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES:
+            found = memory.retrieve(query, k=5)
+            ask(memory, query)
+            if not found.trace["sampled"]:
+                assert query is QUERIES[0]
+                continue
+            texts = [memory.store.memory(int(name[1:])).text for name in found.trace["candidates"]]
+            vectors, vector = encoder.encode(texts).numpy(), encoder.encode([query.text])[0].numpy()
+            choice = one.sample(vector, vectors, found.trace["name"])
+            assert choice.order.tolist() == found.trace["order"][:3]
+            given = [1.0 if int((m.sources or ("",))[0][-1]) % 2 else -1.0 for m in found.memories[:3]]
+            waiting.append(Episode(vector, vectors, Choice(choice.order, choice.noise), np.array(given)))
+            if len(waiting) == 2:
+                one.learn(waiting)
+                waiting = []
+        learned = memory.weights.load()
+        assert (learned.step, learned.ema) == (4, pytest.approx(one.ema))
+        np.testing.assert_allclose(learned.w_q, one.w_q, atol=1e-6)
+        np.testing.assert_allclose(learned.w_m, one.w_m, atol=1e-6)
+        assert abs(learned.w_q).max() > 1e-3
+
+
+def test_reopening_after_every_feedback_changes_nothing(tmp_path: Path) -> None:
+    filled(tmp_path / "b").close()
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES:
+            ask(memory, query)
+            with bank(tmp_path / "b") as other:
+                ask(other, query)
+        files = sorted(path.name for path in (tmp_path / "a").glob("reranker*"))
+        assert files == ["reranker-3.safetensors", "reranker-4.safetensors"]
+        with bank(tmp_path / "b") as other:
+            assert dump(memory) == dump(other)
+            assert weights(memory) == weights(other)
+
+
+def test_a_retrieval_leaves_the_bank_as_it_is_and_comes_out_the_same(tmp_path: Path) -> None:
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES[:5]:
+            ask(memory, query)
+        before = dump(memory), weights(memory)
+        first = [memory.retrieve(query, k=9) for query in QUERIES]
+        assert all(one.trace["sampled"] for one in first)
+        assert [memory.retrieve(query, k=9) for query in reversed(QUERIES)] == first[::-1]
+        assert (dump(memory), weights(memory)) == before
+        # every memory once, samples among the candidates alone
+        assert sorted(ranking(memory, QUERIES[0])) == sorted(f"m{number}" for number in memory.store.numbers())
+        assert {*ranking(memory, QUERIES[0], 10)} == {*first[0].trace["candidates"]}
+    with bank(tmp_path / "a") as memory:
+        again = [memory.retrieve(query, k=9) for query in QUERIES]
+        # tokens are for the bank that gave them
+        assert [(one.memories, one.trace) for one in again] == [(one.memories, one.trace) for one in first]
+
+
+def test_feedback_twice_unknown_or_out_of_place(tmp_path: Path) -> None:
+    with filled(tmp_path / "a") as memory:
+        found = memory.retrieve(QUERIES[0], k=2)
+        with pytest.raises(DataError, match="cited memory 2 of 2"):
+            memory.feedback(found.token, [2])
+        memory.feedback(found.token, [])
+        with pytest.raises(DataError, match="waits for feedback"):
+            memory.feedback(found.token, [0])
+        nothing = memory.retrieve(QUERIES[1], budget=1)
+        assert nothing.memories == ()
+        memory.feedback(nothing.token, [])
+        assert memory.weights.load().step == 0
+    with bank(tmp_path / "empty") as memory:
+        nothing = memory.retrieve(QUERIES[0], k=5)
+        memory.feedback(nothing.token, [])
+        assert nothing.memories == ()
+
+
+def test_no_citation_is_a_penalty_for_all(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", replace(SMALL, baseline=0.0, batch=1)) as memory:
+        for query in QUERIES[:2]:
+            memory.feedback(memory.retrieve(query, k=5).token, [])
+        assert memory.weights.load().ema == -1.0
+
+
+def _killed_after(statements: int, folder: Path) -> bool:
+    """Give the feedback that is missing in a process that kills itself at a statement; whether it was killed."""
+
+    def work() -> None:
+        seen = count(1)
+
+        def look(_: str) -> None:
+            if next(seen) == statements:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        connect = sqlite3.connect
+
+        def watched(*given: Any, **options: Any) -> sqlite3.Connection:
+            database = connect(*given, **options)
+            database.set_trace_callback(look)
+            return database
+
+        sqlite3.connect = watched  # type: ignore[assignment]
+        with bank(folder) as memory:
+            for query in QUERIES[_told(memory) :]:
+                ask(memory, query)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode in (-signal.SIGKILL, 0)
+    return process.exitcode != 0
+
+
+def _told(memory: RmmBank) -> int:
+    return sum(entry["event"] == "feedback" for entry in memory.store.journal())
+
+
+def test_kills_leave_journal_and_weights_in_step(tmp_path: Path) -> None:
+    states = []
+    with filled(tmp_path / "a") as memory:
+        for query in [None, *QUERIES]:
+            if query is not None:
+                ask(memory, query)
+            states.append((dump(memory), weights(memory)))
+    filled(tmp_path / "b").close()
+    kills, told = 0, 0
+    # a process of its own gets further each time, and is killed at another place of the way
+    while _killed_after(20 + kills, tmp_path / "b"):
+        kills += 1
+        with bank(tmp_path / "b") as memory:
+            assert _told(memory) >= told
+            told = _told(memory)
+            assert (dump(memory), weights(memory)) == states[told]
+    assert kills > 12
+    with bank(tmp_path / "b") as memory:
+        assert (dump(memory), weights(memory)) == states[-1]
+
+
+def test_weights_whose_feedback_was_not_stored_are_passed_over(tmp_path: Path) -> None:
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES[:3]:
+            ask(memory, query)
+        before = weights(memory)
+        memory.weights.load().write(memory.folder / "reranker-9.safetensors")
+    with bank(tmp_path / "a") as memory:
+        assert weights(memory) == before
+        assert not (memory.folder / "reranker-9.safetensors").exists()
+
+
+def test_a_failure_while_learning_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES[:4]:
+            ask(memory, query)
+        before = dump(memory), weights(memory)
+        with monkeypatch.context() as patch:
+            patch.setattr(Reranker, "write", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+            with pytest.raises(OSError, match="no space"):
+                ask(memory, QUERIES[4])
+        assert (dump(memory), weights(memory)) == before
+        ask(memory, QUERIES[4])
+        assert memory.weights.load().step == 2
+
+
+def test_a_damaged_file_is_passed_over_for_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES:
+            ask(memory, query)
+        before = memory.weights.load().step
+    newest = tmp_path / "a" / f"reranker-{before}.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    with bank(tmp_path / "a") as memory:
+        assert memory.weights.load().step == before - 1
+        assert newest.name in caplog.text
+        ask(memory, QUERIES[0])
+    for path in (tmp_path / "a").glob("reranker-*"):
+        path.write_bytes(b"")
+    with bank(tmp_path / "a") as memory, pytest.raises(DataError, match="not a reranker that can be read") as error:
+        memory.retrieve(QUERIES[0], k=5)
+    assert error.value.path == newest
+
+
+def test_forgetting_keeps_the_weights(tmp_path: Path) -> None:
+    with filled(tmp_path / "a") as memory:
+        for query in QUERIES:
+            ask(memory, query)
+        before = weights(memory)
+        memory.forget(["s3:1"])
+        assert weights(memory) == before
+        assert "s3:1" not in "".join(dump(memory))
+        found = memory.retrieve(QUERIES[0], k=5)
+        assert found.trace["sampled"]
+        files = [path.name for path in memory.folder.glob("reranker*")]
+    with bank(tmp_path / "a") as memory:
+        assert weights(memory) == before
+        assert memory.retrieve(QUERIES[0], k=5).trace == found.trace
+        ask(memory, QUERIES[0])
+        ask(memory, QUERIES[1])
+        assert memory.weights.load().step == 5
+        assert files == ["reranker-4.safetensors"]
+
+
+def test_weights_are_shared_and_frozen(tmp_path: Path) -> None:
+    common = tmp_path / "common"
+    options: dict[str, Any] = {"scope": "shared", "weights": str(common)}
+    with filled(tmp_path / "a", **options) as memory:
+        for query in QUERIES[:4]:
+            ask(memory, query)
+        first = weights(memory)
+        with pytest.raises(ConfigError, match="is at work in"):
+            bank(tmp_path / "b", **options)
+    with filled(tmp_path / "b", **options) as memory:
+        assert weights(memory) == first
+        for query in QUERIES[:5]:
+            ask(memory, query)
+        assert memory.weights.load().step == 3
+        second = weights(memory)
+    with bank(tmp_path / "a", **options) as memory:
+        # a dialogue goes on with what another has learned
+        assert weights(memory) == second
+    frozen: dict[str, Any] = {"scope": "frozen", "weights": str(common)}
+    with filled(tmp_path / "c", **frozen) as memory:
+        before = dump(memory)
+        ask(memory, QUERIES[0])
+        assert (weights(memory), dump(memory)) == (second, before)
+        found = memory.retrieve(QUERIES[1], k=10)
+        assert not found.trace["sampled"]
+        scores = np.array(found.trace["scores"])
+        assert found.trace["order"] == np.argsort(-scores, kind="stable").tolist()
+        assert found.trace["order"] != [*range(10)]
+    with filled(tmp_path / "e", lexical=True, **frozen) as memory:
+        assert ranking(memory, QUERIES[1], 10) != [one.id for one in found.memories]
+    for number, (changed, dimension) in enumerate(
+        [(replace(SMALL, candidates="hybrid"), 24), (replace(SMALL, scale=1.0), 24), (SMALL, 8)]
+    ):
+        with (
+            filled(tmp_path / f"other{number}", changed, dimension, **frozen) as memory,
+            pytest.raises(DataError, match="the weights are for dense candidates, scale 20 and dimension 24") as error,
+        ):
+            memory.retrieve(QUERIES[0], k=5)
+        assert error.value.path == common
+    (common / NAME).write_bytes(b"")
+    with pytest.raises(DataError, match="system is"):
+        bank(tmp_path / "c", **frozen)

@@ -1,0 +1,275 @@
+"""Running and scoring memory systems: what is measured, resumed, answered, judged and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from banks import StubEncoder
+from fault_proxy import Proxy, completion
+from in_process import run_module
+
+from remind.core.errors import ConfigError, DataError
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.memory import systems
+from remind.memory.base import Query
+from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
+from remind.memory.plain import PlainBank, PlainSystem
+from remind.memory.run import MANIFEST, CachedEncoder, run_memory
+from remind.memory.score import evidence_recall, read_units, score_memory
+
+_SAID = [
+    ["I adopted a <b>dog</b> called Rex.", "How lovely, a puppy!", "He is two years old."],
+    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
+    ["My sister paints boats.", "Does she sell them?", "Only at the harbour market."],
+]
+_ASKED = [
+    ("What is the dog called?", "Rex", ["D1:1"], 4),
+    ("Where did she move, and when?", "Lisbon, May", ["D2:1"], 1),
+    ("What is warm and blue there?", "the tiles", ["D2:2", "D2:3"], 3),
+    ("Who sings?", None, [], 5),
+]
+
+
+@pytest.fixture(autouse=True)
+def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = StubEncoder()
+    monkeypatch.setattr(CachedEncoder, "_forward", lambda self, texts: stub.encode(texts))
+    monkeypatch.setattr(CachedEncoder, "count_many", lambda self, texts: stub.count_many(texts))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
+    samples = []
+    for name in ("conv-1", "conv-2"):
+        talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bo"}
+        for number, lines in enumerate(_SAID, start=1):
+            talk[f"session_{number}_date_time"] = f"1:56 pm on {number} May, 2023"
+            talk[f"session_{number}"] = [
+                {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D{number}:{n}", "text": f"{line} {name}"}
+                for n, line in enumerate(lines, start=1)
+            ]
+        asked = [
+            {"question": f"{text} {name}", "evidence": gold, "category": category}
+            | ({"answer": answer} if answer else {"adversarial_answer": "nobody"})
+            for text, answer, gold, category in _ASKED
+        ]
+        facts = {"session_1_observation": {"Ann": [["Ann has a pet named Rex.", "D1:1"]]}}
+        samples.append({"sample_id": name, "conversation": talk, "qa": asked, "observation": facts})
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(samples))
+    return path
+
+
+def config(data: Path, out: Path, **changes: Any) -> RunMemoryConfig:
+    settings: dict[str, Any] = {"systems": ["bm25", "session"], "k": [1, 2], "budgets": [12, 30]}
+    return RunMemoryConfig(str(data), str(out), **{**settings, "llm": LLMConfig(cache=None), **changes})
+
+
+def units(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(unit["system"], unit["dialogue"]): unit for unit in read_units(out)}
+
+
+def test_scores_are_those_counted_by_hand(data: Path, tmp_path: Path) -> None:
+    out = run_memory(config(data, tmp_path / "run"))
+    scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=50))
+    assert json.loads((tmp_path / "scores.json").read_text()) == json.loads(json.dumps(scores))
+    found = units(out)
+    rows = {(row["system"], row["at"], row["value"]): row for row in scores["rows"]}
+    assert len(rows) == len(scores["rows"]) == 5 * 4
+    gold = {f"{text} {name}": {*ids} for name in ("conv-1", "conv-2") for text, _, ids, _ in _ASKED}
+    for (system, at, value), row in rows.items():
+        recalls, tokens = [], []
+        for name in ("conv-1", "conv-2"):
+            for asked in found[system, name]["rows"]:
+                wanted = gold[asked["text"]]
+                shown = asked["top"][:value] if at == "k" else asked["budgets"][str(value)]
+                assert at == "k" or sum(memory[2] for memory in shown) <= value
+                if wanted:
+                    recalls.append(len(wanted & {turn for memory in shown for turn in memory[1]}) / len(wanted))
+                    tokens.append(sum(memory[2] for memory in shown))
+        assert row["recall"] == pytest.approx(sum(recalls) / 6)
+        assert row["tokens"] == pytest.approx(sum(tokens) / 6)
+        assert row["n"] == 6
+        assert row["dataset"] == "locomo"
+    # words of the question stand in the gold turn alone
+    assert rows["bm25", "k", 1]["recall"] >= 2 / 3
+    assert rows["gold", "k", 2]["recall"] == 1.0
+    assert rows["no_context", "tokens", 30]["recall"] == rows["no_context", "tokens", 30]["tokens"] == 0.0
+    pairs = {(row["system"], row["minus"], row["at"], row["value"]): row for row in scores["paired"]}
+    difference = rows["session", "k", 1]["recall"] - rows["bm25", "k", 1]["recall"]
+    assert pairs["session", "bm25", "k", 1]["difference"] == pytest.approx(difference)
+    assert pairs["bm25", "session", "k", 1]["difference"] == pytest.approx(-difference)
+    page = (tmp_path / "scores.html").read_text()
+    assert "&lt;b&gt;dog&lt;/b&gt;" in page
+    assert "<b>dog" not in page
+
+
+def test_recall_of_sources_that_are_not_known_is_none() -> None:
+    assert evidence_recall(["a", "b"], [["m1", ["a", "c"], 4, None], ["m2", ["a"], 4, None]]) == 0.5
+    assert evidence_recall(["a"], [["m1", ["a"], 4, None], ["m2", None, 4, None]]) is None
+
+
+def test_a_run_goes_on_where_it_was_and_questions_do_not_depend_on_their_order(data: Path, tmp_path: Path) -> None:
+    out = run_memory(config(data, tmp_path / "run"))
+    written = {path: path.stat().st_mtime_ns for path in (out / "units").rglob("*.json")}
+    # what a process that was killed was writing
+    (out / "units" / "bm25" / ".one.json.abcdefgh.tmp").touch()
+    run_memory(config(data, tmp_path / "run", systems=["bm25", "session", "lme_facts"]))
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert {name for name, _ in units(out)} == {"no_context", "full_context", "gold", "bm25", "session", "lme_facts"}
+    assert all(unit["failed"] is None for unit in read_units(out))
+    assert not [*out.rglob("*.tmp")]
+
+    samples = json.loads(data.read_text())
+    for sample in samples:
+        sample["qa"].reverse()
+    turned = tmp_path / "turned.json"
+    turned.write_text(json.dumps(samples))
+    other = units(run_memory(config(turned, tmp_path / "other")))
+    for key, unit in units(out).items():
+        if key in other:
+            by_text = {row["text"]: (row["top"], row["budgets"], row["shown"]) for row in other[key]["rows"]}
+            assert by_text == {row["text"]: (row["top"], row["budgets"], row["shown"]) for row in unit["rows"]}
+
+
+class SpyBank(PlainBank):
+    """Fails on one dialogue, and looks at what it is given."""
+
+    def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Any:
+        assert not any(word in repr(query) for word in ("Rex", "D1:1", "Lisbon"))
+        if self.dialogue_id == "conv-2":
+            raise DataError("the index is broken", self.folder)
+        return super().rank(query, k, trace)
+
+
+class Spy(PlainSystem):
+    def open(self, folder: Any, dialogue_id: str, services: Any) -> PlainBank:
+        return SpyBank(folder, dialogue_id, self, services)
+
+
+def test_a_failure_is_no_wrong_answer_and_is_tried_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systems, "make_system", None)
+    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: Spy(name, method="bm25"))
+    out = run_memory(config(data, tmp_path / "run", systems=["spy"]))
+    scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
+    (failure,) = scores["failures"]
+    assert (failure["system"], failure["dialogue"], failure["stage"]) == ("spy", "conv-2", "retrieve")
+    rows = {(row["system"], row["at"], row["value"]): row for row in scores["rows"]}
+    assert rows["spy", "k", 1]["n"] == 3
+    assert rows["gold", "k", 1]["n"] == 6
+    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: PlainSystem(name, method="bm25"))
+    run_memory(config(data, tmp_path / "run", systems=["spy"]))
+    assert all(unit["failed"] is None for unit in read_units(out))
+
+
+def _answer(body: Mapping[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """A model that knows one answer, and a judge who accepts it."""
+    asked = " ".join(str(message["content"]) for message in body["messages"])
+    if "verdict" in asked:
+        return 200, {}, completion('{"verdict": true}')
+    return 200, {}, completion("Rex" if "dog called" in asked.lower() and "called Rex" in asked else "no idea")
+
+
+@pytest.fixture
+def server(quick: None) -> Iterator[Proxy]:
+    with Proxy(answer=_answer) as proxy:  # type: ignore[arg-type]
+        yield proxy
+
+
+def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path, server: Proxy) -> None:
+    llm = LLMConfig(EndpointConfig("m", server.url, price_prompt=1e6), cache=str(tmp_path / "cache.sqlite"))
+    settings = config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="llm", answer_k=2)
+    out = run_memory(settings)
+    hits = server.hits
+    scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
+    answers = {(row["system"], row["category"]): row for row in scores["answers"]}
+    assert answers["bm25", "4"]["measures"]["f1"]["value"] == 1.0
+    assert answers["no_context", "4"]["measures"]["f1"]["value"] == 0.0
+    assert answers["gold", None]["n"] == 8
+    assert answers["bm25", "4"]["measures"]["accuracy"]["value"] == 1.0
+    lines = [json.loads(line) for line in (out / "answers" / "bm25.jsonl").read_text().splitlines()]
+    assert len(lines) == len({line["question_id"] for line in lines}) == 8
+    assert {line["answer"] for line in lines} == {"Rex", "no idea"}
+    # what is counted by system is what the server saw
+    told = json.loads((out / MANIFEST).read_text())["costs"]
+    assert sum(row["calls"] for row in told) == hits
+    (cost,) = [row for row in scores["costs"] if row["system"] == "bm25"]
+    own = [row for row in told if row["system"] == "bm25" and row["stage"] == "read"]
+    calls = sum(row["calls"] + row["shared"]["calls"] for row in own)
+    assert cost["question"]["calls"] == pytest.approx(calls / 8)
+    assert cost["ingest"]["calls"] == 0
+    # with other budgets everything is retrieved again, and no reply is paid for twice
+    run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="llm", answer_k=2, budgets=[9]))
+    assert server.hits == hits
+    # another model answers anew
+    other = LLMConfig(EndpointConfig("n", server.url), cache=str(tmp_path / "cache.sqlite"))
+    run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=other, judge="llm", answer_k=2))
+    assert server.hits > hits
+
+
+def test_a_dry_run_sends_nothing_and_leaves_no_run(data: Path, tmp_path: Path, server: Proxy) -> None:
+    prompts = tmp_path / "dry.jsonl"
+    llm = LLMConfig(EndpointConfig("m", server.url), cache=None, dry_run=str(prompts))
+    run_memory(config(data, tmp_path / "run", systems=["bm25"], llm=llm))
+    assert server.hits == 0
+    assert not (tmp_path / "run").exists()
+    assert {json.loads(line)["stage"] for line in prompts.read_text().splitlines()} == {"read"}
+
+
+def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LongMemEval's questions without an answer end in _abs, and its gold sessions begin with answer_."""
+    said = [{"role": "user", "content": "I like tea.", "has_answer": True}, {"role": "assistant", "content": "Noted."}]
+    instance = {
+        "question_id": "q1_abs", "question_type": "t", "question": "Coffee?", "answer": "Not told.",
+        "question_date": "2023/05/20",
+        "haystack_session_ids": ["answer_1"], "haystack_dates": ["2023/05/19"], "haystack_sessions": [said],
+        "answer_session_ids": ["answer_1"],
+    }  # fmt: skip
+    data = tmp_path / "one.json"
+    data.write_text(json.dumps([instance]))
+    opened: list[str] = []
+
+    class Watched(PlainSystem):
+        def open(self, folder: Any, dialogue_id: str, services: Any) -> PlainBank:
+            opened.append(dialogue_id)
+            return super().open(folder, dialogue_id, services)
+
+    monkeypatch.setattr("remind.memory.run.make_system", lambda name, options: Watched(name))
+    out = run_memory(config(data, tmp_path / "run", systems=["dense"]))
+    assert opened == ["q1"]
+    (bank,) = (out / "banks").rglob("bank.sqlite")
+    content = bank.read_bytes() + b"".join(path.read_bytes() for path in bank.parent.glob("bank.sqlite-*"))
+    assert b"tea" in content
+    assert b"answer" not in content
+    assert b"_abs" not in content
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"systems": ["bm52"]}, "bm52"),
+        ({"systems": ["gold"]}, "gold stands beside the systems always"),
+        ({"systems": ["bm25", "bm25"]}, "twice"),
+        ({"options": {"dense": {}}}, "dense"),
+        ({"options": {"bm25": {"units": "turn"}}}, "units"),
+        ({"k": [], "budgets": []}, "k, budgets or both"),
+        ({"judge": "llm"}, "judge llm needs an endpoint"),
+    ],
+)
+def test_settings_that_cannot_be_run(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_memory(config(data, tmp_path / "run", **changes))
+
+
+def test_the_commands_and_runs_that_are_none(tmp_path: Path) -> None:
+    status, _, errors = run_module("remind", "score-memory", "--runs", tmp_path, "--out", tmp_path / "scores.json")
+    assert status == 2
+    assert "holds no finished run" in errors
+    assert len(errors.splitlines()) == 1

@@ -1,0 +1,219 @@
+"""Runs of memory systems that are killed anywhere while a third of all tries fail, and end as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import time
+import zlib
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import Proxy, completion
+from forked import Forked
+from running import use_words
+
+from remind.commands import main
+from remind.memory.config import ScoreMemoryConfig
+from remind.memory.score import read_units, score_memory
+from remind.memory.store import Store
+
+RUNNING = Path(__file__).with_name("running.py")
+#: Requests under way at once.
+AT_ONCE = 2
+_FENCED = re.compile(r"<<<(\w+) ([0-9a-f]{8})\n(.*?)\n\1 \2>>>", re.DOTALL)
+_SAID = [
+    ["I adopted a dog called Rex.", "How lovely, a puppy!", "He is two years old."],
+    ["We moved to Lisbon in May.", "Is it warm there?", "Very warm, and the tiles are blue."],
+]
+
+
+def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """A model whose replies are a function of the prompt: Mem0's and RMM's managers, and a reader that cites."""
+    asked = "\n".join(str(message["content"]) for message in body["messages"])
+    given = {name: text for name, _, text in _FENCED.findall(asked)}
+    chance = zlib.crc32(json.dumps(given).encode())
+    said: Any
+    if "extracted_memories" in asked:
+        turns = re.split(r"^Turn \d+:\n", given["conversation"], flags=re.MULTILINE)[1:]
+        own = [n for n, text in enumerate(turns) if f"{given['speaker']}: " in text]
+        said = {"extracted_memories": [{"summary": f"{given['speaker']}, {turns[n]}", "reference": [n]} for n in own]}
+    elif "Merge(" in asked:
+        said = "Add()" if chance % 2 else f"Merge(0, {json.loads(given['new'])['new_summary']} And more.)"
+    elif '{"facts": ' in asked:
+        said = {"facts": [line for line in given["conversation"].splitlines() if line.startswith(given["person"])]}
+    elif '{"memory": ' in asked:
+        entries = [json.loads(line) for line in given.get("entries", "").splitlines()]
+        facts = [json.loads(line) for line in given["facts"].splitlines()]
+        said = {"memory": [{"id": f"n{n}", "text": fact, "event": "ADD"} for n, fact in enumerate(facts)]}
+        if entries and chance % 3:
+            said["memory"][0] |= {"id": entries[0]["id"], "event": ("UPDATE", "DELETE")[chance % 2]}
+    else:
+        count = len(json.loads(given["memories"]))
+        said = f"answer {chance % 97}" + (f" [{chance % count}, {chance % 3}]" if count else " [NO_CITE]")
+    return 200, {}, completion(said if isinstance(said, str) else json.dumps(said))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
+    samples = []
+    for name in ("one", "two"):
+        talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bo"}
+        for number, lines in enumerate(_SAID, start=1):
+            talk[f"session_{number}_date_time"] = f"1:56 pm on {number} May, 2023"
+            talk[f"session_{number}"] = [
+                {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D{number}:{n}", "text": f"{line} {name}"}
+                for n, line in enumerate(lines, start=1)
+            ]
+        asked = [
+            {"question": f"{line} {name}?", "evidence": [f"D{n}:{m}"], "category": 4, "answer": f"answer {n}"}
+            for n, lines in enumerate(_SAID, start=1)
+            for m, line in enumerate(lines, start=1)
+        ]
+        samples.append({"sample_id": name, "conversation": talk, "qa": asked})
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(samples))
+    return path
+
+
+def words(data: Path, out: Path, url: str, **more: Any) -> list[str]:
+    """The options of a run."""
+    rmm = {"reranker": {"batch": 2, "top_k": 6}, "scope": "shared", "weights": str(out.with_suffix(".weights"))}
+    given = {
+        "input": data,
+        "out": out,
+        "systems": "[dense, mem0, rmm]",
+        "options": json.dumps({"rmm": rmm}),
+        "reader": "cite",
+        "k": "[1, 3]",
+        "budgets": "[20]",
+        "answer_k": 4,
+        "llm.default.model": "m",
+        "llm.default.base_url": url,
+        "llm.default.name": "test",
+        "llm.default.retries": 50,
+        "llm.default.concurrency": AT_ONCE,
+        "llm.default.price_prompt": 1e6,
+        "llm.cache": out.with_suffix(".sqlite"),
+        **more,
+    }
+    return [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def ended(out: Path) -> dict[str, Any]:
+    """What a run has come to: answers, banks and units as they are, and scores, less what tells time."""
+    scores = score_memory(ScoreMemoryConfig(str(out), str(out.with_suffix(".json")), resamples=20))
+    for cost in scores["costs"]:
+        for name in ("ingest_seconds", "p50_ms", "p95_ms", "bytes"):
+            del cost[name]
+        for part in ("ingest", "question"):
+            # tries, which depend on faults
+            del cost[part]["calls"]
+    found: dict[str, Any] = {f"scores: {name}": value for name, value in scores.items()}
+    for path in sorted((out / "answers").iterdir()):
+        found[path.name] = path.read_text()
+    for unit in read_units(out):
+        assert unit["failed"] is None
+        for row in unit["rows"]:
+            del row["ms"]
+        found[unit["system"], unit["dialogue"]] = unit["rows"]
+    for path in sorted((out / "banks").rglob("bank.sqlite")):
+        with closing(sqlite3.connect(path)) as database:
+            ((about,),) = database.execute("SELECT value FROM about")
+        identity = json.loads(about)
+        del identity["format"]
+        with closing(Store(path.parent, identity)) as store:
+            found[str(path.relative_to(out))] = [*store.dump()]
+    found["weights"] = (out.with_suffix(".weights") / "reranker.safetensors").read_bytes()
+    return found
+
+
+def kept(out: Path) -> int:
+    """Replies in the cache of a run."""
+    path = out.with_suffix(".sqlite")
+    if not path.is_file():
+        return 0
+    with closing(sqlite3.connect(path)) as database:
+        table = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'replies'").fetchone()[0]
+        return int(database.execute("SELECT count(*) FROM replies").fetchone()[0]) if table else 0
+
+
+@pytest.mark.slow
+def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, tmp_path: Path) -> None:
+    with Proxy(answer=play) as calm:
+        began = time.monotonic()
+        process = Forked(RUNNING, *words(data, tmp_path / "whole", calm.url))
+        _, errors = process.communicate(timeout=300)
+        took = time.monotonic() - began
+    assert process.returncode == 0, errors
+    whole = ended(tmp_path / "whole")
+    assert {len(whole[system, name]) for system in ("mem0", "rmm", "dense") for name in ("one", "two")} == {6}
+    assert whole["rmm", "two"][-1]["trace"]["updates"] == 4
+    kills, draw, out, done, lost = int(os.environ.get("REMIND_KILLS", "2")), random.Random(3), tmp_path / "out", 0, 0
+    with Proxy(answer=play, share=0.3, seed=7, faults=("rate", "broken", "cut", "malformed")) as proxy:
+        while done < kills:
+            began = time.monotonic()
+            process = Forked(RUNNING, *words(data, out, proxy.url))
+            late, enough = began + draw.uniform(0.3, 1) * took, proxy.hits + draw.randint(1, calm.hits)
+            while process.poll() is None and proxy.hits < enough and time.monotonic() < late:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.05))
+            process.kill()
+            _, errors = process.communicate()
+            assert process.returncode in (-signal.SIGKILL, 0), errors
+            while proxy.busy:
+                time.sleep(0.002)
+            # what was under way when the process died is all that can be paid for again
+            before, lost = lost, proxy.paid.total() - kept(out)
+            assert lost - before <= AT_ONCE
+            if process.returncode:
+                done += 1
+            else:
+                # it was through before the signal came: the same again, of replies that are paid for, which is faster
+                took = 0.8 * (time.monotonic() - began)
+                assert ended(out) == whole
+                shutil.rmtree(out)
+                shutil.rmtree(out.with_suffix(".weights"))
+        process = Forked(RUNNING, *words(data, out, proxy.url))
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    assert ended(out) == whole
+    assert proxy.faults.total() > 20
+    assert set(calm.paid) == set(proxy.paid)
+    assert proxy.paid.total() - len(proxy.paid) == lost <= AT_ONCE * kills
+    assert kept(out) == kept(tmp_path / "whole") == len(calm.paid)
+    assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
+
+
+def test_shuffled_questions_have_the_same_answers(
+    data: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody learns: what a question is answered does not depend on those before it."""
+    use_words(monkeypatch.setattr)
+    samples = json.loads(data.read_text())
+    for sample in samples:
+        random.Random(1).shuffle(sample["qa"])
+    turned = tmp_path / "turned.json"
+    turned.write_text(json.dumps(samples))
+    found = []
+    with Proxy(answer=play) as proxy:
+        for source in (data, turned):
+            out = tmp_path / f"{source.stem}-run"
+            main(["run-memory", *words(source, out, proxy.url, citer="none")])
+            found.append(
+                {
+                    (unit["system"], row["text"]): (row["top"], row["budgets"], row["answer"])
+                    for unit in read_units(out)
+                    for row in unit["rows"]
+                }
+            )
+    assert len(found[0]) == 6 * 12
+    assert found[0] == found[1]

@@ -1,0 +1,234 @@
+"""The store: exact search over shards, whole transactions, and folders that cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from banks import SHARD, dump, opened, session, small_shards, talk
+
+from remind.core.errors import DataError
+from remind.memory import vectors
+from remind.memory.store import Draft, Store
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_shards(monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "bank", {"dialogue": "d"})
+    yield made
+    made.close()
+
+
+def fill(store: Store, rows: torch.Tensor, keys: int = 1) -> list[list[int]]:
+    """Memories of so many keys each, a transaction for every five; the rows of each."""
+    groups = [list(range(at, min(at + keys, len(rows)))) for at in range(0, len(rows), keys)]
+    for at in range(0, len(groups), 5):
+        with store.transaction():
+            for group in groups[at : at + 5]:
+                store.add(Draft("turn", None, "text", ("key",) * len(group)), 1, rows[group])
+    return groups
+
+
+def expected(rows: torch.Tensor, groups: dict[int, list[int]], asked: torch.Tensor) -> list[tuple[int, float]]:
+    """By brute force in float64: memories by the cosine of their best key, then by the place of that key."""
+    wide, vector = rows.double().numpy(), asked.double().numpy()
+    cosines = (wide * vector).sum(axis=1) / np.sqrt((wide * wide).sum(axis=1) * (vector * vector).sum())
+    best = {number: min((-cosines[row], row) for row in group) for number, group in groups.items()}
+    return [(number, -best[number][0]) for number in sorted(best, key=best.__getitem__)]
+
+
+@pytest.mark.parametrize("kind", ["random", "alike", "few directions", "long and short"])
+@pytest.mark.parametrize(("count", "keys", "dimension"), [(5, 1, 8), (SHARD, 1, 8), (150, 1, 192), (150, 3, 192)])
+def test_search_is_brute_force(store: Store, kind: str, count: int, keys: int, dimension: int) -> None:
+    draw = torch.Generator().manual_seed(count + keys)
+    rows = torch.randn(count, dimension, generator=draw)
+    if kind == "alike":
+        rows = rows[torch.randint(0, 4, (count,), generator=draw)]
+    elif kind == "few directions":
+        rows *= 0.5 ** torch.arange(dimension)
+    elif kind == "long and short":
+        rows *= 10 ** (6 * torch.rand(count, 1, generator=draw) - 3)
+    groups = dict(enumerate(fill(store, rows, keys), start=1))
+    for number in list(groups)[1::4]:
+        with store.transaction():
+            store.remove(number)
+        del groups[number]
+    for first in (1, 2, 7, 1000):
+        for asked in (rows[count // 2] + 0.1, -rows[0], torch.randn(dimension, generator=draw)):
+            found, wanted = list(store.nearest(asked, first)), expected(rows, groups, asked)
+            assert [number for number, _ in found] == [number for number, _ in wanted]
+            np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=1e-12)
+
+
+def test_few_rows_are_compared_as_they_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_shards(monkeypatch, 256)
+    monkeypatch.setattr(vectors, "_MANY", 0.05)
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(1024, 192, generator=draw) * 0.95 ** torch.arange(192)
+    fill(store, rows)
+    compared: list[int] = []
+    take = vectors.Vectors.take
+    monkeypatch.setattr(vectors.Vectors, "take", lambda self, rows: compared.extend(rows) or take(self, rows))
+    found = store.nearest(rows[700], 1)
+    assert next(found)[0] == 701
+    assert len(compared) < 60
+    assert sorted(number for number, _ in found) == [n for n in range(1, 1025) if n != 701]
+
+
+def test_vectors_come_back_from_wherever_they_lie(store: Store) -> None:
+    rows = torch.randn(3 * SHARD + 5, 8)
+    fill(store, rows)
+    assert len(list(store.folder.glob("vectors-*"))) == 3
+    order = torch.randperm(len(rows)).tolist()
+    assert torch.equal(store.vectors(order), rows[order])
+    store.close()
+    again = Store(store.folder, {"dialogue": "d"})
+    assert torch.equal(again.vectors(order), rows[order])
+    again.close()
+
+
+def test_a_failed_transaction_changes_nothing(store: Store) -> None:
+    rows = torch.randn(5 * SHARD, 8)
+    fill(store, rows[: SHARD + 3])
+    before, found = list(store.dump()), list(store.nearest(rows[1], 3))
+    with pytest.raises(KeyError), store.transaction():
+        for row in rows[SHARD + 3 :]:
+            store.add(Draft("turn", None, "text"), 1, row[None])
+        store.remove(1)
+        assert next(store.nearest(rows[3 * SHARD], 1))[0] == 3 * SHARD + 1
+        raise KeyError
+    assert list(store.dump()) == before
+    assert list(store.nearest(rows[1], 3)) == found
+    assert store.count() == SHARD + 3
+    fill(store, rows[SHARD + 3 :])
+    assert next(store.nearest(rows[3 * SHARD], 1))[0] == 3 * SHARD + 1
+
+
+def test_a_number_is_not_given_twice(store: Store) -> None:
+    with store.transaction():
+        store.remove(store.add(Draft("fact", None, "old"), 1))
+        assert store.add(Draft("fact", None, "new"), 1) == 2
+    assert store.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (torch.zeros(1, 8), "zero or not finite"),
+        (torch.full((1, 8), float("nan")), "zero or not finite"),
+        (torch.ones(1, 8).index_fill(1, torch.tensor([3]), float("inf")), "zero or not finite"),
+        (torch.ones(1, 9), "9 numbers, not 8"),
+        (torch.ones(2, 8), "1 keys and 2 vectors"),
+    ],
+)
+def test_vectors_that_cannot_be_used(store: Store, wrong: torch.Tensor, words: str) -> None:
+    fill(store, torch.randn(SHARD, 8))
+    before = list(store.dump())
+    with pytest.raises(DataError, match=words) as error, store.transaction():
+        store.add(Draft("fact", None, "text"), 1, wrong)
+    assert (error.value.path, error.value.record) == (store.folder, f"m{SHARD + 1}")
+    assert list(store.dump()) == before
+
+
+def test_a_source_that_is_no_turn(store: Store) -> None:
+    with pytest.raises(DataError, match="no turn of the bank") as error, store.transaction():
+        store.add_session(session(1, "hello"), "hash")
+        store.add(Draft("fact", ("S9:T9",), "text"), 1)
+    assert error.value.record == "S9:T9"
+    assert store.session("S1") is None
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [cut_short, one_bit, Path.unlink])
+def test_a_damaged_shard_is_named(tmp_path: Path, harm: object) -> None:
+    opened(tmp_path / "bank", talk(8)).close()
+    path = tmp_path / "bank" / "vectors-0.safetensors"
+    harm(path)  # type: ignore[operator]
+    bank = opened(tmp_path / "bank")
+    with pytest.raises(DataError) as error:
+        next(iter(bank.store.nearest(torch.ones(16), 1)))
+    assert error.value.path == path
+    bank.close()
+
+
+def test_what_a_killed_process_leaves_is_removed(tmp_path: Path) -> None:
+    bank = opened(tmp_path / "bank", talk(8))
+    before = dump(bank)
+    bank.close()
+    (tmp_path / "bank" / "vectors-7.safetensors").write_text("x")
+    (tmp_path / "bank" / ".vectors-0.safetensors.abcdefgh.tmp").write_text("x")
+    for name in (".bank.abcdefgh.tmp", ".bank.abcdefgh.old", ".bank2.abcdefgh.tmp"):
+        (tmp_path / name).mkdir()
+    bank = opened(tmp_path / "bank")
+    assert dump(bank) == before
+    bank.close()
+    assert {path.name for path in (tmp_path / "bank").iterdir()} == {"bank.sqlite", "vectors-0.safetensors"}
+    # the other bank's may be at work
+    assert {path.name for path in tmp_path.glob(".bank*.???")} == {".bank2.abcdefgh.tmp"}
+
+
+def test_folders_that_are_something_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "letter.txt").write_text("x")
+    (tmp_path / "other").mkdir()
+    with sqlite3.connect(tmp_path / "other" / "bank.sqlite") as db:
+        db.execute("CREATE TABLE mine (value)")
+    db.close()
+    other = (tmp_path / "other" / "bank.sqlite").read_bytes()
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "noise" / "bank.sqlite").write_bytes(b"noise" * 1000)
+    for name, words in {
+        "file": "cannot be used",
+        "texts": "letter.txt",
+        "other": "is no memory bank",
+        "noise": "not a database",
+    }.items():
+        with pytest.raises(DataError, match=words) as error:
+            Store(tmp_path / name, {})
+        assert str(tmp_path / name) in str(error.value)
+        assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["letter.txt"]
+    assert (tmp_path / "other" / "bank.sqlite").read_bytes() == other
+
+
+def test_a_damaged_database(tmp_path: Path) -> None:
+    opened(tmp_path / "bank", talk(30)).close()
+    path = tmp_path / "bank" / "bank.sqlite"
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096):
+        content[page * 4096 : page * 4096 + 60] = b"\xff" * 60
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"damaged|malformed") as error:
+        opened(tmp_path / "bank")
+    assert error.value.path == path
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    bank = opened(small_disk / "bank")
+    with pytest.raises((DataError, OSError)) as error:
+        for each in talk(2000, turns=12):
+            bank.ingest(each)
+    assert str(small_disk) in str(error.value)
+    held = bank.report()
+    assert held["turns"] == held["memories"] == 12 * held["sessions"] > 0
+    assert len(list(bank.store.nearest(torch.ones(16), 5))) == held["memories"]
+    bank.close()

@@ -1,0 +1,145 @@
+"""The registry of memory systems: names, options, the paper's figures, and that each entry works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remind.core.errors import ConfigError
+from remind.data.dialogue import Session, Turn
+from remind.memory.base import Query, Services
+from remind.memory.systems import COLUMNS, SYSTEMS, TABLE_1, make_system
+from remind.models.encoder import SentenceEncoder
+from sae import TopKSAE, layer_folder
+
+TALK = (
+    Session("s1", "2024-01-01", (Turn("a", "Ana", "I bought a red kayak."), Turn("b", "Ben", "Where do you paddle?"))),
+    Session("s2", "2024-02-01", (Turn("c", "Ana", "The vet saw our cat."), Turn("d", "Ben", "Is she well again?"))),
+)
+#: What the first memory for a question about the kayak is made of.
+FIRST = {"full": {"d"}, **{name: {"a", "b"} for name in ("round", "session", "lme", "lme_round")}}
+
+
+@pytest.fixture(scope="module")
+def saes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saes")
+    TopKSAE(384, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 5))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return SentenceEncoder()
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SYSTEMS.items() if not (entry.endpoint or entry.replays)])
+def test_each_system_remembers_and_finds(name: str, tmp_path: Path, saes: Path, encoder: SentenceEncoder) -> None:
+    given = {"sae": str(saes)}
+    options = {option: given[option] for option in SYSTEMS[name].required}
+    system = make_system(name, options)
+    assert system.name == name
+    with system.open(tmp_path / "bank", "talk", Services(encoder)) as bank:
+        for session in TALK:
+            bank.ingest(session)
+        bank.finish()
+        memories = bank.retrieve(Query("Who has a red kayak?"), k=1).memories
+        found = {source for memory in memories for source in memory.sources or ()}
+        assert bank.report()["sessions"] == 2
+        with pytest.raises(ConfigError, match="must be given"):
+            bank.retrieve(Query("Who?"))
+    if name == "no_context":
+        assert not found
+    elif name != "remind_x1":
+        assert found == FIRST.get(name, {"a"})
+
+
+@pytest.mark.parametrize("name", ["no_context", "full"])
+def test_what_ranks_by_nothing_encodes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SentenceEncoder, "_forward", lambda *_: pytest.fail("something is encoded"))
+    with make_system(name).open(tmp_path / "bank", "talk", Services(SentenceEncoder())) as bank:
+        for session in TALK:
+            bank.ingest(session)
+        assert len(bank.retrieve(Query("Who?"), k=9).memories) == (0 if name == "no_context" else 4)
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "said"),
+    [
+        ("denser", {}, "no memory system 'denser'; there are no_context, full, dense"),
+        ("dense", {"uni": "turn"}, "dense has no option 'uni'; there are unit, method, keys"),
+        ("dense", {"name": "x"}, "dense has no option 'name'"),
+        ("dense", {"unit": "page"}, "unit must be one of turn, round, session, not 'page'"),
+        ("remind_x1", {}, "remind_x1 needs sae"),
+        ("remind", {"perception": {"retrieve": {"share": 1}}}, "remind.perception.retrieve has no option 'share'"),
+        ("remind", {"perception": {"retrieve": {"top_share": 2}}}, "top_share must be above 0 and at most 1"),
+        ("remind", {"perception": "cue"}, "perception must be of type PerceptionConfig"),
+        ("remind_x1", {"sae": 5}, "sae must be text"),
+        (
+            "remind_x1",
+            {"sae": "x", "grounding": {"fuse": {"dens": 1}}},
+            "remind_x1.grounding.fuse has no option 'dens'",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused(system: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make_system(system, options)
+
+
+def test_options_reach_the_system() -> None:
+    fused = make_system("remind_x1", {"sae": "x", "grounding": {"fuse": {}, "window": 0}}, name="fused")
+    assert (fused.name, fused.grounding.window, fused.grounding.fuse.dense) == ("fused", 0, 0.6)
+    assert make_system("round", {"method": "hybrid"}).unit == "round"
+    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"sigma": 1}}}).perception
+    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.sigma) == ("infer", "hybrid", 1)
+
+
+@pytest.mark.parametrize("name", ["remind", "remind_hybrid", "remind_x1"])
+def test_stages_are_those_that_the_system_asks(name: str) -> None:
+    entry = SYSTEMS[name]
+    assert make_system(name, dict.fromkeys(entry.required, "x")).stages == entry.stages
+
+
+def test_the_paper_s_figures_are_those_it_computes_its_gains_from() -> None:
+    """Table 1 prints each gain over the base model beside the figure."""
+    gains = {
+        "NaiveRAG": (0.4, 0.9, 2.6, 0.8, -1.3, 0.8, -0.8, -1.5),
+        "MemGPT": (5.2, -3.6, 2.7, 1.5, -3.8, -3.6, -1.3, -2.0),
+        "Mem0": (9.3, None, 3.5, None, 0.7, None, -0.3, -1.4),
+        "MemoryOS": (8.0, 3.9, 8.1, 3.1, -2.1, -2.3, 0.8, -0.1),
+        "LangMem": (8.0, None, 12.8, None, 0.0, None, 2.1, 1.0),
+        "A-Mem": (13.1, 3.5, 12.4, 6.4, 1.8, 1.7, -1.4, -2.8),
+        "LightMem": (15.1, 3.5, 11.9, 6.3, 2.1, 2.0, 2.3, 1.9),
+        "GAM": (13.8, 1.2, 11.4, 3.6, 2.1, -1.1, 2.1, 1.7),
+        "MemAgent-7B": (-8.2, -4.4, 8.5, 6.1, -8.5, -8.2, -5.7, -7.1),
+        "MEM1-7B": (-13.4, -11.1, 4.2, -0.9, -8.4, -13.3, -7.1, -8.4),
+        "REMIND": (26.2, 13.1, 21.2, 14.5, 11.8, 17.5, 9.8, 9.1),
+    }
+    base = TABLE_1["Qwen3-VL-8B"]
+    assert set(gains) == set(TABLE_1) - {"Qwen3-VL-8B"}
+    for row, expected in gains.items():
+        found = [None if own is None else own - zero for own, zero in zip(TABLE_1[row], base, strict=True)]
+        for one, other in zip(found, expected, strict=True):
+            assert one == other or abs(one - other) < 0.051, row
+    assert SYSTEMS["remind"].paper[("direct", "bleu1")] == 27.6
+    assert list(SYSTEMS["dense"].paper) == list(COLUMNS)
+
+
+def test_listing_them_needs_no_torch() -> None:
+    line = "import sys; from remind.memory.systems import SYSTEMS; sys.exit('torch' in sys.modules or len(SYSTEMS) < 9)"
+    subprocess.run([sys.executable, "-c", line], check=True, timeout=120)
+
+
+def test_the_page_lists_them_and_has_a_short_example() -> None:
+    """Which a test of the documents runs."""
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.split("## Systems")[1].split("## ")[0], re.MULTILINE))
+    assert rows == {name: entry.help for name, entry in SYSTEMS.items()}
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(example.splitlines()) <= 40

@@ -1,0 +1,140 @@
+"""MemAgent and MEM1, played by a script: what is read and searched, what is kept of it, and the number of calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedChat, minilm, parts, services, session
+
+from remind.core.errors import ConfigError
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.mem1 import Mem1System
+from remind.memory.memagent import MemAgentSystem
+from remind.models.encoder import SentenceEncoder
+
+FIRST = session("s1", "2023-05-08", "Ann: I have a cat.", "Bob: I live in Rome.", "Ann: The cat is called Tom.")
+LATER = session("s2", "2023-06-01", "Bob: The weather is fine.", "Ann: Tom the cat ran away.")
+TURNS = [turn.id for turn in (*FIRST.turns, *LATER.turns)]
+QUESTION = Query("What is the name of the cat?", "q", "2023-07-01", "single", ("Tom", "Jerry"))
+LOST = Reply("", failure="server", message="no reply")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return minilm()
+
+
+def noter(request: Request) -> str:
+    """Keeps the lines on the cat."""
+    shown = parts(request)
+    lines = [line for line in shown["part"].splitlines() if "cat" in line]
+    return "<think>hm</think>" + "\n".join(filter(None, [shown.get("notes", ""), *lines]))
+
+
+@pytest.mark.parametrize("chunk", [1, 20, 5000])
+def test_memagent_reads_the_whole_dialogue_in_chunks(chunk: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(noter)
+    with MemAgentSystem(chunk=chunk).open(tmp_path, "d", services(encoder, chat)) as bank:
+        bank.ingest(FIRST)
+        bank.ingest(LATER)
+        assert not chat.asked
+        found = bank.retrieve(QUESTION, k=5)
+        (memory,) = found.memories
+        assert memory.text == "Ann: I have a cat.\nAnn: The cat is called Tom.\nAnn: Tom the cat ran away."
+        assert memory.sources is None
+        assert [turn for part in found.trace["chunks"] for turn in part["turns"]] == TURNS
+        assert len(chat.asked) == len(found.trace["chunks"]) == {1: 5, 5000: 1}.get(chunk, len(chat.asked))
+        read = "\n".join(parts(request)["part"] for request in chat.asked)
+        assert [line for line in read.splitlines() if line[0] != "["] == [
+            f"{turn.speaker}: {turn.text}" for turn in (*FIRST.turns, *LATER.turns)
+        ]
+        assert all(encoder.count_tokens(parts(request)["part"]) <= max(chunk, 20) for request in chat.asked)
+        assert parts(chat.asked[0])["question"].splitlines() == [
+            "Asked on: 2023-07-01",
+            "What is the name of the cat?",
+            "A. Tom",
+            "B. Jerry",
+        ]
+        assert bank.retrieve(QUESTION, k=5).memories == found.memories
+        assert bank.store.count() == 0, "a question leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("replies", "odd", "text"),
+    [
+        ("fixed", LOST, "Ann: I have a cat.\nAnn: Tom the cat ran away."),
+        ("fixed", "", "Ann: I have a cat.\nAnn: Tom the cat ran away."),
+        ("upstream", LOST, None),
+        ("upstream", "", "Ann: Tom the cat ran away."),
+    ],
+)
+def test_memagent_where_a_reply_is_missing(
+    replies: str, odd: str | Reply, text: str | None, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    chat = ScriptedChat(lambda request: odd if "called Tom" in parts(request)["part"] else noter(request))
+    system = MemAgentSystem(chunk=1, replies=replies)  # type: ignore[arg-type]
+    with system.open(tmp_path, "d", services(encoder, chat)) as bank:
+        bank.ingest(FIRST)
+        bank.ingest(LATER)
+        found = bank.retrieve(QUESTION, k=1)
+        assert [memory.text for memory in found.memories] == ([text] if text else [])
+        assert found.trace.get("failed") == (["read: server: no reply"] if odd is LOST else None)
+        assert len(chat.asked) == (3 if text is None else 5)
+
+
+def seeker(request: Request) -> str:
+    """Searches for the cat, then for its end, then answers."""
+    shown = parts(request)
+    if "state" not in shown:
+        return "<think>I know nothing.</think><search>What is the cat called?</search>"
+    if "ran away" not in shown.get("found", ""):
+        assert "Tom" in shown["found"]
+        return "<think>The cat is called Tom.</think><search>the cat ran away</search><answer>no</answer>"
+    return f"<think>{shown['state']} It ran away.</think><answer>Tom</answer>"
+
+
+def test_mem1_carries_its_state_from_search_to_search(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(seeker)
+    with Mem1System(top=1).open(tmp_path, "d", services(encoder, chat)) as bank:
+        bank.ingest(FIRST)
+        bank.ingest(LATER)
+        found = bank.retrieve(QUESTION, k=1)
+        (memory,) = found.memories
+        assert memory.text == "The cat is called Tom. It ran away.\nAnswer: Tom"
+        assert memory.sources == ("s1:3", "s2:2")
+        assert found.trace == {"searches": ["What is the cat called?", "the cat ran away"], "answer": "Tom"}
+        assert len(chat.asked) == 3
+        assert parts(chat.asked[1])["found"] == "[2023-05-08] Ann: The cat is called Tom."
+        assert "called Tom." not in parts(chat.asked[2])["found"], "what was found before is gone but for the state"
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 6])
+def test_mem1_ends(rounds: int, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    chat = ScriptedChat(lambda request: "<think>Still looking.</think><search>cat</search>")
+    with Mem1System(rounds=rounds).open(tmp_path, "d", services(encoder, chat)) as bank:
+        bank.ingest(FIRST)
+        (memory,) = bank.retrieve(QUESTION, k=1).memories
+        assert len(chat.asked) == rounds
+        assert memory.text == "Still looking."
+        # what the last search would find comes too late
+        assert memory.sources == (None if rounds == 1 else ("s1:1", "s1:2", "s1:3"))
+        urged = ["Answer now" in request.messages[0].text for request in chat.asked]
+        assert urged == [left <= 1 for left in reversed(range(rounds))]
+
+
+def test_mem1_without_a_usable_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    with Mem1System().open(tmp_path, "d", services(encoder, ScriptedChat(lambda request: LOST))) as bank:
+        bank.ingest(FIRST)
+        found = bank.retrieve(QUESTION, k=1)
+        assert found.memories == ()
+        assert found.trace["failed"] == ["read: server: no reply"]
+
+
+@pytest.mark.parametrize("system", [MemAgentSystem(), Mem1System()])
+def test_without_an_endpoint(system: MemAgentSystem | Mem1System, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    with system.open(tmp_path, "d", services(encoder, None)) as bank:
+        bank.ingest(FIRST)
+        with pytest.raises(ConfigError, match=rf"^{system.name} needs a chat model \(read\); name one"):
+            bank.retrieve(QUESTION, k=1)
