@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu
+from benchmarks.bench_pra_step import BenchStepConfig, build
 from benchmarks.gpu import CHECKS, Check, Figure, Setting, run_all
 from remind.core.files import read_json
 
@@ -17,7 +19,7 @@ def setting(tmp_path: Path) -> Setting:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CHECKS if name not in ("tests", "chain")])
+@pytest.mark.parametrize("name", [name for name in CHECKS if name not in ("tests", "chain", "memory-qlora")])
 def test_a_check_gives_figures(setting: Setting, name: str) -> None:
     figures = CHECKS[name].run(setting)
     assert figures
@@ -50,6 +52,35 @@ def test_a_check_that_takes_too_long_is_stopped(setting: Setting) -> None:
 def test_a_missing_package_is_named(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "tests", Check(CHECKS["tests"].run, ("pytest", "no_such_package")))
     assert run_all(setting, ["tests"], 1)["tests"]["why"] == "needs no_such_package"
+
+
+@pytest.mark.slow
+def test_peak_memory_is_set_against_the_plan(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(_: Setting, run: Callable[[], None]) -> int:
+        run()
+        return 2**30
+
+    monkeypatch.setattr(gpu, "_peak", peak)
+    for name, eight_bits in (("memory-lora", False), ("memory-full", True)):
+        planned, measured, over = CHECKS[name].run(setting)
+        # weights, and of those that are trained gradients and moments, by hand
+        model = build(BenchStepConfig(arch="nano"), "full" if eight_bits else "lora")
+        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        trained = sum(n for n, learns in sizes if learns)
+        state = 4 * sum(n for n, _ in sizes) + 4 * trained + (2.03 if eight_bits else 8) * trained
+        # activations, block and head at T 64 are small beside them
+        assert state / 2**30 < planned.value < 1.6 * state / 2**30
+        assert measured.value == 1.0
+        assert over.value == pytest.approx(1 / planned.value)
+        assert not over.holds
+
+
+def test_four_bits_are_left_out_with_their_reason(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "bitsandbytes" else name)
+    assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs bitsandbytes"
+    assert "memory-qlora | left out: needs bitsandbytes" in (setting.out / "gpu.md").read_text()
+    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
+    assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs a device with CUDA"
 
 
 def test_what_a_figure_is_meant_to_be() -> None:

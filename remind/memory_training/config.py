@@ -1,0 +1,142 @@
+"""Settings of `remind train-memory`. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from remind.core.errors import ConfigError
+from sae.ranges import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Seed,
+    Share,
+    check_ranges,
+)
+
+Method = Literal["sft", "adrpo"]
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """The memory world that a policy is trained in."""
+
+    dialogues: PositiveInt = 400
+    """Dialogues of the training part."""
+    sessions: PositiveInt = 8
+    """Sessions of each."""
+    seed: Seed = 0
+    """Of the dialogues."""
+    blind: Share = 0.4
+    """Share of attributes, places and tasks that the expert tends to overlook."""
+    missed: Share = 0.75
+    """Chance that it overlooks a fact of these."""
+    kept: Share = 0.45
+    """Chance that it keeps a joke or what holds for others."""
+    evaluate: PositiveInt = 40
+    """Dialogues that the trained policy is evaluated on, none of them from training."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """Rewards of MemBuilder (Eq. 6-8). The defaults are the paper's; sessions of the memory world are far shorter."""
+
+    length_penalty: Share = 0.8
+    """λ of Eq. 6."""
+    core_free: NonNegativeFloat = 150
+    """θ_min of Eq. 7: tokens that the core block may grow by."""
+    core_full: PositiveFloat = 400
+    """θ_max of Eq. 7: growth that costs everything."""
+    free_below: NonNegativeFloat = 200
+    """δ of Eq. 8: differences to the expert in tokens that cost nothing."""
+    low: PositiveFloat = 0.5
+    """γ_l of Eq. 8."""
+    high: PositiveFloat = 1.3
+    """γ_u of Eq. 8."""
+    least: PositiveFloat = 0.2
+    """γ_min of Eq. 8; not in the paper, from the released configuration."""
+    most: PositiveFloat = 2.0
+    """γ_max of Eq. 8; not in the paper, from the released configuration."""
+
+    def __post_init__(self) -> None:
+        if not self.core_free < self.core_full:
+            raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
+        if not self.least < self.low <= self.high < self.most:
+            raise ConfigError("reward needs least < low <= high < most")
+
+
+@dataclass(frozen=True)
+class PolicyGradientConfig:
+    """Reinforcement learning with groups of rollouts. The defaults are MemBuilder's."""
+
+    group: Literal[2, 4, 8, 16] = 8
+    """G: rollouts of each session."""
+    micro_groups: PositiveInt = 1
+    """Groups whose gradients are computed at once, on each process; less memory, same result."""
+    inner_epochs: PositiveInt = 1
+    """Optimiser steps on each generation ."""
+    clip: PositiveFloat = 0.2
+    """ε of the clipped ratio."""
+    beta: NonNegativeFloat = 0.02
+    """Weight of the KL to the policy training began with (k3)."""
+    alpha: PositiveFloat = 4.0
+    """α of Eq. 10: weight of the role whose entries were retrieved most; 1 is plain GRPO."""
+    weighting: Literal["advantage", "printed"] = "advantage"
+    """Where α acts. advantage: on both terms of the clipped surrogate, as described; printed: on the unclipped one
+    alone, as Eq. 12 stands."""
+    scale_rewards: bool = True
+    """Divide advantages by the standard deviation of their group."""
+    temperature: PositiveFloat = 0.8
+    """Of sampling."""
+    top_p: PositiveShare = 1.0
+    """Nucleus of sampling; below 1 the ratios are biased, since log-probabilities are of the whole distribution."""
+    reply_tokens: PositiveInt = 24
+    """Longest reply."""
+    kl_stop: NonNegativeFloat | None = None
+    """Nats a token between the policy that sampled and the present one beyond which the rest of a generation's steps is
+    left out; none: never."""
+
+
+@dataclass
+class TrainMemoryConfig:
+    """Train a policy that writes memories: on an expert's replies, or by reinforcement learning."""
+
+    out: str
+    """Run folder: config.yaml, metrics.jsonl, checkpoints/, and policy/ when done, a plain Hugging Face folder."""
+    method: Method = "sft"
+    """sft: next tokens of the expert's replies. adrpo: MemBuilder's rewards and weights."""
+    model: str = "pico"
+    """Folder of the policy to begin with; pico: a small one with random weights that knows the memory world's words."""
+    world: WorldConfig = field(default_factory=WorldConfig)
+    """Where it is trained."""
+    rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
+    """Of adrpo."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Of adrpo."""
+    steps: PositiveInt = 150
+    """Generations, or optimiser steps of sft."""
+    batch_size: PositiveInt = 8
+    """Sessions of a generation, over all processes; replies of a step of sft."""
+    lr: PositiveFloat = 1e-4
+    """Peak learning rate of AdamW."""
+    schedule: Literal["cosine", "constant"] = "constant"
+    """Learning rate after the warm-up."""
+    warmup: Share = 0.1
+    """Share of the steps in which it rises."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW, on matrices."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this norm."""
+    seed: Seed = 0
+    """Of the order of rows and of sampling."""
+    save_every: PositiveInt = 50
+    """Steps between checkpoints; the last step has one, too."""
+    keep_last: PositiveInt = 1
+    """Checkpoints that are kept."""
+    resume: bool = False
+    """Go on with the newest checkpoint of out; the result is that of a run without a stop."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)

@@ -1,0 +1,57 @@
+"""What a trainer trains on: episodes that ask a policy several things, and what groups of them are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from remind.memory_training.rewards import Pair
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a role is asked: token ids, to be completed by the policy."""
+
+    role: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One completed prompt."""
+
+    role: str
+    prompt: list[int]
+    completion: list[int]
+
+
+#: A rollout: yields prompts that may be answered together, is sent their completions, returns what is to be scored.
+Episode = Generator[list[Prompt], list[list[int]], Any]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the rollouts of one group are worth.
+
+    Attributes:
+        rewards: by role, one per rollout; NaN: it could not be had. Roles that share a reward repeat it.
+        weights: by role, the w of Eq. 12, one per rollout; roles that are left out have 1.
+        pairs: comparisons of SaliMory's contrastive terms, at most one a role.
+        metrics: by name, averaged over the groups of a generation.
+    """
+
+    rewards: Mapping[str, Sequence[float]]
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """What a policy is trained on."""
+
+    def episode(self, row: int) -> Episode:
+        """A fresh rollout of a training row."""
+
+    def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
+        """The worth of the rollouts of one row, from what they returned."""

@@ -1,0 +1,229 @@
+"""The policy `pico`: a Qwen3 of 4 layers that knows the words of the memory world, and its grammar.
+
+It replies in commands, `ADD t3 UPDATE m2 t5 <end>`, where t is a turn and m an entry that the prompt shows. They
+compile to the JSON that any policy replies with, texts copied from the turns, so that all rules for replies hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from remind.core.files import atomic_folder
+from remind.memory.operations import Entry, Operation, State, fold
+from remind.memory.proposals import Occasion, Role, propose
+from remind.memory_training.rewards import ROLES
+from remind.testbed.memory_world import Expert, Life, Meeting, vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, END = "<pad>", "<end>"
+MAX_TURNS, SHOWN = 10, 4
+#: Command by its number of turns and entries, in the order they follow it.
+COMMANDS = {"ADD": "t", "UPDATE": "mt", "MERGE": "mm", "SKIP": "t"}
+#: Tokens of a reply, at most.
+REPLY = 24
+
+
+def words() -> list[str]:
+    """The vocabulary: a token is a word."""
+    places = [*(f"m{n + 1}" for n in range(SHOWN)), *(f"t{n + 1}" for n in range(MAX_TURNS))]
+    return [PAD, END, "<ops>", *(f"<{role}>" for role in ROLES), *COMMANDS, *places, *vocabulary()]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of pico; splits at white space."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words())}, unk_token=PAD))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END, unk_token=PAD)
+
+
+def write_pico(folder: str | Path, seed: int, layers: int = 4, hidden_size: int = 96) -> None:
+    """A folder with random weights, as any policy's."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden_size // 4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=vocabulary.pad_token_id,
+        eos_token_id=vocabulary.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    with atomic_folder(folder) as temporary:
+        Qwen3ForCausalLM(config).save_pretrained(temporary)
+        vocabulary.save_pretrained(temporary)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a role is shown.
+
+    Attributes:
+        texts: of m1, m2, ...: entries near to the session, or lines of the core block.
+        entries: the same as entries; of core the whole block alone.
+    """
+
+    role: Role
+    meeting: Meeting
+    texts: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    def prompt(self) -> str:
+        """As words of the vocabulary. Numbers stand behind what they number: a causal model then knows it there."""
+        shown = [f"{_undated(text)} m{n}" for n, text in enumerate(self.texts, start=1)]
+        turns = [f"{turn.text} t{n}" for n, turn in enumerate(self.meeting.turns, start=1)]
+        return " ".join([f"<{self.role}>", *shown, *turns, "<ops>"])
+
+
+def view(role: Role, meeting: Meeting, state: State) -> View:
+    """The role's store beside a session: of core the last lines, else the entries that share most words with it."""
+    if role == "core":
+        block = state.block
+        return View(role, meeting, tuple(block.text.split("\n")[-SHOWN:]) if block else (), (block,) if block else ())
+    keys = {turn.key for turn in meeting.turns if turn.key}
+    entries = state.current(role)
+    near = sorted(range(len(entries)), key=lambda n: (-len(keys & {*entries[n].text.split()}), -n))[:SHOWN]
+    chosen = tuple(entries[n] for n in sorted(near))
+    return View(role, meeting, tuple(one.text for one in chosen), chosen)
+
+
+def _undated(text: str) -> str:
+    return " ".join(part.partition(": ")[2] for part in text.split(" | "))
+
+
+def compile_reply(view: View, reply: str) -> str:
+    """Commands as the JSON of `propose`; what is no sequence of commands comes back as it is, and is no JSON.
+
+    Core takes a single operation: several ADD become one APPEND, and none at all an APPEND of nothing.
+    """
+    tokens = reply.split()
+    commands: list[tuple[str, list[int]]] = []
+    if not tokens or tokens.pop() != END:
+        return reply
+    while tokens:
+        kinds = COMMANDS.get(name := tokens.pop(0))
+        if kinds is None or len(tokens) < len(kinds):
+            return reply
+        places, tokens = tokens[: len(kinds)], tokens[len(kinds) :]
+        if not all(re.fullmatch(rf"{kind}[0-9]{{1,2}}", place) for kind, place in zip(kinds, places, strict=True)):
+            return reply
+        commands.append((name, [int(place[1:]) for place in places]))
+    ops = _core(view, commands) if view.role == "core" else [_operation(view, *one) for one in commands]
+    return json.dumps({"ops": ops})
+
+
+def _line(view: View, turn: int) -> str:
+    """A turn as it is remembered; a turn that there is not is told by its number, and rejected for its source."""
+    turns = view.meeting.turns
+    return f"{view.meeting.day.isoformat()}: {turns[turn - 1].text if turn <= len(turns) else turn}"
+
+
+def _core(view: View, commands: Sequence[tuple[str, list[int]]]) -> list[dict[str, Any]]:
+    if all(name == "ADD" for name, _ in commands):
+        turns = [places[0] for _, places in commands]
+        return [{"op": "APPEND", "content": "\n".join(_line(view, turn) for turn in turns), "sources": turns}]
+    ops: list[dict[str, Any]] = []
+    for name, places in commands:
+        old = view.texts[places[0] - 1] if places[0] <= len(view.texts) else ""
+        replaced = {"op": "REPLACE", "old_text": old, "new_text": _line(view, places[-1]), "sources": places[-1:]}
+        ops.append(replaced if name == "UPDATE" else {"op": name})
+    return ops
+
+
+def _operation(view: View, name: str, places: Sequence[int]) -> dict[str, Any]:
+    if name == "MERGE":
+        texts = [view.texts[place - 1] for place in places if place <= len(view.texts)]
+        return {"op": name, "olds": list(places), "new_memory": " | ".join(texts)}
+    told = {"sources": [places[-1]]}
+    if name == "UPDATE":
+        return {"op": name, "old": places[0], "new_memory": _line(view, places[1]), **told}
+    return {"op": name, "memory" if name == "ADD" else "reason": _line(view, places[0]), **told}
+
+
+def operations(view: View, life: str, reply: str, first: int) -> list[Operation]:
+    """What a reply does to the memory, applied or rejected; see `propose`."""
+    meeting = view.meeting
+    turns = tuple(f"{meeting.id}:{n}" for n in range(1, len(meeting.turns) + 1))
+    occasion = Occasion(life, meeting.id, meeting.day.isoformat(), turns)
+    return propose(view.role, compile_reply(view, reply), occasion, view.entries, first)
+
+
+def remember(state: State, life: str, replies: Sequence[tuple[View, str]]) -> tuple[State, list[list[Operation]]]:
+    """The memory after the replies of all roles, which have seen the same state.
+
+    A role with a rejected operation changes nothing; its operations are reported all the same.
+
+    Returns:
+        The state, and the operations of each role.
+    """
+    proposed, first, applied = [], state.seq + 1, []
+    for shown, reply in replies:
+        found = operations(shown, life, reply, first)
+        first += len(found)
+        proposed.append(found)
+        if all(one.status == "applied" for one in found):
+            applied += found
+    return fold(applied, state), proposed
+
+
+# the expert's replies
+
+
+def expert_reply(view: View, expert: Expert, random: Random) -> str:
+    """What an expert replies as a role: new facts are added, told anew where the old one is shown."""
+    commands: list[str] = []
+    for number, turn in enumerate(view.meeting.turns, start=1):
+        if expert.keeps(turn, random) != view.role:
+            continue
+        old = [n for n, text in enumerate(view.texts, start=1) if f"my {turn.key} is" in text]
+        single = view.role != "core" or not commands
+        if " now " in turn.text and old and single:
+            commands.append(f"UPDATE m{old[-1]} t{number}")
+        elif view.role != "core" or not any("UPDATE" in one for one in commands):
+            commands.append(f"ADD t{number}")
+    return " ".join([*commands, END])
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One session of a dialogue with the memory that the expert had before it, and what it replied."""
+
+    life: Life
+    number: int
+    state: State
+    views: tuple[View, ...]
+    replies: tuple[str, ...]
+
+    @property
+    def meeting(self) -> Meeting:
+        return self.life.meetings[self.number]
+
+
+def lessons(life: Life, expert: Expert, seed: int = 0) -> Iterator[Lesson]:
+    """The sessions of a dialogue in order."""
+    state = State()
+    for number, meeting in enumerate(life.meetings):
+        views = tuple(view(role, meeting, state) for role in ROLES)  # type: ignore[arg-type]
+        # one judgement of each turn, whatever the role
+        replies = tuple(expert_reply(one, expert, Random(f"expert {seed} {life.id} {number}")) for one in views)
+        yield Lesson(life, number, state, views, replies)
+        state, _ = remember(state, life.id, list(zip(views, replies, strict=True)))

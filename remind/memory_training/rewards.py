@@ -1,0 +1,191 @@
+"""Rewards of MemBuilder (arXiv 2601.05488, Eq. 5-10) and SaliMory (arXiv 2606.04120, Eq. 1-4). Needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from remind.core.errors import DataError
+
+#: MemBuilder's roles; ties of Eq. 9 are broken in this order.
+ROLES = ("core", "episodic", "semantic", "procedural")
+#: Roles whose entries are retrieved.
+RETRIEVED = ROLES[1:]
+
+
+def task_reward(correct: Sequence[bool]) -> float:
+    """Share of the session's questions that were answered correctly (MemBuilder, Eq. 5). DataError if there is none."""
+    if not correct:
+        raise DataError("a session without questions has no reward; leave it out")
+    return sum(correct) / len(correct)
+
+
+def core_length_penalty(increment: float, free: float = 150, full: float = 400) -> float:
+    """Penalty in [0, 1] on growth of the core block (MemBuilder, Eq. 7).
+
+    Args:
+        increment: tokens of the block after the operation minus before; may be negative.
+        free: θ_min, increments up to it cost nothing.
+        full: θ_max, increments from it cost 1.
+    """
+    return min(max((increment - free) / (full - free), 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class LengthTolerance:
+    """Bounds of MemBuilder's Eq. 8: what a role writes against what the expert wrote, in tokens of the policy."""
+
+    free_below: float = 200
+    """δ: smaller differences in tokens cost nothing."""
+    low: float = 0.5
+    """γ_l: lower end of the ratios that cost nothing."""
+    high: float = 1.3
+    """γ_u: upper end of the ratios that cost nothing."""
+    least: float = 0.2
+    """γ_min: ratios below it cost 1."""
+    most: float = 2.0
+    """γ_max: ratios above it cost 1."""
+
+
+def length_penalty(written: int, expert: int, tolerance: LengthTolerance | None = None) -> float:
+    """Penalty in [0, 1] on the tokens that a role wrote in this session (MemBuilder, Eq. 8).
+
+    Where the expert wrote nothing the ratio is undefined: any difference of at least δ costs 1.
+    """
+    bounds = tolerance or LengthTolerance()
+    if abs(written - expert) < bounds.free_below:
+        return 0.0
+    if not expert:
+        return 1.0
+    ratio = written / expert
+    if bounds.low <= ratio <= bounds.high:
+        return 0.0
+    if bounds.high < ratio <= bounds.most:
+        return (ratio - bounds.high) / (bounds.most - bounds.high)
+    if bounds.least <= ratio < bounds.low:
+        return (bounds.low - ratio) / (bounds.low - bounds.least)
+    return 1.0
+
+
+def role_reward(valid: bool, task: float, penalty: float, strength: float = 0.8) -> float:
+    """Reward of one role in one rollout: 1[valid] · r_task · (1 − λ ℓ) (MemBuilder, Eq. 6)."""
+    return task * (1 - strength * penalty) if valid else 0.0
+
+
+def dominant(retrieved: Iterable[str]) -> str | None:
+    """The role whose entries were retrieved most often over all questions of a rollout (MemBuilder, Eq. 9).
+
+    Args:
+        retrieved: role of each retrieved entry, one item per retrieval; core is always in context and does not count.
+
+    Returns:
+        None where nothing was retrieved; ties go to the first in the order episodic, semantic, procedural.
+    """
+    counts = Counter(role for role in retrieved if role in RETRIEVED)
+    return max(RETRIEVED, key=lambda role: counts[role]) if counts else None
+
+
+def attribution(retrieved: Iterable[str], alpha: float = 4.0) -> dict[str, float]:
+    """Gradient weights w by role: α for the dominant one, else 1; core always 1 (MemBuilder, Eq. 10)."""
+    chosen = dominant(retrieved)
+    return {role: alpha if role == chosen else 1.0 for role in ROLES}
+
+
+def response_reward(accuracy: float, personalisation: float | None, bonus: float = 0.45) -> float:
+    """R1 = α (1 + λ_p p), or α where personalisation does not apply (SaliMory, Eq. 1).
+
+    Args:
+        accuracy: α in [0, 1].
+        personalisation: p in [0, 1]; None: not applicable.
+        bonus: λ_p.
+    """
+    return accuracy if personalisation is None else accuracy * (1 + bonus * personalisation)
+
+
+def memory_reward(
+    factual: float | None,
+    vague: float | None,
+    salient: bool,
+    penalty: float = 0.5,
+    bonus: float = 0.3,
+    e2_literal: bool = False,
+) -> float:
+    """R2 = −λ_pen (1 − γ) + λ_bon γ with γ = φ_f (1 − φ_v) (SaliMory, Eq. 2).
+
+    The judge's instructions (appendix E.2) give an empty bank vagueness 0 and factuality 1, thus the largest reward.
+    Here an empty bank has γ = 0 if the episode holds anything worth keeping; else the reward is 0.
+
+    Args:
+        factual: φ_f, share of entries faithful to the dialogue; None: the bank is empty.
+        vague: φ_v, share of entries without usable detail; None: the bank is empty.
+        salient: whether the episode holds a turn worth keeping.
+        e2_literal: follow appendix E.2 as it stands.
+
+    Raises:
+        DataError: one of the shares is missing.
+    """
+    if (factual is None) != (vague is None):
+        raise DataError("factuality and vagueness are given both or neither")
+    if factual is None or vague is None:
+        if not (salient or e2_literal):
+            return 0.0
+        quality = 1.0 if e2_literal else 0.0
+    else:
+        quality = factual * (1 - vague)
+    return -penalty * (1 - quality) + bonus * quality
+
+
+def filter_quality(flagged: Collection[str], gold: Collection[str] | None, recall_weight: float = 0.6) -> float | None:
+    """κ = (1 − w_r) precision + w_r recall of the turns that the filter lets through (SaliMory, Section 3.3).
+
+    Returns:
+        None where evidence is not known; 1 where nothing is flagged and nothing is gold; 0 where only one is empty.
+    """
+    if gold is None:
+        return None
+    chosen, right = set(flagged), set(gold)
+    if not chosen or not right:
+        return float(chosen == right)
+    hits = len(chosen & right)
+    return (1 - recall_weight) * hits / len(chosen) + recall_weight * hits / len(right)
+
+
+def utilization_reward(
+    profile: float, filtering: float | None, profile_weight: float = 0.15, filter_weight: float = 0.1
+) -> float:
+    """R3 = λ_μ μ + λ_κ κ (SaliMory, Eq. 3); without κ its term is left out."""
+    return profile_weight * profile + (0.0 if filtering is None else filter_weight * filtering)
+
+
+def bank_similarity(one: Iterable[tuple[str, str]], other: Iterable[tuple[str, str]]) -> float:
+    """Jaccard similarity of two banks of (store, text) (SaliMory, Eq. 4); two empty banks are equal.
+
+    Entries are equal if they are in the same store and their texts differ in case and white space alone.
+    """
+    left, right = ({(store, " ".join(text.casefold().split())) for store, text in bank} for bank in (one, other))
+    return len(left & right) / len(left | right) if left | right else 1.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rollouts of a group, the better and the worse of one role, and by how much they differ."""
+
+    role: str
+    winner: int
+    loser: int
+    gap: float
+
+
+def contrastive_pair(
+    role: str, scores: Sequence[float], allowed: Callable[[int, int], bool] = lambda winner, loser: True
+) -> Pair | None:
+    """The two rollouts of a group that differ most in a role's own score (SaliMory, Section 3.4); None: no two differ.
+
+    Args:
+        scores: R2 for the booster, μ for the utilizer, one per rollout; a NaN is left out.
+        allowed: whether (winner, loser) may be compared; of those that may the first with the largest gap is taken.
+    """
+    order = range(len(scores))
+    pairs = [Pair(role, w, l, scores[w] - scores[l]) for w in order for l in order if scores[w] > scores[l]]  # noqa: E741
+    return max((pair for pair in pairs if allowed(pair.winner, pair.loser)), key=lambda pair: pair.gap, default=None)

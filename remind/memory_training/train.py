@@ -1,0 +1,268 @@
+"""`remind train-memory`: a run folder, TRL's trainers for what is in it, and the policy at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+
+from remind.alignment import checkpoint
+from remind.alignment.metrics import METRICS, read_metrics
+from remind.alignment.optim import learning_rate, make_optimizer
+from remind.alignment.run_folder import CONFIG, as_dict, flatten
+from remind.core import optional
+from remind.core.errors import ConfigError
+from remind.core.files import atomic_folder, put_folder, write_json, write_text
+from remind.core.processes import TERMINATED, Termination, sole_writer
+from remind.core.progress import ProgressBar
+from remind.memory_training.config import TrainMemoryConfig
+from remind.memory_training.evaluate import evaluate, greedy
+from remind.memory_training.membuilder import MemBuilderTask
+from remind.memory_training.pico import Lesson, lessons, write_pico
+from remind.testbed.memory_world import Expert, make_life
+
+POLICY, START, REPORT = "policy", "start", "report.json"
+#: Settings that may change when a run is gone on with.
+FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate"})
+
+
+def train_memory(cfg: TrainMemoryConfig) -> Path:
+    """Train a policy, or go on with it; prints what it remembers at the end.
+
+    After SIGTERM the step under way is ended and saved, and SystemExit raised with status 143.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: the folder holds a run and resume is off, or one with other settings; settings that do not fit.
+        ModelError: a policy or checkpoint that cannot be used, or TRL is missing.
+    """
+    out = Path(cfg.out)
+    main = _rank() == 0
+    with sole_writer(out) if main else nullcontext(), Termination() as termination:
+        start = _claim(cfg, out, main)
+        run = _Run(cfg, out, start, termination)
+        if run.done < cfg.steps:
+            run.train()
+        if termination.requested and run.done < cfg.steps:
+            raise SystemExit(TERMINATED)
+        if main:
+            run.finish()
+    return out
+
+
+def _rank() -> int:
+    from accelerate import PartialState
+
+    return int(PartialState().process_index)
+
+
+def _claim(cfg: TrainMemoryConfig, out: Path, main: bool) -> Path | None:
+    """The checkpoint to go on from; the folder then holds config.yaml."""
+    file = out / CONFIG
+    if file.is_file():
+        if not cfg.resume:
+            raise ConfigError(f"{out} holds a run already; choose another out, or set resume to go on with it")
+        before, after = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))), flatten(as_dict(cfg))
+        changed = sorted(k for k in before.keys() | after.keys() if k not in FREE and before.get(k) != after.get(k))
+        if changed:
+            raise ConfigError(f"{out} was run with other settings ({', '.join(changed)}); a resume must keep them")
+    elif any(not path.name.startswith(".") for path in out.glob("*")):
+        raise ConfigError(f"{out} holds what is not of a run; choose another out")
+    elif main:
+        write_text(file, yaml.safe_dump(as_dict(cfg), sort_keys=False))
+    return checkpoint.newest(out, report=main)
+
+
+class _Run:
+    """One run. `done` counts finished steps; of reinforcement learning a step is a generation."""
+
+    def __init__(self, cfg: TrainMemoryConfig, out: Path, start: Path | None, termination: Termination) -> None:
+        self.cfg, self.out, self.termination = cfg, out, termination
+        self.done = checkpoint.read_state(start)["step"] if start else 0
+        self.updates = 1 if cfg.method == "sft" else cfg.rl.inner_epochs
+        folder = Path(cfg.model)
+        if cfg.model == "pico":
+            folder = out / START
+            if not folder.is_dir():
+                write_pico(folder, cfg.seed)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.optimizer = make_optimizer(self.model, "adamw", cfg.lr, cfg.weight_decay)
+        if start is not None:
+            checkpoint.restore_model(start, self.model)
+            checkpoint.restore_optimizer(start, self.model, self.optimizer)
+            print(f"going on from {start}", file=sys.stderr)
+        if (out / METRICS).is_file():
+            kept = [row for row in read_metrics(out) if row["step"] <= self.done * self.updates]
+            write_text(out / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))
+        self.expert = Expert(cfg.world.blind, cfg.world.missed, cfg.world.kept)
+
+    def train(self) -> None:
+        cfg = self.cfg
+        total = cfg.steps * self.updates
+        offset = self.done * self.updates
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda n: learning_rate(n + offset, total, 1.0, cfg.warmup, cfg.schedule)
+        )
+        with ProgressBar("train-memory", total, offset) as bar:
+            callbacks = [_Recorder(self, bar)]
+            trainer = (self._sft if cfg.method == "sft" else self._grpo)(callbacks, (self.optimizer, schedule))
+            # every number goes into metrics.jsonl
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()
+
+    def lessons(self) -> list[Lesson]:
+        """The sessions of the training dialogues with the expert's memories and replies."""
+        world = self.cfg.world
+        lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
+        return [lesson for life in lives for lesson in lessons(life, self.expert, world.seed)]
+
+    def rows(self, count: int) -> list[int]:
+        """Row numbers of the remaining steps: a permutation an epoch, a function of the seed."""
+        needed, order = self.cfg.steps * self.cfg.batch_size, list[int]()
+        for epoch in range(-(-needed // count)):
+            order += Random(f"order {self.cfg.seed} {epoch}").sample(range(count), count)
+        return order[self.done * self.cfg.batch_size : needed]
+
+    def _sft(self, callbacks: list[Any], optimizers: Any) -> Any:
+        from datasets import Dataset
+
+        trl = optional("trl", "train-memory")
+        examples = []
+        for lesson in self.lessons():
+            for shown, reply in zip(lesson.views, lesson.replies, strict=True):
+                prompt, target = self.tokenizer([shown.prompt(), reply])["input_ids"]
+                examples.append({"input_ids": prompt + target, "labels": [-100] * len(prompt) + target})
+        rows = self.rows(len(examples))
+        args = trl.SFTConfig(
+            **self._arguments(),
+            max_steps=self.cfg.steps - self.done,
+            per_device_train_batch_size=self.cfg.batch_size // self._processes(),
+            train_sampling_strategy="sequential",
+            max_length=None,
+        )
+
+        class Trainer(trl.SFTTrainer):  # type: ignore[misc, name-defined]
+            def _send_telemetry(self) -> None:
+                """TRL would tell its makers that a trainer was built."""
+
+        return Trainer(
+            model=self.model,
+            args=args,
+            train_dataset=Dataset.from_list([examples[row] for row in rows]),
+            processing_class=self.tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+
+    def _grpo(self, callbacks: list[Any], optimizers: Any) -> Any:
+        from remind.memory_training.trainer import MemoryGRPOTrainer, Settings, grpo_arguments
+
+        cfg, rl = self.cfg, self.cfg.rl
+        passes, rest = divmod(cfg.batch_size, rl.micro_groups * self._processes())
+        if rest:
+            raise ConfigError(
+                f"batch_size {cfg.batch_size} is no multiple of rl.micro_groups {rl.micro_groups} times "
+                f"{self._processes()} processes"
+            )
+        task = MemBuilderTask(self.lessons(), self.tokenizer, cfg.reward, rl.alpha)
+        changes = self._arguments()
+        args = grpo_arguments(
+            changes.pop("output_dir"),
+            changes.pop("seed"),
+            **changes,
+            max_steps=(cfg.steps - self.done) * self.updates,
+            per_device_train_batch_size=rl.micro_groups * rl.group,
+            steps_per_generation=passes,
+            gradient_accumulation_steps=passes,
+            num_generations=rl.group,
+            num_iterations=rl.inner_epochs,
+            max_completion_length=rl.reply_tokens,
+            temperature=rl.temperature,
+            top_p=rl.top_p,
+            beta=rl.beta,
+        )
+        settings = Settings(rl.clip, rl.weighting, rl.scale_rewards, kl_stop=rl.kl_stop)
+        rows = self.rows(len(task))
+        return MemoryGRPOTrainer(
+            task, rows, settings, self.model, self.tokenizer, args, self.done, callbacks, optimizers
+        )
+
+    def _processes(self) -> int:
+        from accelerate import PartialState
+
+        return int(PartialState().num_processes)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "output_dir": str(self.out / ".trl"),
+            "seed": self.cfg.seed,
+            "max_grad_norm": self.cfg.max_grad_norm,
+            "report_to": [],
+            "save_strategy": "no",
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            "logging_strategy": "steps",
+            "dataloader_pin_memory": False,
+        }
+
+    def save(self, step: int) -> None:
+        self.done = step
+        states = checkpoint.random_state(torch.device("cpu"))[None]
+        extra = {"method": self.cfg.method}
+        folder = checkpoint.folder_of(self.out, step)
+        checkpoint.save(folder, step, self.model, self.optimizer, states, extra, writes=_rank() == 0)
+        if _rank() == 0:
+            checkpoint.prune(self.out, self.cfg.keep_last, None)
+
+    def finish(self) -> None:
+        """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""
+        with atomic_folder(self.out / f".{POLICY}") as folder:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        put_folder(self.out / f".{POLICY}", self.out / POLICY)
+        world = self.cfg.world
+        lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
+        report = evaluate(greedy(self.model, self.tokenizer), lives).value()
+        write_json(self.out / REPORT, report)
+        print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
+
+
+class _Recorder(TrainerCallback):  # type: ignore[misc]
+    """Metrics after every step, checkpoints between generations, and the end where it was asked for."""
+
+    def __init__(self, run: _Run, bar: ProgressBar) -> None:
+        self.run, self.bar = run, bar
+        self.offset, self.clock = run.done * run.updates, (perf_counter(), process_time())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        run, step = self.run, self.offset + state.global_step
+        now = perf_counter(), process_time()
+        times = {"seconds": now[0] - self.clock[0], "cpu_seconds": now[1] - self.clock[1]}
+        self.clock = now
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        if _rank() == 0:
+            with checkpoint.saving(run.out / METRICS), (run.out / METRICS).open("a") as file:
+                file.write(f"{json.dumps({'kind': 'train', 'step': step, **numbers, **times})}\n")
+        self.bar.step(note=f"loss {logs['loss']:.3f}")
+        if step % run.updates:
+            return
+        generation, stop = step // run.updates, run.termination.requested
+        if stop or generation % run.cfg.save_every == 0 or generation == run.cfg.steps:
+            run.save(generation)
+        control.should_training_stop = control.should_training_stop or stop

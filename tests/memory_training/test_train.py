@@ -1,0 +1,117 @@
+"""Runs of `remind train-memory`: the folder, resuming to the same bits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason="needs the extra rl")
+
+from remind.core.errors import ConfigError
+from remind.core.files import read_json, sha256_file
+from remind.memory_training import pico, train
+from remind.memory_training.config import PolicyGradientConfig, RewardConfig, TrainMemoryConfig, WorldConfig
+from remind.memory_training.episodes import Scores
+from remind.memory_training.rewards import ROLES
+
+WORLD = WorldConfig(dialogues=2, sessions=2, evaluate=1)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "pico"
+    pico.write_pico(folder, 0, layers=2, hidden_size=32)
+    return folder
+
+
+@pytest.fixture
+def config(start: Path, tmp_path: Path) -> Callable[..., TrainMemoryConfig]:
+    def make(method: Any, name: str, **changes: Any) -> TrainMemoryConfig:
+        common: dict[str, Any] = {"model": str(start), "world": WORLD, "lr": 1e-2, "save_every": 1, "steps": 3}
+        if method == "adrpo":
+            common |= {
+                "rl": PolicyGradientConfig(group=4, inner_epochs=2, reply_tokens=6),
+                "reward": RewardConfig(core_free=10, core_full=25, free_below=12),
+                "batch_size": 2,
+            }
+        return TrainMemoryConfig(str(tmp_path / name), method, **common | changes)
+
+    return make
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(("method", "place"), [("sft", 2), ("adrpo", 4)])
+def test_a_run_that_is_cut_off_ends_with_the_same_bits(
+    method: str, place: int, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off before the metrics of this update are written; of adrpo it is the second of a generation."""
+
+    class Words(train.MemBuilderTask):
+        """Rewards every word of a reply: a policy with random weights never gets a valid one."""
+
+        def score(self, row: int, outcomes: Any) -> Scores:
+            return Scores({role: [float(len(set(one[n].split()))) for one in outcomes] for n, role in enumerate(ROLES)})
+
+    monkeypatch.setattr(train, "MemBuilderTask", Words)
+    whole = train.train_memory(config(method, "whole"))
+    cut = config(method, "cut", resume=True)
+    inner = train._Recorder.on_log
+    left = [place]
+
+    def on_log(self: Any, args: Any, state: Any, *rest: Any, **named: Any) -> None:
+        if left and self.offset + state.global_step == left[0]:
+            left.clear()
+            raise Killed
+        inner(self, args, state, *rest, **named)
+
+    monkeypatch.setattr(train._Recorder, "on_log", on_log)
+    with pytest.raises(Killed):
+        train.train_memory(cut)
+    assert not left
+    train.train_memory(cut)
+    files = ("policy/model.safetensors", "checkpoints/step-00000003/optimizer.safetensors", "report.json")
+    for name in files:
+        assert sha256_file(whole / name) == sha256_file(Path(cut.out) / name)
+    rows = [[json.loads(line) for line in (out / "metrics.jsonl").open()] for out in (whole, Path(cut.out))]
+    steps = [row["step"] for row in rows[0]]
+    assert steps == list(range(1, len(steps) + 1)) == [row["step"] for row in rows[1]]
+    assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
+    assert {"final", "held_out", "rewarded", "valid", "words"} == read_json(whole / "report.json").keys()
+    # what is trained moved, and nothing is left that another could unpickle
+    assert sha256_file(whole / "policy/model.safetensors") != sha256_file(Path(cut.model) / "model.safetensors")
+    names = {path.suffix for path in whole.rglob("*") if path.is_file()}
+    assert names <= {".safetensors", ".json", ".jsonl", ".yaml", ".lock", ""}
+
+
+def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
+    cfg = config("sft", "run", steps=1)
+    train.train_memory(cfg)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train.train_memory(cfg)
+    with pytest.raises(ConfigError, match=r"other settings \(lr\)"):
+        train.train_memory(replace(cfg, lr=0.5, resume=True))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not of a run"):
+        train.train_memory(replace(cfg, out=str(other)))
+    with pytest.raises(ConfigError, match=r"no multiple of rl\.micro_groups 2"):
+        train.train_memory(config("adrpo", "odd", batch_size=3, rl=PolicyGradientConfig(group=4, micro_groups=2)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rl": {"group": 3}}, {"reward": {"core_free": 400.0}}, {"reward": {"low": 2.0}}, {"rl": {"alpha": 0.0}}],
+)
+def test_settings_that_make_no_sense(changes: dict[str, dict[str, Any]]) -> None:
+    kinds: dict[str, Any] = {"rl": PolicyGradientConfig, "reward": RewardConfig}
+    with pytest.raises(ConfigError):
+        TrainMemoryConfig("out", **{name: kinds[name](**values) for name, values in changes.items()})
