@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from experiments.faithfulness.logprob import check_length, logprobs
-from experiments.faithfulness.turns import Prompt
 from remind.core.errors import ModelError
 from remind.grounding.config import GroundingConfig
 from remind.grounding.encode import SparseEncoder, turn_idf
 from remind.grounding.places import first_character
 from remind.grounding.resonance import guidance
 from remind.states.pyramid import Rendered, Span
+from remind.viewing.turns import Prompt
 from sae import SAEError, SparseCodes, TopKSAE
 from sae.probe import ablate
 

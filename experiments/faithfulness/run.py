@@ -11,7 +11,6 @@ from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import check_length, target_ids
 from experiments.faithfulness.measure import Ablation, Question, Row, measure, question_of
 from experiments.faithfulness.report import plot, summarise, table
-from experiments.faithfulness.turns import prompt_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track
@@ -24,6 +23,7 @@ from remind.grounding.load import load_saes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
+from remind.viewing.turns import prompt_of
 from sae import SAEError
 from sae.probe.encoder import check_coders
 

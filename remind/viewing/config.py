@@ -101,6 +101,43 @@ class FeaturePagesConfig:
 
 
 @dataclass
+class CompareModelsConfig:
+    """Show what training changed: features, how far x2 has moved into x0, what answers read, whether SAEs still fit."""
+
+    before: str
+    """Causal model before training: nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
+    after: str
+    """The same model after it: what `remind export` wrote."""
+    states: str
+    """Folder of states whose questions are read; those without a gold answer are left out."""
+    sae: str
+    """SAEs of the model before: a folder as `sae.load_layers` reads."""
+    out: str
+    """Folder for diff.json, diff.md and diff.png."""
+    split: str | None = "test"
+    """Read questions of this split; None: of all."""
+    limit: PositiveInt | None = 50
+    """Read at most this many questions with a gold answer, the first ones."""
+    towards: Literal["x1", "x2"] = "x2"
+    """The state of which it is asked how far it moved into x0."""
+    attention: bool = True
+    """Measure the attention that turns get where answers are predicted, for which answers are read again."""
+    features: PositiveInt = 20
+    """Features listed of each layer and kind of position."""
+    resamples: PositiveInt = 2000
+    """Resamples of whole dialogues for the intervals."""
+    device: str = "cpu"
+    """Device of models and SAEs."""
+    dtype: str = "float32"
+    """Precision of the models."""
+    overwrite: bool = False
+    """Replace files that are there already."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+@dataclass
 class PlotRunConfig:
     """Plot training runs: loss shares, divergences, cross-entropies, entropies, accuracy."""
 

@@ -154,15 +154,29 @@ class Workbench:
     def answer(self, question: Question | str | FactualState, model: Backbone, max_new_tokens: int = 48) -> str:
         """The greedy answer of a model from x0: the text between the answer tags.
 
+        A model that was trained on images as pixels, by its run or export folder, is shown them.
+
         Raises:
             ModelError: a model that does not generate, or a prompt it cannot take.
+            ImagePathError: an image that is to be shown and cannot be.
+            DataError: a damaged training.json. ConfigError: a damaged config of the run.
         """
+        from remind.alignment.export import images_in_training
         from remind.evaluation.parse import parse_answer
+        from remind.models import BUILT_IN
         from remind.models.generate import generate
+        from remind.models.pictures import Pictures, content_of, places_of
         from remind.states.pyramid import render
+        from remind.states.records import pictures_of
 
         state = self.state(question) if isinstance(question, Question | str) else question
-        output = generate(model, [render(state).text], max_new_tokens, 1)[0]
+        rendered, pictures, prompt = render(state), None, None
+        images, tokens = images_in_training(None if model.name in BUILT_IN else model.name)
+        if images == "pixels":
+            pictures = Pictures(model, tokens)
+            places = places_of(rendered, pictures_of(state.turns), state.question.id, "x0")
+            prompt = content_of(rendered.text, places)
+        output = generate(model, [prompt or rendered.text], max_new_tokens, 1, pictures=pictures)[0]
         if output is None or output.failure is not None:
             raise ModelError(f"{model.name} gave no answer: {output.message if output else 'nothing was run'}")
         question = state.question

@@ -9,20 +9,28 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image as Picture
+from transformers import GenerationMixin
 
+from remind.alignment.config import DataConfig, TrainConfig
+from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
+from remind.models.load import load_backbone
 from remind.models.nano import save_nano
 from remind.pipeline.build import build_states
 from remind.pipeline.config import BuildStatesConfig
 from remind.states.parquet import read_manifest
+from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.viewing.inspector import InspectConfig, inspect_grounding
+from remind.viewing.workbench import Workbench
 from sae import TopKSAE, layer_folder
 
 CAPTION = 'a "red" <b>bike</b> & a fence'
@@ -89,3 +97,40 @@ def test_an_image_outside_of_the_root_stops_the_build(cfg: BuildStatesConfig, tm
     with pytest.raises(ImagePathError, match=r"^[^\n]*bike\.png \[d\]: lies outside of grounding\.image_root [^\n]*$"):
         build_states(replace(cfg, grounding=grounding))
     assert not Path(cfg.out).exists()
+
+
+@pytest.mark.parametrize("folder", ["run", "export", "captions"])
+def test_a_notebook_asks_a_model_with_the_images_it_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    Picture.effect_noise((96, 64), 60).convert("RGB").save(tmp_path / "bike.png")
+    turn = Turn("t0", "Ana", "This is new.", images=(Image(0, str(tmp_path / "bike.png"), CAPTION),))
+    question = Question("q", "d", "What is new?")
+    dialogue = Dialogue("d", (Session("s", None, (turn,)),))
+    state = FactualState(dialogue, question, (Segment(0, 0),), Strategy(("Look.",)))
+    shown = DataConfig(images="captions" if folder == "captions" else "pixels", image_tokens=64)
+    trained = as_dict(TrainConfig("states", "out", data=shown))
+    if folder == "export":
+        (tmp_path / "training.json").write_text(json.dumps({"config": trained}))
+    else:
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(trained))
+        (tmp_path / "data.json").write_text("{}")
+    given = []
+    generate = GenerationMixin.generate
+
+    def spy(self: Any, **inputs: Any) -> Any:
+        given.append(inputs)
+        return generate(self, **inputs)
+
+    monkeypatch.setattr(GenerationMixin, "generate", spy)
+    model = replace(load_backbone("nano-untrained"), name=str(tmp_path))
+    bench = Workbench(model, Corpus((dialogue,), (question,)), Path("none"), {}, {})
+    bench.answer(state, model, max_new_tokens=2)
+    (inputs,) = given
+    text = model.tokenizer.decode(inputs["input_ids"][0])
+    assert (CAPTION in text) == (folder == "captions")
+    assert text.count("<|image_pad|>") == (0 if folder == "captions" else 6)  # 32 x 32 pixels to a token
+    assert ("pixel_values" in inputs) == (folder != "captions")
+    if folder != "captions":
+        expected = model.processor.image_processor(images=[Picture.open(tmp_path / "bike.png")], return_tensors="pt")
+        torch.testing.assert_close(inputs["pixel_values"], expected["pixel_values"])

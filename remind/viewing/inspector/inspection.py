@@ -16,6 +16,7 @@ from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS, FactualState, Rendered, Span, render
 from remind.states.rebuild import blocks_of, factual_of
+from remind.states.records import kind_of
 from remind.viewing.pages import gold_turns, marked_turns
 from sae.pages import digits
 
@@ -66,6 +67,11 @@ class Inspection:
     @property
     def question(self) -> Question:
         return self.state.question
+
+    @property
+    def kind(self) -> str | None:
+        """The inferred kind of the question, if it was inferred."""
+        return kind_of(self.state)
 
     @property
     def marked(self) -> frozenset[int]:

@@ -72,6 +72,8 @@ def index_row(inspection: Inspection, name: str) -> dict[str, Any]:
     """
     question = inspection.question
     kinds = [question.format, question.dimension, None if question.category is None else str(question.category)]
+    if (inferred := inspection.kind) is not None:
+        kinds.append(f"taken for {inferred}")
     return {
         "href": quote(name),
         "id": question.id,

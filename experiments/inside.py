@@ -1,0 +1,263 @@
+"""Are the features that alignment changed the cause of what it changed? They are patched, and answers counted.
+
+`remind compare-models` shows what changed; this intervenes. Both models read x0 and the gold answer. At the layers of
+the SAEs the activations of some features are replaced, token by token, by those of the other model (the donor),
+h + Σ_j (z_j(donor) - z_j(h)) W_dec[j]. If the features matter, the aligned model falls with those of the untrained one,
+and the untrained one rises with those of the aligned one. Features are chosen on one half of the dialogues, by how much
+their mean contribution to the stream changed; answers are counted on the other half. Beside them as many random active
+features and as many of the largest mean contribution, and as ceilings all features and the whole residual stream.
+
+An answer is right if each of its tokens between the answer tags is the most probable one after those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from experiments.faithfulness.logprob import answer_tokens
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import write_json, write_text
+from remind.core.progress import track
+from remind.evaluation.intervals import bootstrap
+from sae.figures import COLOURS, Picture, new_figure
+from sae.ranges import PositiveInt, Seed, check_ranges
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+    from remind.viewing.diff import Diff, Reading
+    from sae import TopKSAE
+
+Direction = Literal["fall", "rise"]
+Edits = Mapping[int, Callable[[Tensor], Tensor]]
+_CHOSEN = ("changed", "largest", "random")
+
+
+@dataclass
+class InsideConfig:
+    """Patch features between a model before and after training, and count right answers under x0."""
+
+    before: str
+    """Causal model before training: nano, smollm2, or a folder."""
+    after: str
+    """The same model after it: what `remind export` wrote."""
+    states: str
+    """Folder of states with gold answers."""
+    sae: str
+    """SAEs of the model before."""
+    out: str
+    """Folder for results.json, table.md and patching.png."""
+    split: str | None = "test"
+    """Questions of this split; None: of all."""
+    limit: PositiveInt = 400
+    """Read at most this many questions with a gold answer, the first ones."""
+    ks: tuple[PositiveInt, ...] = (1, 4, 16, 64, 128)
+    """Features patched, in all layers together."""
+    draws: PositiveInt = 3
+    """Draws of random features."""
+    resamples: PositiveInt = 2000
+    """Resamples of whole dialogues for the intervals."""
+    seed: Seed = 0
+    """Of the random features."""
+    device: str = "cpu"
+    """Device of models and SAEs."""
+    dtype: str = "float32"
+    """Precision of the models."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+def inside(cfg: InsideConfig) -> dict[str, Any]:
+    """Run, write and return the results.
+
+    Raises:
+        DataError: states of fewer than two dialogues with gold answers.
+        ModelError: models or SAEs that cannot be read or do not fit each other.
+    """
+    from itertools import islice
+
+    from remind.grounding.load import load_saes
+    from remind.models.load import load_backbone
+    from remind.states.parquet import iterate_states
+    from remind.viewing.diff import check_same, measure, readings
+
+    saes, _ = load_saes(cfg.sae, cfg.device)
+    before, after = (load_backbone(name, dtype=cfg.dtype, device=cfg.device) for name in (cfg.before, cfg.after))
+    check_same(before, after)
+    labelled = (record for record in iterate_states(cfg.states, cfg.split) if record.target)
+    questions = readings(before, islice(labelled, cfg.limit))
+    names = list(dict.fromkeys(question.record.dialogue_id for question in questions))
+    if len(names) < 2:
+        raise DataError("features are chosen on other dialogues than answers are counted on: two are needed")
+    chosen_on = set(names[::2])
+    choosing = [question for question in questions if question.record.dialogue_id in chosen_on]
+    counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
+    orders = rankings(measure(before, after, saes, choosing, attention=False), saes, cfg.draws, cfg.seed)
+    dialogues = [question.record.dialogue_id for question in counted]
+    base, aligned = ([right(model, question) for question in counted] for model in (before, after))
+    rows = [_row("before", "", 0, base, dialogues, cfg), _row("after", "", 0, aligned, dialogues, cfg)]
+    orders["all features"] = [[(layer, feature) for layer, coder in saes.items() for feature in range(coder.d_sae)]]
+    hits: dict[tuple[Direction, str, int], list[float]] = {}
+    models: dict[Direction, tuple[Backbone, Backbone]] = {"fall": (after, before), "rise": (before, after)}
+    for question in track(counted, "patch", len(counted)):
+        for direction, (recipient, donor) in models.items():
+            given = donor.hidden_states(question.ids(0)[None], None, list(saes))
+            for arm, drawn in orders.items():
+                for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
+                    answers = [right(recipient, question, patches(saes, order[:k], given)) for order in drawn]
+                    hits.setdefault((direction, arm, k), []).append(sum(answers) / len(answers))
+            hits.setdefault((direction, "residual", 0), []).append(right(recipient, question, _whole(given)))
+    ends: dict[Direction, tuple[list[float], list[float]]] = {"fall": (aligned, base), "rise": (base, aligned)}
+    for (direction, arm, k), values in hits.items():
+        rows.append(_row(direction, arm, k, values, dialogues, cfg, ends[direction]))
+    results = {"config": asdict(cfg), "questions": len(counted), "chosen on": len(choosing), "rows": rows}
+    out = Path(cfg.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "results.json", results)
+    write_text(out / "table.md", table(results))
+    plot(results).save(out / "patching.png")
+    print(table(results))
+    return results
+
+
+def rankings(diff: Diff, saes: Mapping[int, TopKSAE], draws: int, seed: int) -> dict[str, list[list[tuple[int, int]]]]:
+    """(layer, feature), first those to patch first: by change, by size, and in random orders of those that fire."""
+    changed: list[tuple[float, int, int]] = []
+    largest: list[tuple[float, int, int]] = []
+    for layer, kinds in diff.changes.items():
+        norms = torch.linalg.vector_norm(saes[layer].W_dec.detach().double().cpu(), dim=1)
+        questions = max(kinds["answer"].questions, 1)
+        for figures in (kinds["question"], kinds["answer"], kinds["dialogue"]):
+            moved, size = (figures.after - figures.before).abs() * norms / questions, figures.after * norms / questions
+            changed += [(float(value), layer, feature) for feature, value in enumerate(moved) if value > 0]
+            largest += [(float(value), layer, feature) for feature, value in enumerate(size) if value > 0]
+    orders: dict[str, list[list[tuple[int, int]]]] = {}
+    for name, rows in (("changed", changed), ("largest", largest)):
+        ranked = sorted(rows, key=lambda row: (-row[0], row[1], row[2]))
+        orders[name] = [list(dict.fromkeys((layer, feature) for _, layer, feature in ranked))]
+    active = sorted(set(orders["largest"][0]))
+    generator = torch.Generator().manual_seed(seed)
+    orders["random"] = [[active[n] for n in torch.randperm(len(active), generator=generator)] for _ in range(draws)]
+    return orders
+
+
+def patches(saes: Mapping[int, TopKSAE], features: Sequence[tuple[int, int]], donor: Mapping[int, Tensor]) -> Edits:
+    """Edits that give some features at every token the activations that they have in the donor's states.
+
+    Args:
+        features: (layer, feature).
+        donor: [1, T, d] by layer.
+    """
+    edits: dict[int, Callable[[Tensor], Tensor]] = {}
+    for layer, coder in saes.items():
+        if numbers := [feature for at, feature in features if at == layer]:
+            edits[layer] = _patch(coder, torch.tensor(numbers, device=coder.W_dec.device), donor[layer])
+    return edits
+
+
+def _patch(coder: TopKSAE, numbers: Tensor, donor: Tensor) -> Callable[[Tensor], Tensor]:
+    slots = torch.full((coder.d_sae,), len(numbers), device=numbers.device)
+    slots[numbers] = torch.arange(len(numbers), device=numbers.device)
+
+    def activations(h: Tensor) -> Tensor:
+        codes = coder.encode(h.to(coder.W_enc.dtype))
+        # one more column for all other features
+        out = codes.values.new_zeros(*h.shape[:-1], len(numbers) + 1)
+        return out.scatter_add(-1, slots[codes.indices], codes.values)[..., :-1]
+
+    wanted = activations(donor)
+    return lambda h: h + ((wanted - activations(h)) @ coder.W_dec[numbers]).to(h)
+
+
+def _whole(donor: Mapping[int, Tensor]) -> Edits:
+    """The donor's stream in place of the recipient's, at the deepest layer."""
+    deepest = max(donor)
+    return {deepest: lambda _: donor[deepest]}
+
+
+@torch.no_grad()
+def right(backbone: Backbone, question: Reading, edits: Edits | None = None) -> float:
+    """1 if every token between the answer tags is the most probable one, else 0."""
+    from sae.hooks import edited
+
+    ids = question.ids(0)[None].to(backbone.device)
+    keep = {"logits_to_keep": len(question.answer), "use_cache": False}
+    if edits:
+        with edited(backbone.model, edits):
+            logits = backbone.model(input_ids=ids, **keep).logits[0]
+    else:
+        logits = backbone.model(input_ids=ids, **keep).logits[0]
+    assert question.record.target is not None
+    inside_tags = answer_tokens(backbone.tokenizer, question.record.target)
+    return float((logits.argmax(-1).cpu() == question.answer)[inside_tags].all())
+
+
+def _row(
+    direction: str,
+    arm: str,
+    k: int,
+    values: Sequence[float],
+    dialogues: Sequence[str],
+    cfg: InsideConfig,
+    ends: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> dict[str, Any]:
+    """Accuracy, and the share of the way from the recipient's (ends[0]) to the donor's (ends[1])."""
+    from remind.viewing.compare_models import ratio
+
+    row: dict[str, Any] = {"direction": direction, "arm": arm, "k": k}
+    row["accuracy"] = bootstrap(values, cfg.resamples, clusters=dialogues)
+    if ends is not None:
+        pairs = [(value - start, end - start) for value, start, end in zip(values, *ends, strict=True)]
+        row["way"] = ratio(pairs, dialogues, cfg.resamples)
+    return row
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The rows as Markdown."""
+    lines = [f"{results['questions']} questions; features chosen on {results['chosen on']} of other dialogues", ""]
+    lines += ["| patched | features | k | right | share of the way |", "|---|---|---|---|---|"]
+    for row in results["rows"]:
+        way, accuracy = row.get("way"), row["accuracy"]
+        cell = (
+            "" if way is None or way["value"] is None else f"{way['value']:.2f} [{way['low']:.2f}, {way['high']:.2f}]"
+        )
+        shown = f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
+        lines.append(f"| {row['direction']} | {row['arm']} | {row['k'] or ''} | {shown} | {cell} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: Mapping[str, Any]) -> Picture:
+    """Right answers over patched features, a panel for each direction."""
+    figure = new_figure(9, 3.4)
+    found = {(row["direction"], row["arm"], row["k"]): row["accuracy"] for row in results["rows"]}
+    titles = {"fall": "aligned model, features of the untrained", "rise": "untrained model, features of the aligned"}
+    for axes, (direction, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
+        for arm, colour in zip(_CHOSEN, COLOURS, strict=False):
+            points = {k: one for (d, name, k), one in found.items() if (d, name) == (direction, arm)}
+            values = [one["value"] for one in points.values()]
+            low = [one["value"] - one["low"] for one in points.values()]
+            high = [one["high"] - one["value"] for one in points.values()]
+            axes.errorbar(list(points), values, yerr=[low, high], color=colour, label=arm, marker="o", capsize=3)
+        lines = [("all features", direction, "#555555", "--"), ("residual", direction, "#555555", ":")]
+        lines += [("", "before", "#bbbbbb", "-"), ("", "after", "#E69F00", "-")]
+        for arm, end, colour, style in lines:
+            value = next(one["value"] for (d, name, _), one in found.items() if (d, name) == (end, arm))
+            axes.axhline(value, color=colour, linestyle=style, linewidth=1, label=arm or f"{end}, unpatched")
+        axes.set_xscale("log")
+        axes.set_xlabel("features patched")
+        axes.set_title(title, fontsize=9)
+    figure.axes[0].set_ylabel("right under x0")
+    figure.axes[1].legend(frameon=False, fontsize=7)
+    return Picture(figure)
+
+
+if __name__ == "__main__":
+    from remind.core.cli import main
+
+    main(InsideConfig, inside, __doc__)

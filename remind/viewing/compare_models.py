@@ -1,0 +1,258 @@
+"""The command `compare-models`: `remind.viewing.diff` over a states folder, as JSON, tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from remind.core.errors import ConfigError
+from remind.core.files import atomic_path, write_json
+from remind.evaluation.intervals import bootstrap, interval
+from remind.viewing.config import CompareModelsConfig
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+    from remind.viewing.diff import Diff
+    from sae import TopKSAE
+    from sae.figures import Picture
+
+Figures = dict[str, Any]
+
+
+def compare_models(cfg: CompareModelsConfig) -> Figures:
+    """Compare two models, write `diff.json`, `diff.md` and `diff.png`, print the tables.
+
+    Returns what is written as JSON: `moved` and `moved_means` (shares of the way, with `shuffled` as control),
+    `salience` (AUC before, after, difference), `features`, `fit`.
+
+    Raises:
+        ConfigError: files exist already.
+        DataError, FormatError: states that cannot be read, or without gold answers.
+        ModelError: models or SAEs that cannot be read or do not fit each other.
+    """
+    from remind.grounding import GroundingConfig
+    from remind.grounding.load import check_saes, load_saes
+    from remind.models.generate import check_generates
+    from remind.models.load import load_backbone
+    from remind.states.parquet import iterate_states
+    from remind.viewing.diff import measure, readings
+
+    out = Path(cfg.out)
+    if (out / "diff.json").exists() and not cfg.overwrite:
+        raise ConfigError(f"{out / 'diff.json'} exists; choose another out or set overwrite")
+    saes, _ = load_saes(cfg.sae, cfg.device)
+    before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
+    check_generates(before)
+    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), cfg.sae)
+    after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
+    labelled = (record for record in iterate_states(cfg.states, cfg.split) if record.target)
+    questions = readings(before, islice(labelled, cfg.limit))
+    diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
+    result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
+    name_features(result, before, saes)
+    text = tables(result)
+    out.mkdir(parents=True, exist_ok=True)
+    plot(result).save(out / "diff.png")
+    with atomic_path(out / "diff.md") as path:
+        path.write_text(text, encoding="utf-8")
+    write_json(out / "diff.json", result)
+    print(text)
+    return result
+
+
+def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures:
+    """All figures of a comparison, intervals by dialogue."""
+    from remind.viewing.diff import SHARED
+
+    dialogues = [question.record.dialogue_id for question in diff.questions]
+    moved: Figures = {}
+    for space in ("residual", "codes"):
+        for layer in diff.layers:
+            for kind in SHARED:
+                pairs = [one[space][layer][kind] for one in diff.moved]
+                moved.setdefault(space, {}).setdefault(str(layer), {})[kind] = ratio(pairs, dialogues, resamples)
+    means: Figures = {}
+    others = _of_another_dialogue(dialogues)
+    for layer in diff.layers:
+        for kind in SHARED:
+            both = [one[layer][kind] for one in diff.means]
+            own = [(float(m @ delta), float(delta @ delta)) for m, delta in both]
+            figures: Figures = {"own": ratio(own, dialogues, resamples)}
+            if others is not None:
+                wrong = [both[number][1] for number in others]
+                shuffled = [(float(m @ delta), float(delta @ delta)) for (m, _), delta in zip(both, wrong, strict=True)]
+                figures["shuffled"] = ratio(shuffled, dialogues, resamples)
+            means.setdefault(str(layer), {})[kind] = figures
+    salience: Figures = {"resonance": {}, "attention": {}}
+    for layer in diff.layers:
+        found = [(one[layer], name) for one, name in zip(diff.resonance, dialogues, strict=True)]
+        rows = [(*both, name) for both, name in found if both is not None]
+        salience["resonance"][str(layer)] = _paired(rows, resamples)
+    read = [(one, name) for one, name in zip(diff.attention, dialogues, strict=False) if one is not None]
+    for layer in range(read[0][0].shape[1] if read else 0):
+        rows = [(float(one[0, layer]), float(one[1, layer]), name) for one, name in read]
+        salience["attention"][str(layer + 1)] = _paired(rows, resamples)
+    if read:
+        rows = [(float(one[0].mean()), float(one[1].mean()), name) for one, name in read]
+        salience["attention"]["mean"] = _paired(rows, resamples)
+    fit = {}
+    for layer, (first, second) in diff.fit.items():
+        born, dead = (second.fired > 0) & (first.fired == 0), (second.fired == 0) & (first.fired > 0)
+        fit[str(layer)] = {
+            "before": _fit(first),
+            "after": _fit(second),
+            "born": int(born.sum()),
+            "gone": int(dead.sum()),
+        }
+    listed = {
+        str(layer): {kind: changes.top(features) for kind, changes in kinds.items()}
+        for layer, kinds in diff.changes.items()
+    }
+    return {"moved": moved, "moved_means": means, "salience": salience, "fit": fit, "features": listed}
+
+
+def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
+    """Give each listed feature the tokens that it promotes."""
+    from sae.dashboard import promoted_tokens
+
+    for layer, kinds in result["features"].items():
+        rows = [row for listed in kinds.values() for row in listed]
+        numbers = [row["feature"] for row in rows]
+        promoted = promoted_tokens(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
+        for row, tokens in zip(rows, promoted or [], strict=False):
+            row["promotes"] = tokens
+
+
+def ratio(pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0) -> Figures:
+    """Σ first / Σ second with the percentile interval of resampled clusters; None where all second are 0."""
+    names = list(dict.fromkeys(clusters))
+    sums = np.zeros((len(names), 2))
+    for pair, name in zip(pairs, clusters, strict=True):
+        sums[names.index(name)] += pair
+    total = sums.sum(0)
+    if total[1] <= 0:
+        return {"value": None, "low": None, "high": None}
+    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
+    tops, bottoms = sums[drawn, 0].sum(1), sums[drawn, 1].sum(1)
+    low, high = interval(tops[bottoms > 0] / bottoms[bottoms > 0])
+    return {"value": float(total[0] / total[1]), "low": low, "high": high}
+
+
+def _of_another_dialogue(dialogues: Sequence[str]) -> list[int] | None:
+    """For each question one of another dialogue; None for one dialogue."""
+    if len(set(dialogues)) < 2:
+        return None
+    # far enough apart in an order by dialogue that no dialogue meets itself, unless it has more than half of all
+    order = sorted(range(len(dialogues)), key=lambda number: dialogues[number])
+    chosen = [0] * len(order)
+    for place, number in enumerate(order):
+        step = len(order) // 2
+        while dialogues[order[(place + step) % len(order)]] == dialogues[number]:
+            step += 1
+        chosen[number] = order[(place + step) % len(order)]
+    return chosen
+
+
+def _paired(rows: Sequence[tuple[float, float, str]], resamples: int) -> Figures | None:
+    if not rows:
+        return None
+    before, after, names = zip(*rows, strict=True)
+    return {
+        "before": bootstrap(before, resamples, clusters=names),
+        "after": bootstrap(after, resamples, clusters=names),
+        "difference": bootstrap([b - a for a, b in zip(before, after, strict=True)], resamples, clusters=names),
+    }
+
+
+def _fit(figures: Any) -> Figures:
+    summary = figures.summary()
+    return {name: summary[name] for name in ("tokens", "fvu", "cosine", "l0", "dead")}
+
+
+def tables(result: Figures) -> str:
+    """The figures as Markdown."""
+    towards = result["config"]["towards"] if "config" in result else "x2"
+    lines = [f"# What training changed, {result['questions']} questions", ""]
+    lines += [f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0:", ""]
+    lines += [
+        "| layer | tokens | residual | codes | means, residual | another question's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for layer, kinds in result["moved"]["residual"].items():
+        for kind in kinds:
+            means = result["moved_means"][layer][kind]
+            cells = [kinds[kind], result["moved"]["codes"][layer][kind], means["own"], means.get("shuffled")]
+            lines.append(f"| {layer} | {kind} | " + " | ".join(map(_cell, cells)) + " |")
+    lines += ["", "Where answers are predicted: AUC of turns with gold evidence among those of x0.", ""]
+    lines += ["| by | layer | before | after | after - before |", "|---|---|---|---|---|"]
+    for name, layers in result["salience"].items():
+        for layer, figures in layers.items():
+            if figures is not None:
+                cells = [_cell(figures[part]) for part in ("before", "after", "difference")]
+                lines.append(f"| {name} | {layer} | " + " | ".join(cells) + " |")
+    lines += ["", "The SAEs on both streams:", "", "| layer | FVU before | after | L0 before | after | born | gone |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for layer, fit in result["fit"].items():
+        first, second = fit["before"], fit["after"]
+        cells = [f"{one[name]:.3f}" for name in ("fvu", "l0") for one in (first, second)]
+        lines.append(f"| {layer} | " + " | ".join(cells) + f" | {fit['born']} | {fit['gone']} |")
+    for layer, kinds in result["features"].items():
+        for kind, rows in kinds.items():
+            lines += [
+                "",
+                f"Layer {layer}, {kind} tokens:",
+                "",
+                "| feature | before | after | standard errors | promotes |",
+            ]
+            lines.append("|---|---|---|---|---|")
+            for row in rows:
+                promoted = " ".join(shorten(repr(token), 24, placeholder="…'") for token in row.get("promotes", []))
+                numbers = f"{row['before']:.3f} | {row['after']:.3f} | {row['standard_errors']:+.1f}"
+                lines.append(f"| {row['feature']} | {numbers} | " + promoted.replace("|", "\\|") + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(figures: Figures | None) -> str:
+    if figures is None or figures["value"] is None:
+        return "–"
+    return f"{figures['value']:.3f} [{figures['low']:.3f}, {figures['high']:.3f}]"
+
+
+def plot(result: Figures) -> Picture:
+    """Shares moved by layer with their control, and salience before and after."""
+    from sae.figures import COLOURS, Picture, new_figure
+
+    figure = new_figure(11, 3.6)
+    left, right = figure.subplots(1, 2)
+    layers = list(result["moved_means"])
+    rows = [("residual, answer", COLOURS[0], [result["moved"]["residual"][n]["answer"] for n in layers])]
+    rows += [("codes, answer", COLOURS[2], [result["moved"]["codes"][n]["answer"] for n in layers])]
+    shuffled = [result["moved_means"][n]["answer"].get("shuffled") for n in layers]
+    if all(shuffled):
+        rows += [("another question's", "#999999", shuffled)]
+    for name, colour, figures in rows:
+        known = [(n, one) for n, one in zip(layers, figures, strict=True) if one["value"] is not None]
+        values = [one["value"] for _, one in known]
+        errors = [[one["value"] - one["low"] for _, one in known], [one["high"] - one["value"] for _, one in known]]
+        left.errorbar([n for n, _ in known], values, yerr=errors, color=colour, label=name, marker="o", capsize=3)
+    left.axhline(0, color="#cccccc", linewidth=0.8)
+    left.set_xlabel("layer")
+    left.set_ylabel("share of the way")
+    left.legend(frameon=False, fontsize=8)
+    measured = result["salience"]["attention"] or result["salience"]["resonance"]
+    known = [(n, one) for n, one in measured.items() if one is not None and n != "mean"]
+    for name, colour in (("before", "#999999"), ("after", COLOURS[0])):
+        right.plot(
+            [n for n, _ in known], [one[name]["value"] for _, one in known], color=colour, label=name, marker="o"
+        )
+    right.axhline(0.5, color="#cccccc", linewidth=0.8)
+    right.set_xlabel("layer")
+    right.set_ylabel("AUC of gold turns, " + ("attention" if result["salience"]["attention"] else "resonance"))
+    right.legend(frameon=False, fontsize=8)
+    return Picture(figure)

@@ -1,0 +1,334 @@
+"""What alignment changed: the same questions read by a model before and after, feature by feature and layer by layer.
+
+Both models read x0; the model before also reads x2 (or x1), which alignment taught from. All three prompts end in the
+same tokens, the question, and go on with the same answer, so that hidden states can be compared there token by token.
+
+- **features**: mean activation under x0 at question, answer and dialogue tokens, after minus before.
+- **moved**: the share of the difference that x2 makes to the model before which the model after shows under x0,
+  Σ⟨m, Δ⟩ / Σ|Δ|² with m = after(x0) - before(x0), Δ = before(x2) - before(x0): 1 where it arrived, 0 where it did not
+  move that way. In the residual stream and in codes. Control: Δ of a question of another dialogue, of means over the
+  positions, beside the share of the question's own means.
+- **salience**: which turns the positions that answer read, without any marker: the probability that a turn with gold
+  evidence gets more attention per token than one without (AUC; .5 is chance), and the same of the cosine of codes.
+- **fit**: FVU of the SAEs on the streams before and after, and features that fire in one only: whether they must be
+  trained anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from remind.alignment.tokens import example_of
+from remind.core.errors import DataError, ModelError
+from remind.core.progress import track
+from remind.states.records import StateRecord
+from remind.viewing.turns import evidence_turns, prompt_of
+from sae import SparseCodes
+from sae.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+    from sae import TopKSAE
+
+Kind = Literal["question", "answer", "dialogue"]
+KINDS: tuple[Kind, ...] = ("question", "answer", "dialogue")
+#: Those that all levels share.
+SHARED: tuple[Kind, ...] = ("question", "answer")
+#: Tokens whose state is longer than this many medians are attention sinks, which no SAE was trained on.
+_SINK = 10.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One question as both models read it.
+
+    Attributes:
+        prompts: token ids under x0, x1 and x2.
+        answer: token ids of y*, end token included.
+        turn: int64 [tokens of x0's prompt], turn of each token or -1.
+        evidence: turns of x0 with gold evidence.
+        same: tokens in which all prompts end alike.
+    """
+
+    record: StateRecord
+    prompts: tuple[Tensor, ...]
+    answer: Tensor
+    turn: Tensor
+    evidence: list[int]
+    same: int
+
+    def ids(self, level: int) -> Tensor:
+        """Prompt and answer without its last token: what is read to predict the answer."""
+        return torch.cat([self.prompts[level], self.answer[:-1]]).long()
+
+    def positions(self, kind: Kind, level: int) -> Tensor:
+        """int64 positions in `ids`; those of the answer are where its tokens are predicted."""
+        length = len(self.prompts[level])
+        if kind == "answer":
+            return torch.arange(length - 1, length - 1 + len(self.answer))
+        if kind == "question":
+            return torch.arange(length - self.same, length - 1)
+        return (self.turn >= 0).nonzero().squeeze(-1)
+
+
+def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading]:
+    """Those records that have a gold answer.
+
+    Raises:
+        DataError: none has, or one is longer than the model takes.
+    """
+    found = []
+    for record in records:
+        example = example_of(backbone.tokenizer, record)
+        if not len(example.answer):
+            continue
+        if example.longest > backbone.max_length:
+            raise DataError(
+                f"{example.longest} tokens, but {backbone.name} takes {backbone.max_length}; build shorter states",
+                record=record.question_id,
+            )
+        ends = [prompt.flip(0) for prompt in example.prompts]
+        shortest = min(map(len, ends))
+        alike = torch.stack([end[:shortest] == ends[0][:shortest] for end in ends]).all(0)
+        same = int(alike.long().cumprod(0).sum())
+        prompt = prompt_of(backbone.tokenizer, record.x0)
+        found.append(Reading(record, example.prompts, example.answer, prompt.turn, evidence_turns(record), same))
+    if not found:
+        raise DataError("no question has a gold answer, after which the models could be compared")
+    return found
+
+
+@dataclass
+class Changes:
+    """Sums over questions of one layer's feature activations at one kind of positions; [d_sae] each."""
+
+    before: Tensor
+    after: Tensor
+    square: Tensor
+    questions: int = 0
+
+    def add(self, before: Tensor, after: Tensor) -> None:
+        self.before += before
+        self.after += after
+        self.square += (after - before).square()
+        self.questions += 1
+
+    def top(self, n: int) -> list[dict[str, float]]:
+        """The n features of largest |difference| in standard errors over questions (at least .01 of the largest)."""
+        count = max(self.questions, 1)
+        mean = (self.after - self.before) / count
+        error = ((self.square / count - mean.square()).clamp(min=0) / count).sqrt()
+        floor = 0.01 * float(error.max()) if len(error) else 0.0
+        score = mean / (error + floor + 1e-12)
+        order = score.abs().argsort(descending=True, stable=True)[:n]
+        return [
+            {
+                "feature": int(j),
+                "before": float(self.before[j] / count),
+                "after": float(self.after[j] / count),
+                "difference": float(mean[j]),
+                "standard_errors": float(score[j]),
+            }
+            for j in order
+            if mean[j] != 0
+        ]
+
+
+@dataclass
+class Diff:
+    """What `measure` found, by layer of the SAEs, in float64 on the CPU.
+
+    Attributes:
+        changes: features, by layer and kind.
+        moved: of each question, by space (residual, codes), layer and kind: ⟨m, Δ⟩ and |Δ|² summed over positions.
+        means: of each question, by layer and kind: means of m and Δ over positions, [2, d].
+        resonance: of each question, by layer: AUC before and after; None without gold turns beside others.
+        attention: of each question: AUC before and after by layer of the model, [2, n_layers], or None.
+        fit: by layer: figures before and after.
+    """
+
+    questions: list[Reading]
+    changes: dict[int, dict[Kind, Changes]]
+    moved: list[dict[str, dict[int, dict[Kind, tuple[float, float]]]]] = field(default_factory=list)
+    means: list[dict[int, dict[Kind, Tensor]]] = field(default_factory=list)
+    resonance: list[dict[int, tuple[float, float] | None]] = field(default_factory=list)
+    attention: list[Tensor | None] = field(default_factory=list)
+    fit: dict[int, tuple[Evaluation, Evaluation]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.changes)
+
+
+@torch.no_grad()
+def measure(
+    before: Backbone,
+    after: Backbone,
+    saes: Mapping[int, TopKSAE],
+    questions: Sequence[Reading],
+    *,
+    towards: int = 2,
+    attention: bool = True,
+) -> Diff:
+    """Read every question with both models.
+
+    Args:
+        before, after: the same architecture and tokenizer.
+        saes: by layer, on the models' device.
+        questions: from `readings`.
+        towards: the level that the model before also reads, 1 or 2.
+        attention: whether attention to turns is measured, for which the answer's tokens are read again.
+
+    Raises:
+        ModelError: models with other tokens, widths or layers.
+    """
+    check_same(before, after)
+    changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
+    diff = Diff(list(questions), changes)
+    diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
+    for question in track(questions, "read", len(questions)):
+        told = _states(before, question.ids(towards), saes)
+        first, second = (_states(model, question.ids(0), saes) for model in (before, after))
+        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}}
+        means: dict[int, dict[Kind, Tensor]] = {}
+        resonance: dict[int, tuple[float, float] | None] = {}
+        for layer, coder in saes.items():
+            streams = (first[layer], second[layer])
+            codes = []
+            for stream, figures in zip(streams, diff.fit[layer], strict=True):
+                found = coder.encode(stream)
+                kept = _no_sink(stream)
+                figures.add(stream[kept], coder.decode(found[kept]), found[kept])
+                codes.append(SparseCodes(found.values * kept[:, None], found.indices))
+            for kind in KINDS:
+                at = question.positions(kind, 0).to(stream.device)
+                if len(at):
+                    group = torch.zeros(len(at), dtype=torch.int64, device=stream.device)
+                    changes[layer][kind].add(*(_pooled(part[at], group, 1, coder.d_sae)[0].double() for part in codes))
+            means[layer] = {}
+            moved["residual"][layer], moved["codes"][layer] = {}, {}
+            for kind in SHARED:
+                at, there = (question.positions(kind, level).to(stream.device) for level in (0, towards))
+                m, delta = ((other - first[layer][at]).double() for other in (second[layer][at], told[layer][there]))
+                moved["residual"][layer][kind] = (float((m * delta).sum()), float(delta.square().sum()))
+                means[layer][kind] = torch.stack([m.mean(0), delta.mean(0)]).cpu()
+                base, aligned = (part[at].dense(coder.d_sae).double() for part in codes)
+                m, delta = aligned - base, coder.encode(told[layer][there]).dense(coder.d_sae).double() - base
+                moved["codes"][layer][kind] = (float((m * delta).sum()), float(delta.square().sum()))
+            resonance[layer] = _resonance(codes, question, coder.d_sae)
+        diff.moved.append(moved)
+        diff.means.append(means)
+        diff.resonance.append(resonance)
+        if attention:
+            read = [_attention(model, question) for model in (before, after)]
+            diff.attention.append(None if read[0] is None or read[1] is None else torch.stack([read[0], read[1]]))
+    return diff
+
+
+def check_same(before: Backbone, after: Backbone) -> None:
+    """Raises ModelError unless two models have the same tokens, width and layers."""
+    ours, theirs = ((one.n_layers, one.hidden_size) for one in (before, after))
+    if ours != theirs:
+        raise ModelError(
+            f"{after.name} has {theirs[0]} layers of width {theirs[1]}, {before.name} {ours[0]} of {ours[1]}: "
+            "one is not an aligned form of the other"
+        )
+    if before.tokenizer.get_vocab() != after.tokenizer.get_vocab():
+        raise ModelError(
+            f"{before.name} and {after.name} have different tokenizers, so their tokens cannot be compared"
+        )
+
+
+def _no_changes(coder: TopKSAE) -> Changes:
+    before, after, square = torch.zeros(3, coder.d_sae, dtype=torch.float64)
+    return Changes(before, after, square)
+
+
+def _states(backbone: Backbone, ids: Tensor, saes: Mapping[int, TopKSAE]) -> dict[int, Tensor]:
+    """[T, d] by layer, in float32."""
+    found = backbone.hidden_states(ids[None], None, list(saes))
+    return {layer: states[0].float() for layer, states in found.items()}
+
+
+def _no_sink(h: Tensor) -> Tensor:
+    """bool [T]."""
+    norms = torch.linalg.vector_norm(h, dim=-1)
+    return norms <= _SINK * norms.median()
+
+
+def _pooled(codes: SparseCodes, group: Tensor, n: int, d_sae: int) -> Tensor:
+    """Mean codes over the tokens of each group, [n, d_sae] on the CPU; 0 for a group without tokens.
+
+    Args:
+        codes: [T, k]. group: int64 [T].
+    """
+    out = torch.zeros(n * d_sae, device=group.device)
+    out.index_add_(0, (group[:, None] * d_sae + codes.indices).flatten(), codes.values.float().flatten())
+    return (out.view(n, d_sae) / torch.bincount(group, minlength=n).clamp(min=1)[:, None]).cpu()
+
+
+def auc(values: Tensor, gold: Sequence[int]) -> float | None:
+    """Probability that a gold turn has a higher value than another, ties half; None without both kinds."""
+    is_gold = torch.zeros(len(values), dtype=torch.bool)
+    is_gold[list(gold)] = True
+    high, low = values[is_gold].double(), values[~is_gold].double()
+    if not len(high) or not len(low):
+        return None
+    above = (high[:, None] > low).double() + 0.5 * (high[:, None] == low).double()
+    return float(above.mean())
+
+
+def _resonance(codes: Sequence[SparseCodes], question: Reading, d_sae: int) -> tuple[float, float] | None:
+    """AUC before and after of the cosine between mean codes of the answering positions and of each turn."""
+    figures = []
+    at, answering = question.positions("dialogue", 0), question.positions("answer", 0)
+    for part in codes:
+        device = part.values.device
+        turns = _pooled(part[at.to(device)], question.turn[at].to(device), len(question.record.x0.turns), d_sae)
+        group = torch.zeros(len(answering), dtype=torch.int64, device=device)
+        answer = _pooled(part[answering.to(device)], group, 1, d_sae)
+        found = auc(torch.cosine_similarity(turns, answer, dim=-1), question.evidence)
+        if found is None:
+            return None
+        figures.append(found)
+    return figures[0], figures[1]
+
+
+@contextmanager
+def _eager(model: Any) -> Iterator[None]:
+    """Attention computed so that its weights are there."""
+    chosen = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(chosen)
+
+
+def _attention(backbone: Backbone, question: Reading) -> Tensor | None:
+    """AUC of the attention per token that turns get from the answering positions, heads' mean, [n_layers].
+
+    The prompt is read with a cache, so that weights are kept for the answer's rows alone.
+    """
+    ids = question.ids(0)[None].to(backbone.device)
+    split = len(question.prompts[0]) - 1
+    cache = backbone.model(input_ids=ids[:, :split], use_cache=True, logits_to_keep=1).past_key_values
+    with _eager(backbone.model):
+        out = backbone.model(input_ids=ids[:, split:], past_key_values=cache, output_attentions=True)
+    figures = []
+    for weights in out.attentions:
+        read, at = weights[0].double().mean((0, 1)).cpu(), question.positions("dialogue", 0)
+        turns = torch.zeros(len(question.record.x0.turns), dtype=torch.float64)
+        turns.index_add_(0, question.turn[at], read[at])
+        sizes = torch.bincount(question.turn[at], minlength=len(turns)).clamp(min=1)
+        found = auc(turns / sizes, question.evidence)
+        if found is None:
+            return None
+        figures.append(found)
+    return torch.tensor(figures, dtype=torch.float64)
