@@ -34,7 +34,8 @@ class PaperConfig:
     out are the item's. `{seed}` in states, model or corpus stands for each of the seeds."""
     systems: list[str] = field(default_factory=list)
     """Other systems as NAME=PATH: a finished run of `remind evaluate` (the folder of one condition) on the same
-    questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them."""
+    questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them. Or, without a name, the
+    folder of a run of `remind run-memory` with answers: all of its systems, with what they took."""
     labels: str | None = None
     """table3: the label sheet with its column label filled in (1 or 0, yes or no, true or false)."""
     benchmark: list[str] = field(default_factory=list)

@@ -13,7 +13,10 @@ from experiments.cost.report import length_label, markdown_table, plot, table
 from experiments.cost.run import check, inference_cost
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
+from experiments.paper.memory import table as memory_table
+from experiments.paper.memory import taken
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, from_file, settings
+from experiments.paper.systems import memory_runs
 from remind.core.errors import ModelError
 from remind.evaluation.compare import Run
 
@@ -101,12 +104,15 @@ def fig12_table8(cfg: PaperConfig) -> Result:
     stages = by_stage(curve["rows"])
     longest = max(row["history"] for row in stages)
     parts = ["## What the conditions took for a question", "", *_conditions(conditions)]
+    costs = taken(memory_runs(cfg.systems))
+    parts += memory_table(costs)
     parts += [f"## Table 8: operations by stage, a history of {length_label(longest)} tokens", ""]
     heads = ["way", *STAGES]
     body = [[row["title"], *(f"{row[s]:.3g}" for s in STAGES)] for row in stages if row["history"] == longest]
     parts += markdown_table(heads, body)
     parts += ["## Figure 12", "", table(curve).partition("\n\n")[2]]
-    return Result({"conditions": conditions, "stages": stages, "curve": curve}, "\n".join(parts), None)
+    data = {"conditions": conditions, "memory": costs, "stages": stages, "curve": curve}
+    return Result(data, "\n".join(parts), None)
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[str]:

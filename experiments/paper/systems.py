@@ -11,6 +11,7 @@ from experiments.official.files import ResultFile
 from experiments.paper.cells import bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
+from experiments.paper.memory import answers, table, taken
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_file, write_rows
@@ -79,16 +80,35 @@ class FileAnswers(Answerer):
 
 
 def named_paths(systems: Sequence[str]) -> dict[str, Path]:
-    """NAME=PATH by name. Raises ConfigError for another form, a name twice or not fit for a file, or no such path."""
+    """NAME=PATH by name; of a folder without a name, which is a run of memory systems, the answers of each of these.
+
+    Raises:
+        ConfigError: another form, a name twice or not fit for a file, or no such path.
+        DataError: a run of memory systems without answers.
+    """
     found: dict[str, Path] = {}
     for text in systems:
+        run = answers(Path(text).expanduser())
+        if run is not None and (twice := [name for name in run if name in found or name in OURS]):
+            raise ConfigError(f"systems: {text} has {twice[0]}, which is named already; name it as NAME=PATH")
+        if run is not None:
+            found |= run
+            continue
         name, equals, path = text.partition("=")
         if not equals or not _NAME.fullmatch(name) or name in found or name in OURS:
-            raise ConfigError(f"systems: {text!r} is not NAME=PATH with a name of its own in letters and digits")
+            raise ConfigError(
+                f"systems: {text!r} is neither NAME=PATH with a name of its own in letters and digits nor a run of "
+                "memory systems"
+            )
         found[name] = Path(path).expanduser()
     if missing := [str(path) for path in found.values() if not path.exists()]:
         raise ConfigError(f"systems: there is no {', '.join(missing)}")
     return found
+
+
+def memory_runs(systems: Sequence[str]) -> list[Path]:
+    """Those of the systems that are runs of memory systems as a whole."""
+    return [folder for text in systems if answers(folder := Path(text).expanduser()) is not None]
 
 
 def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
@@ -163,5 +183,7 @@ def table1(cfg: PaperConfig) -> Result:
     if "direct" in formats:
         parts += ["## Tables 6 and 7: direct", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
-    data = {"systems": products, "by_seed": by_seed(found)}
+    costs = taken(memory_runs(cfg.systems))
+    parts += table(costs)
+    data = {"systems": products, "by_seed": by_seed(found), "memory": costs}
     return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))

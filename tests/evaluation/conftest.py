@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from scripted_answers import Lines
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
+from remind.evaluation.config import EvaluateConfig
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-
-
-class Lines:
-    """A sentence encoder to which different lines are orthogonal."""
-
-    def __init__(self, *_: Any) -> None:
-        self.places: dict[str, int] = {}
-
-    def encode(self, lines: Sequence[str]) -> torch.Tensor:
-        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +70,20 @@ def six(make_record: Callable[..., StateRecord]) -> list[StateRecord]:
         make_record("m2", format="multi", options=options, answers=("C",)),
         make_record("t1", split="train"),
     ]
+
+
+@pytest.fixture
+def local(tmp_path: Path, six: list[StateRecord], write_states: Callable[..., Path]) -> EvaluateConfig:
+    return EvaluateConfig(
+        states=str(write_states(*six)),
+        model="nano-untrained",
+        out=str(tmp_path / "out"),
+        max_new_tokens=6,
+        batch_size=2,
+        bootstrap=20,
+    )
+
+
+@pytest.fixture
+def cfg(local: EvaluateConfig) -> EvaluateConfig:
+    return replace(local, answers="server", model="a name")

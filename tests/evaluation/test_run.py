@@ -1,111 +1,28 @@
-"""The whole evaluation: what is asked, scored, kept, asked again, refused, and told apart."""
+"""The whole evaluation: what is asked, scored, kept and asked again."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from in_process import run_script
+from scripted_answers import RIGHT, Chat, Judge, rows
 
-from remind.core.errors import ConfigError, DataError, FormatError, ModelError
+from remind.core.errors import ConfigError, DataError
 from remind.evaluation import answerers
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.config import EvaluateConfig
-from remind.evaluation.predictions import appending, read_rows
 from remind.evaluation.run import evaluate
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.request import Reply, Request
+from remind.llm.request import Reply
 from remind.models.generate import Generation, generate
 from remind.models.load import load_backbone
-from remind.models.nano import save_nano
 from remind.states.parquet import StateRecord
 
 ROOT = Path(__file__).parents[2]
-RIGHT: dict[str, Reply | str] = {
-    "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
-    "m1": "<answer>[A,D]</answer><explanation></explanation>",
-    "v1": "<answer>A</answer><explanation>[0]</explanation>",
-    "d1": "<answer>hiking</answer><explanation></explanation>",
-    "d2": "<answer>No information available</answer><explanation></explanation>",
-    "m2": "<answer>[C]</answer><explanation></explanation>",
-}
-
-
-@dataclass
-class Chat:
-    """A chat model with a reply for every question id; never answers `stuck_at`."""
-
-    replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
-    name: str = "chat@test"
-    asked: list[Request] = field(default_factory=list)
-    stuck_at: str = ""
-    said: Any = None
-
-    def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
-        for n, request in enumerate(requests):
-            self.asked.append(request)
-            _say(self, f"answer {request.sample}")
-            given = self.replies[request.sample]
-            reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
-            on_reply(n, reply)
-        return []
-
-    @property
-    def ids(self) -> list[str]:
-        return [request.sample for request in self.asked]
-
-
-@dataclass
-class Judge:
-    """Accepts an answer that equals a reference; gives no verdict on those in `fails`."""
-
-    fails: tuple[str, ...] = ()
-    name: str = "equal"
-    asked: list[str] = field(default_factory=list)
-    stuck_at: str = ""
-    said: Any = None
-
-    def judge(self, question: str, references: Sequence[str], prediction: str) -> Any:
-        self.asked.append(prediction)
-        _say(self, f"judge {prediction}")
-        return "perhaps" if prediction in self.fails else prediction in references
-
-
-def _say(model: Chat | Judge, words: str) -> None:
-    if model.said is not None:
-        print(words, file=model.said, flush=True)
-    if words == model.stuck_at:
-        time.sleep(600)
-
-
-@pytest.fixture
-def local(tmp_path: Path, six: list[StateRecord], write_states: Callable[..., Path]) -> EvaluateConfig:
-    return EvaluateConfig(
-        states=str(write_states(*six)),
-        model="nano-untrained",
-        out=str(tmp_path / "out"),
-        max_new_tokens=6,
-        batch_size=2,
-        bootstrap=20,
-    )
-
-
-@pytest.fixture
-def cfg(local: EvaluateConfig) -> EvaluateConfig:
-    return replace(local, answers="server", model="a name")
-
-
-def rows(cfg: EvaluateConfig, name: str = "predictions.jsonl") -> dict[str, dict[str, Any]]:
-    lines = (Path(cfg.out) / name).read_text().splitlines()
-    return {row["question_id"]: row for row in map(json.loads, lines)}
 
 
 def test_requests_scores_and_files(cfg: EvaluateConfig, six: list[StateRecord]) -> None:
@@ -339,171 +256,3 @@ def test_a_dry_run_asks_nothing_and_leaves_nothing(cfg: EvaluateConfig, tmp_path
         assert {name: row["requests"] for name, row in found["stages"].items()} == stages
         assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == sum(stages.values())
         assert not Path(cfg.out).exists()
-
-
-def test_another_runs_folder_is_refused_unless_overwrite(
-    local: EvaluateConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def fake(
-        backbone: object, prompts: object, new: int, batch: int, done: Sequence[bool], on_output: Any, *_: object
-    ) -> None:
-        for index in (n for n, skip in enumerate(done) if not skip):
-            asked.append(index)
-            on_output(index, Generation("<answer>B</answer>", 10, 3, True))
-
-    monkeypatch.setattr(answerers, "generate", fake)
-    evaluate(local, Judge())
-    asked.clear()
-    before = {path.name: path.read_bytes() for path in Path(local.out).iterdir()}
-    with pytest.raises(ConfigError, match=r"differs in level, max_new_tokens; choose another out"):
-        evaluate(replace(local, level="x1", max_new_tokens=7), Judge())
-    other = str(save_nano(tmp_path / "other", seed=1))
-    with pytest.raises(ConfigError, match="differs in model;"):
-        evaluate(replace(local, model=other), Judge())
-    assert {path.name: path.read_bytes() for path in Path(local.out).iterdir()} == before
-    assert asked == []
-    # the same weights from a folder are the same model
-    assert evaluate(replace(local, model=str(save_nano(tmp_path / "same")), batch_size=5), Judge())["resumed"] == 6
-    assert evaluate(replace(local, level="x1", overwrite=True), Judge())["resumed"] == 0
-    assert len(asked) == 6
-
-
-def test_a_folder_of_something_else_is_refused(cfg: EvaluateConfig) -> None:
-    Path(cfg.out).mkdir()
-    (Path(cfg.out) / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="something else"):
-        evaluate(cfg, Judge(), chat=Chat())
-    with pytest.raises(ConfigError, match="is a file"):
-        evaluate(replace(cfg, out=str(Path(cfg.out) / "thesis.tex")), Judge(), chat=Chat())
-    (Path(cfg.out) / "run.json").write_text('{"format": "else"}')
-    with pytest.raises(DataError, match="not the identity"):
-        evaluate(cfg, Judge(), chat=Chat())
-    assert (Path(cfg.out) / "thesis.tex").read_text() == "mine"
-
-
-def test_states_that_do_not_serve(
-    cfg: EvaluateConfig, tmp_path: Path, make_record: Callable[..., StateRecord], write_states: Callable[..., Path]
-) -> None:
-    with pytest.raises(DataError, match=r"no states of split 'dev' \(there are: test, train\)"):
-        evaluate(replace(cfg, split="dev"), Judge(), chat=Chat())
-    with pytest.raises(FormatError, match="no manifest"):
-        evaluate(replace(cfg, states=str(tmp_path / "nowhere")), Judge(), chat=Chat())
-    twice = write_states(make_record("q"), make_record("q"), name="twice")
-    with pytest.raises(DataError, match=r"\[q\]: this question id occurs twice"):
-        load_questions(twice, "test", ["x0"])
-    shared = write_states(make_record("a"), replace(make_record("b", split="train"), dialogue_id="d-a"), name="shared")
-    with pytest.raises(DataError, match="evidence of training question b too"):
-        load_questions(shared, "test", ["x0"])
-    assert not Path(cfg.out).exists()
-    for limit, ids in ((3, ["s1", "v1", "d2"]), (99, ["s1", "m1", "v1", "d1", "d2", "m2"])):
-        assert [r.question_id for r in load_questions(cfg.states, "test", ["x0"], limit=limit).records] == ids
-
-
-def test_models_and_settings_that_do_not_serve(cfg: EvaluateConfig) -> None:
-    for model in ("does/not/exist", "minilm"):
-        with pytest.raises(ModelError, match=model) as caught:
-            evaluate(replace(cfg, answers="local", model=model), Judge())
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"no endpoint for stage answer; set llm.answer"):
-        evaluate(cfg, Judge())
-    with pytest.raises(ConfigError, match=r"no endpoint for stage judge; set llm.judge"):
-        evaluate(replace(cfg, judge="llm"), chat=Chat())
-    for name in ("max_new_tokens", "batch_size", "bootstrap", "limit"):
-        with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-            replace(cfg, **{name: 0})
-    with pytest.raises(ConfigError, match="judge must be one of offline, llm, not 'gpt'"):
-        replace(cfg, judge="gpt")  # type: ignore[arg-type]
-    assert not Path(cfg.out).exists()
-    silent: dict[str, Reply | str] = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
-    with pytest.raises(ModelError, match="none of 6 questions: no memory"):
-        evaluate(cfg, Judge(), chat=Chat(silent))
-
-
-@pytest.mark.parametrize("after", ["answer v1", "judge No information available"])
-def test_a_killed_run_asks_again_only_what_was_under_way(cfg: EvaluateConfig, after: str) -> None:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            said = os.fdopen(writer, "w")
-            evaluate(cfg, Judge(stuck_at=after, said=said), chat=Chat(stuck_at=after, said=said))  # type: ignore[arg-type]
-        finally:
-            os._exit(0)
-    os.close(writer)
-    seen = []
-    with os.fdopen(reader) as lines:
-        for line in lines:
-            seen.append(line.strip())
-            if seen[-1] == after:
-                os.kill(pid, signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    assert seen[-1] == after
-    chat, judge = Chat(), Judge()
-    report = evaluate(cfg, judge, chat=chat)
-    again = [f"answer {name}" for name in chat.ids] + [f"judge {text}" for text in judge.asked]
-    assert set(seen) & set(again) == {after}
-    assert len(set(seen) | set(again)) == 8
-    assert report["overall"]["accuracy"]["value"] == 1.0
-
-
-def test_readers_of_rows_change_nothing_and_writers_cut_off_what_is_unfinished(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    with appending(path) as put:
-        put({"question_id": "a"})
-        with path.open("a") as file:
-            file.write('{"question_id": "b"')
-        before = path.read_bytes(), path.stat().st_ino
-        assert [row["question_id"] for _, row in read_rows(path, "an output")] == ["a"]
-        assert (path.read_bytes(), path.stat().st_ino) == before
-    with appending(path) as put:
-        put({"question_id": "c"})
-    assert [row["question_id"] for _, row in read_rows(path, "an output")] == ["a", "c"]
-
-
-def test_a_folder_has_one_writer_which_the_refusal_names(cfg: EvaluateConfig) -> None:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            evaluate(cfg, Judge(), chat=Chat(stuck_at="answer v1", said=os.fdopen(writer, "w")))  # type: ignore[arg-type]
-        finally:
-            os._exit(0)
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as lines:
-            while lines.readline().strip() != "answer v1":
-                pass
-        path = Path(cfg.out) / "predictions.jsonl"
-        before = path.read_bytes(), path.stat().st_ino
-        for again in (cfg, replace(cfg, overwrite=True)):
-            with pytest.raises(ConfigError, match=rf"^process {pid} on \S+ is at work in {cfg.out}; wait"):
-                evaluate(again, Judge(), chat=Chat())
-        assert (path.read_bytes(), path.stat().st_ino) == before
-        assert before[0].count(b"\n") == 2
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    left = Path(cfg.out) / ".config.yaml.0a1b2c3d.tmp"
-    left.write_text("half")
-    assert evaluate(cfg, Judge(), chat=Chat())["resumed"] == 2
-    assert not left.exists()
-
-
-@pytest.mark.slow
-def test_script_prints_table_and_report(local: EvaluateConfig) -> None:
-    arguments = ["--states", local.states, "--model", "nano-untrained", "--out", local.out, "--max_new_tokens", "4"]
-    script = ROOT / "scripts" / "evaluate.py"
-    status, said, complaints = run_script(script, "--config", ROOT / "configs" / "evaluate.yaml", *arguments)
-    assert status == 0, complaints
-    lines = said.splitlines()
-    assert lines[0].startswith("format")
-    assert lines[-1] == f"report: {Path(local.out) / 'report.html'}"
-    judge = json.loads((Path(local.out) / "report.json").read_text())["identity"]["judge"]
-    assert judge.startswith("offline")
-    assert f"{judge} (a rule, not a model)" in (Path(local.out) / "report.html").read_text()
-    status, _, complaints = run_script(script, *arguments, "--level", "x1")
-    assert status == 2
-    assert complaints.splitlines()[-1].startswith("error: ")
-    assert "differs in level" in complaints

@@ -1,17 +1,17 @@
-"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others, all small forms."""
+"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others, commands."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from fault_proxy import Proxy, completion
+from running import use_words
+from scripted_answers import Lines
 
 from experiments.paper.__main__ import run, with_flag
 from experiments.paper.ablation import STAGES, without
@@ -21,16 +21,20 @@ from experiments.paper.costs import by_stage
 from experiments.paper.grounding import marked_share
 from experiments.paper.items import ITEMS, NEEDS, listing
 from experiments.paper.judging import read_sheet, sample
+from experiments.paper.memory import table as memory_table
+from experiments.paper.memory import taken
 from experiments.paper.settings import Setting, pooled, settings
-from experiments.paper.systems import FileAnswers, foreign_rows, named_paths
+from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths
 from experiments.paper.trajectory import phases
 from remind.core.cli import main
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import read_json
-from remind.data.sample import sample_path
+from remind.data.readers.refmem import write_refmem
 from remind.evaluation.conditions import Prompter
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.scores import MEASURES
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.memory.config import RunMemoryConfig
+from remind.memory.run import run_memory
 from remind.states.parquet import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.testbed.built import BuiltConfig
@@ -45,16 +49,6 @@ BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), t
 @pytest.fixture(scope="module")
 def world() -> World:
     return make_world(WORLD)
-
-
-class Lines:
-    """A sentence encoder to which different lines are orthogonal."""
-
-    def __init__(self, *_: Any) -> None:
-        self.places: dict[str, int] = {}
-
-    def encode(self, lines: list[str]) -> torch.Tensor:
-        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
 
 
 # answers of another system
@@ -139,12 +133,57 @@ def test_answers_that_cannot_be_used(tmp_path: Path) -> None:
     )
     assert "[line 1]: needs question_id and answer as text" in refused([{"question_id": "q2", "answer": ["A"]}])
     for systems, message in (
-        (["x"], "is not NAME=PATH"),
+        (["x"], "is neither NAME=PATH"),
         (["x0=runs"], "a name of its own"),
         ([f"a={tmp_path}", "b=/no/where", "c=/no/there"], "there is no /no/where, /no/there"),
     ):
         with pytest.raises(ConfigError, match=message):
             named_paths(systems)
+
+
+def test_a_run_of_memory_systems_against_a_hand_count(
+    asked: Setting, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that always chooses A, or A and B, and knows one phrase."""
+    use_words(monkeypatch.setattr)
+    records = read_states(asked.evaluate.states)
+    phrase = next(record.answers[0] for record in records if record.format == "direct")
+
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        told = body["messages"][0]["content"]
+        chosen = "A" if "Exactly one of the options" in told else "A, B" if "One or more" in told else phrase
+        return 200, {}, completion(chosen)
+
+    write_refmem(world.corpus, tmp_path / "world.jsonl")
+    settings: dict[str, Any] = {"systems": ["bm25", "session"], "k": [1], "budgets": []}
+    with Proxy(answer=answer) as proxy:
+        llm = LLMConfig(EndpointConfig("m", proxy.url, price_prompt=1e6), cache=str(tmp_path / "replies.sqlite"))
+        run = run_memory(RunMemoryConfig(str(tmp_path / "world.jsonl"), str(tmp_path / "run"), llm=llm, **settings))
+    given = named_paths([str(run)])
+    assert [*given] == ["bm25", "full_context", "gold", "no_context", "session"]
+    assert memory_runs([str(run), f"x={run}"]) == [run]
+    found = pooled([(asked, foreign_rows(asked, "bm25", given["bm25"], tmp_path / "out"))])
+    assert len(found) == len(records)
+    for format, letters in (("single", {"A"}), ("multi", {"A", "B"})):
+        here = [record for record in records if record.format == format]
+        hits = sum({*record.answers} == letters for record in here)
+        assert product(found, 20)[format]["all"]["accuracy"]["value"] == pytest.approx(hits / len(here))
+    direct = [record for record in records if record.format == "direct"]
+    known = sum(phrase in record.answers for record in direct)
+    assert product(found, 20)["direct"]["all"]["accuracy"]["value"] >= known / len(direct) > 0
+    # by hand: a call for each question, of 10 and 3 tokens, for 10 and 0 USD
+    rows = {row["system"]: row for row in taken([run])}
+    assert [*rows] == ["no_context", "full_context", "gold", "bm25", "session"]
+    assert rows["bm25"]["question"] == {"calls": 1, "tokens": 13, "usd": pytest.approx(10)}
+    assert rows["bm25"]["ingest"]["calls"] == 0
+    (line,) = [line for line in memory_table([*rows.values()]) if line.startswith("| bm25 |")]
+    assert line.startswith(f"| bm25 | refmem | {len(records)} | 0 | 0 | 0.0000 | 1.00 | 13.0 | 10.000000 |")
+    # a system of that name, and a run without answers
+    with pytest.raises(ConfigError, match="has bm25, which is named already"):
+        named_paths([f"bm25={run / 'answers' / 'bm25.jsonl'}", str(run)])
+    bare = run_memory(RunMemoryConfig(str(tmp_path / "world.jsonl"), str(tmp_path / "bare"), **settings))
+    with pytest.raises(DataError, match="the run has no answers"):
+        named_paths([str(bare)])
 
 
 # states without parts of them
@@ -325,131 +364,3 @@ def test_a_config_of_evaluate_serves_every_seed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must name \{seed\}"):
         settings(cfg)
     assert len(settings(replace(cfg, seeds=(3,)))) == 1
-
-
-# every small form
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    folder = tmp_path_factory.mktemp("paper")
-
-    def made(item: str, **values: Any) -> Path:
-        cfg = PaperConfig(
-            "run",
-            item,
-            str(folder / item),
-            small=True,
-            world=WORLD,
-            built=BUILT,
-            cache=str(folder / "cache"),
-            resamples=20,
-        )
-        run(replace(cfg, **values))
-        return folder / item
-
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("item", ITEMS)
-def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
-    values: dict[str, Any] = {
-        "fig5": {"alphas": (6.0,), "betas": (0.0, 4.0)},
-        "table2": {"benchmark": [str(sample_path() / "dev.jsonl")]},
-    }.get(item, {})
-    out = make(item, **values)
-    result = read_json(out / "result.json")
-    assert (result["item"], result["form"], result["seeds"]) == (item, "small", [0])
-    assert (out / "table.md").read_text().startswith(f"# {ITEMS[item].title}\n")
-    picture = out / ("fig6.html" if item == "fig6" else f"{item}.png")
-    assert picture.stat().st_size > 1000
-    CHECKS.get(item, lambda *_: None)(result, out)
-
-
-def _fig4(result: dict[str, Any], out: Path) -> None:
-    rows = result["rows"]
-    assert set(STAGES) <= set(rows)
-    assert {row["all"]["all"]["n"] for row in rows.values()} == {20}
-    gain = result["differences"]["all (x2)"]["added to evidence"]
-    base, whole = (rows[name]["all"]["all"]["accuracy"]["value"] for name in ("evidence", "all (x2)"))
-    assert gain["value"] == pytest.approx(whole - base)
-
-
-def _table1(result: dict[str, Any], out: Path) -> None:
-    gold = result["systems"]["Gold answers"]["all"]["all"]
-    assert (gold["accuracy"]["value"], gold["parse_rate"]["value"]) == (1.0, 1.0)
-    assert gold["memory_recall_visual"]["value"] == 1.0
-    assert gold["memory_recall_text"]["value"] == pytest.approx(1.0)
-
-
-def _fig11(result: dict[str, Any], out: Path) -> None:
-    # what the build counted of the same states
-    (manifest,) = (out.parent / "cache" / "paper").glob("*/states/manifest.json")
-    counted = read_json(manifest)["evidence_recall"]["all"]
-    most, shipped = (result["points"][name]["value"] for name in ("x0", "as shipped"))
-    assert (most, shipped) == (pytest.approx(counted["x0"]), pytest.approx(counted["marked"]))
-    for values in result["curves"].values():
-        shares = [value["value"] for value in values]
-        # more tokens mark no less, and no one marks what was not retrieved
-        assert shares == sorted(shares)
-        assert shares[-1] <= most + 1e-9
-
-
-def _fig12(result: dict[str, Any], out: Path) -> None:
-    by_name = {row["condition"]: row for row in result["conditions"]}
-    assert by_name["x0"]["tokens_read"] < by_name["x1"]["tokens_read"] < by_name["x2"]["tokens_read"]
-    assert by_name["x0"]["operations"] < by_name["x2"]["operations"]
-    assert all(row["seconds"] > 0 for row in result["conditions"])
-
-
-def _table3(result: dict[str, Any], out: Path) -> None:
-    with (out / "labels.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == result["sampled"]
-    (judge,) = result["judges"].values()
-    assert judge["all"]["n"] == result["sampled"]
-
-
-CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
-    "fig4": _fig4,
-    "table1": _table1,
-    "fig11": _fig11,
-    "fig12_table8": _fig12,
-    "table3": _table3,
-}
-
-
-@pytest.mark.slow
-def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path], tmp_path: Path) -> None:
-    """The full form on the world's states: a sheet to fill in first, then agreement; its answers are a system."""
-    (small,) = settings(PaperConfig(small=True, world=WORLD, built=BUILT, cache=str(make("table3").parent / "cache")))
-    config = tmp_path / "evaluate.yaml"
-    asked = {
-        name: getattr(small.evaluate, name) for name in ("states", "model", "corpus", "max_new_tokens", "bootstrap")
-    }
-    config.write_text(json.dumps(asked))
-    cfg = PaperConfig("run", "table3", str(tmp_path / "out"), evaluate=str(config), resamples=20)
-    run(cfg)
-    assert read_json(tmp_path / "out" / "result.json")["labels"] is None
-    sheet = tmp_path / "out" / "labels.csv"
-    with sheet.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows):
-        row["label"] = "0" if number else "1"
-    with sheet.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    run(replace(cfg, labels=str(sheet)))
-    (judge,) = read_json(tmp_path / "out" / "result.json")["judges"].values()
-    stored = tmp_path / "out" / "answers" / "verdicts.jsonl"
-    verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
-    expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
-    assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
-    # the folder of a finished run is a system, if it was asked the same questions
-    (asked_now,) = settings(cfg)
-    found = foreign_rows(asked_now, "own", tmp_path / "out" / "answers", tmp_path / "unused")
-    assert {row["question_id"] for row in found.values()} >= {row["question_id"] for row in rows}
-    fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
-    with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
-        foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")

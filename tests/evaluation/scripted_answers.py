@@ -1,0 +1,86 @@
+"""A chat model and a judge with fixed replies, an encoder that needs no model, and the rows of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remind.evaluation.config import EvaluateConfig
+from remind.llm.request import Reply, Request
+
+RIGHT: dict[str, Reply | str] = {
+    "s1": "<answer>B</answer><explanation>Ana: s1 line 1</explanation>",
+    "m1": "<answer>[A,D]</answer><explanation></explanation>",
+    "v1": "<answer>A</answer><explanation>[0]</explanation>",
+    "d1": "<answer>hiking</answer><explanation></explanation>",
+    "d2": "<answer>No information available</answer><explanation></explanation>",
+    "m2": "<answer>[C]</answer><explanation></explanation>",
+}
+
+
+class Lines:
+    """A sentence encoder to which different lines are orthogonal."""
+
+    def __init__(self, *_: Any) -> None:
+        self.places: dict[str, int] = {}
+
+    def encode(self, lines: Sequence[str]) -> torch.Tensor:
+        return torch.eye(200)[[self.places.setdefault(line, len(self.places)) for line in lines]]
+
+
+@dataclass
+class Chat:
+    """A chat model with a reply for every question id; never answers `stuck_at`."""
+
+    replies: dict[str, Reply | str] = field(default_factory=lambda: RIGHT)
+    name: str = "chat@test"
+    asked: list[Request] = field(default_factory=list)
+    stuck_at: str = ""
+    said: Any = None
+
+    def complete(self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None]) -> list[Reply]:
+        for n, request in enumerate(requests):
+            self.asked.append(request)
+            _say(self, f"answer {request.sample}")
+            given = self.replies[request.sample]
+            reply = given if isinstance(given, Reply) else Reply(given, prompt_tokens=9, completion_tokens=4, calls=1)
+            on_reply(n, reply)
+        return []
+
+    @property
+    def ids(self) -> list[str]:
+        return [request.sample for request in self.asked]
+
+
+@dataclass
+class Judge:
+    """Accepts an answer that equals a reference; gives no verdict on those in `fails`."""
+
+    fails: tuple[str, ...] = ()
+    name: str = "equal"
+    asked: list[str] = field(default_factory=list)
+    stuck_at: str = ""
+    said: Any = None
+
+    def judge(self, question: str, references: Sequence[str], prediction: str) -> Any:
+        self.asked.append(prediction)
+        _say(self, f"judge {prediction}")
+        return "perhaps" if prediction in self.fails else prediction in references
+
+
+def _say(model: Chat | Judge, words: str) -> None:
+    if model.said is not None:
+        print(words, file=model.said, flush=True)
+    if words == model.stuck_at:
+        time.sleep(600)
+
+
+def rows(cfg: EvaluateConfig, name: str = "predictions.jsonl") -> dict[str, dict[str, Any]]:
+    lines = (Path(cfg.out) / name).read_text().splitlines()
+    return {row["question_id"]: row for row in map(json.loads, lines)}

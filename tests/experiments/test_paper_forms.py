@@ -1,0 +1,153 @@
+"""Every table and figure in its small form, and one in its full form."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.paper.__main__ import run
+from experiments.paper.ablation import STAGES
+from experiments.paper.config import PaperConfig
+from experiments.paper.items import ITEMS
+from experiments.paper.settings import settings
+from experiments.paper.systems import foreign_rows
+from remind.core.errors import DataError
+from remind.core.files import read_json
+from remind.data.sample import sample_path
+from remind.testbed.built import BuiltConfig
+from remind.testbed.world import WorldConfig
+from sae.config import SAETrainConfig
+
+WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
+BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("paper")
+
+    def made(item: str, **values: Any) -> Path:
+        cfg = PaperConfig(
+            "run",
+            item,
+            str(folder / item),
+            small=True,
+            world=WORLD,
+            built=BUILT,
+            cache=str(folder / "cache"),
+            resamples=20,
+        )
+        run(replace(cfg, **values))
+        return folder / item
+
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("item", ITEMS)
+def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
+    values: dict[str, Any] = {
+        "fig5": {"alphas": (6.0,), "betas": (0.0, 4.0)},
+        "table2": {"benchmark": [str(sample_path() / "dev.jsonl")]},
+    }.get(item, {})
+    out = make(item, **values)
+    result = read_json(out / "result.json")
+    assert (result["item"], result["form"], result["seeds"]) == (item, "small", [0])
+    assert (out / "table.md").read_text().startswith(f"# {ITEMS[item].title}\n")
+    picture = out / ("fig6.html" if item == "fig6" else f"{item}.png")
+    assert picture.stat().st_size > 1000
+    CHECKS.get(item, lambda *_: None)(result, out)
+
+
+def _fig4(result: dict[str, Any], out: Path) -> None:
+    rows = result["rows"]
+    assert set(STAGES) <= set(rows)
+    assert {row["all"]["all"]["n"] for row in rows.values()} == {20}
+    gain = result["differences"]["all (x2)"]["added to evidence"]
+    base, whole = (rows[name]["all"]["all"]["accuracy"]["value"] for name in ("evidence", "all (x2)"))
+    assert gain["value"] == pytest.approx(whole - base)
+
+
+def _table1(result: dict[str, Any], out: Path) -> None:
+    gold = result["systems"]["Gold answers"]["all"]["all"]
+    assert (gold["accuracy"]["value"], gold["parse_rate"]["value"]) == (1.0, 1.0)
+    assert gold["memory_recall_visual"]["value"] == 1.0
+    assert gold["memory_recall_text"]["value"] == pytest.approx(1.0)
+
+
+def _fig11(result: dict[str, Any], out: Path) -> None:
+    # what the build counted of the same states
+    (manifest,) = (out.parent / "cache" / "paper").glob("*/states/manifest.json")
+    counted = read_json(manifest)["evidence_recall"]["all"]
+    most, shipped = (result["points"][name]["value"] for name in ("x0", "as shipped"))
+    assert (most, shipped) == (pytest.approx(counted["x0"]), pytest.approx(counted["marked"]))
+    for values in result["curves"].values():
+        shares = [value["value"] for value in values]
+        # more tokens mark no less, and no one marks what was not retrieved
+        assert shares == sorted(shares)
+        assert shares[-1] <= most + 1e-9
+
+
+def _fig12(result: dict[str, Any], out: Path) -> None:
+    by_name = {row["condition"]: row for row in result["conditions"]}
+    assert by_name["x0"]["tokens_read"] < by_name["x1"]["tokens_read"] < by_name["x2"]["tokens_read"]
+    assert by_name["x0"]["operations"] < by_name["x2"]["operations"]
+    assert all(row["seconds"] > 0 for row in result["conditions"])
+
+
+def _table3(result: dict[str, Any], out: Path) -> None:
+    with (out / "labels.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == result["sampled"]
+    (judge,) = result["judges"].values()
+    assert judge["all"]["n"] == result["sampled"]
+
+
+CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
+    "fig4": _fig4,
+    "table1": _table1,
+    "fig11": _fig11,
+    "fig12_table8": _fig12,
+    "table3": _table3,
+}
+
+
+@pytest.mark.slow
+def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path], tmp_path: Path) -> None:
+    """The full form on the world's states: a sheet to fill in first, then agreement; its answers are a system."""
+    (small,) = settings(PaperConfig(small=True, world=WORLD, built=BUILT, cache=str(make("table3").parent / "cache")))
+    config = tmp_path / "evaluate.yaml"
+    asked = {
+        name: getattr(small.evaluate, name) for name in ("states", "model", "corpus", "max_new_tokens", "bootstrap")
+    }
+    config.write_text(json.dumps(asked))
+    cfg = PaperConfig("run", "table3", str(tmp_path / "out"), evaluate=str(config), resamples=20)
+    run(cfg)
+    assert read_json(tmp_path / "out" / "result.json")["labels"] is None
+    sheet = tmp_path / "out" / "labels.csv"
+    with sheet.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        row["label"] = "0" if number else "1"
+    with sheet.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run(replace(cfg, labels=str(sheet)))
+    (judge,) = read_json(tmp_path / "out" / "result.json")["judges"].values()
+    stored = tmp_path / "out" / "answers" / "verdicts.jsonl"
+    verdicts = {row["question_id"]: row["verdict"] for row in map(json.loads, stored.read_text().splitlines())}
+    expected = sum(verdicts[row["question_id"]] == (row["label"] == "1") for row in rows)
+    assert (judge["all"]["agree"], judge["all"]["n"]) == (expected, len(rows))
+    # the folder of a finished run is a system, if it was asked the same questions
+    (asked_now,) = settings(cfg)
+    found = foreign_rows(asked_now, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+    assert {row["question_id"] for row in found.values()} >= {row["question_id"] for row in rows}
+    fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
+    with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
+        foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")
