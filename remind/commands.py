@@ -49,6 +49,11 @@ COMMANDS = {
         "remind.train_sae:train_sae",
         "Train Top-K sparse autoencoders on dialogues, one for each layer of a backbone.",
     ),
+    "check-sae": Command(
+        "remind.train_sae.config:CheckSAEConfig",
+        "remind.grounding.check:check_sae",
+        "Measure whether SAEs, one's own or others', fit a model they were not trained on.",
+    ),
     "build-states": Command(
         "remind.pipeline.config:BuildStatesConfig",
         "remind.pipeline:build_states",
@@ -76,6 +81,21 @@ COMMANDS = {
         "Compare two evaluation runs question by question: remind compare FIRST SECOND.",
         positional=("first", "second"),
     ),
+    "run-memory": Command(
+        "remind.memory.config:RunMemoryConfig",
+        "remind.memory.run:run_memory",
+        "Give dialogues to several memory systems: what each keeps, finds for the questions, answers and costs.",
+    ),
+    "score-memory": Command(
+        "remind.memory.config:ScoreMemoryConfig",
+        "remind.memory.score:score_and_show",
+        "Score runs of memory systems: evidence recall and its tokens, answers, costs, differences; JSON and a page.",
+    ),
+    "train-memory": Command(
+        "remind.memory_training.config:TrainMemoryConfig",
+        "remind.memory_training.train:train_memory",
+        "Train a policy that writes memories: on an expert's replies, or by reinforcement learning.",
+    ),
     "inspect": Command(
         "remind.viewing.config:InspectConfig",
         "remind.viewing.inspector:inspect_grounding",
@@ -85,6 +105,11 @@ COMMANDS = {
         "remind.viewing.config:FeaturePagesConfig",
         "remind.viewing.feature_pages:write_feature_pages",
         "Write offline pages of an SAE's features: top examples, activations, neighbours, promoted tokens.",
+    ),
+    "compare-models": Command(
+        "remind.viewing.config:CompareModelsConfig",
+        "remind.viewing.compare_models:compare_models",
+        "Show what training changed inside a model: features, what x0 took over from x2, what answers read.",
     ),
     "plot-run": Command(
         "remind.viewing.config:PlotRunConfig",

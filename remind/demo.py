@@ -9,6 +9,7 @@ not count. The shipped nano backbone has never seen that rule.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,9 @@ from typing import Any
 from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
+from remind.core.processes import cores, import_ahead, leave_with_parent, spawned_pool
 from remind.data.dialogue import FORMATS
+from remind.pipeline.config import LIBRARIES
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 from remind.testbed.built import BuiltConfig, build_world, train_saes
@@ -38,6 +41,7 @@ LADDER_NOTE = """\
 The dialogues and wordings are ones that no training has seen. x0 holds {x0:.0%} of the evidence, the marks {marked:.0%}
 of it in {turns:.0%} of the turns. SFT: labels alone, on x0, as many steps. This is one seed; experiments.proof with
 configs/proof_built.yaml is the experiment, with intervals and with other marks."""
+Row = Mapping[str, Mapping[str, float]]
 HELD_OUT = "Held-out loss on {n} {split} questions with their true answers, from metrics.jsonl of each run"
 HELD_OUT_NOTE = """\
 Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the true answer under x0, nats a token."""
@@ -68,7 +72,7 @@ class DemoConfig:
     )
     """The training loop, of SFT too."""
     workers: Workers = 2
-    """Processes that build states."""
+    """Processes that build states; with more than one the two runs are trained at the same time."""
     overwrite: bool = True
     """Replace what an earlier demo left in out."""
 
@@ -85,12 +89,14 @@ def demo(cfg: DemoConfig) -> Path:
     Raises:
         ConfigError: out exists and overwrite is off.
     """
-    from remind.evaluation.tables import compare_rows
-    from remind.states.parquet import read_states
-
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
+    if cfg.workers != 1:
+        import_ahead(LIBRARIES)
+    from remind.evaluation.tables import compare_rows
+    from remind.states.parquet import read_states
+
     # an earlier demo's, which this one replaces; nothing else that lies there
     for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):
         shutil.rmtree(out / name, ignore_errors=True)
@@ -109,16 +115,14 @@ def demo(cfg: DemoConfig) -> Path:
     _heading("What each state is worth to the backbone as it is")
     rows = {"before": _accuracy("nano", questions)}
     print(table(rows))
+    sft = SFT.format(noise=cfg.noise)
+    labelled = _labelled(cfg, world, records, out / "states-labelled")
+    _heading(f"{PRA}; {sft}")
+    jobs = {PRA: (states, True, out / "run-pra"), sft: (labelled, False, out / "run-sft")}
     runs: dict[str, Path] = {}
     exported: dict[str, Path] = {}
-    _heading(PRA)
-    runs[PRA], exported[PRA] = _align(cfg, states, True, out / "run-pra")
-    rows[PRA] = _accuracy(exported[PRA], questions)
-    sft = SFT.format(noise=cfg.noise)
-    _heading(sft)
-    labelled = _labelled(cfg, world, records, out / "states-labelled")
-    runs[sft], exported[sft] = _align(cfg, labelled, False, out / "run-sft")
-    rows[sft] = _accuracy(exported[sft], questions)
+    for title, done in zip(jobs, _train_all(cfg, list(jobs.values()), questions), strict=True):
+        runs[title], exported[title], rows[title] = done
 
     _heading("Answers from x0 before and after alignment without a label")
     before = _evaluate("nano", states, out / "evaluation-before")
@@ -158,6 +162,34 @@ def _marked_turns(records: Sequence[StateRecord]) -> float:
 
     marked = sum(end - start + 1 for record in records for start, end in blocks_of(record.x1))
     return marked / sum(len(record.x0.turns) for record in records)
+
+
+#: Folder of states, whether the run distils (otherwise it is SFT), and folder of the run.
+Job = tuple[Path, bool, Path]
+
+
+def _train_all(cfg: DemoConfig, jobs: Sequence[Job], questions: Sequence[StateRecord]) -> list[tuple[Path, Path, Row]]:
+    """Run, exported checkpoint and accuracy of each job; all at once, unless one process is to do everything."""
+    if cfg.workers == 1:
+        return [_train(cfg, job, questions) for job in jobs]
+    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),), LIBRARIES) as pool:
+        runs = [pool.submit(_train, cfg, job, questions) for job in jobs]
+        return [run.result() for run in runs]
+
+
+def _start(threads: int) -> None:
+    import torch
+
+    leave_with_parent()
+    torch.set_num_threads(threads)
+
+
+def _train(cfg: DemoConfig, job: Job, questions: Sequence[StateRecord]) -> tuple[Path, Path, Row]:
+    if cfg.workers != 1 and not job[1]:
+        # one progress bar would be drawn over the other
+        os.environ["REMIND_QUIET"] = "1"
+    run, exported = _align(cfg, *job)
+    return run, exported, _accuracy(exported, questions)
 
 
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
@@ -204,9 +236,6 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
         lines.append([title, *values])
     head = ["", *(f"{name} {when}" for name in ("loss", "CE(x0)") for when in ("before", "after"))]
     return HELD_OUT.format(n=last["samples"], split=last["split"]), plain(head, lines), HELD_OUT_NOTE
-
-
-Row = Mapping[str, Mapping[str, float]]
 
 
 def _accuracy(model: str | Path, questions: Sequence[StateRecord]) -> Row:

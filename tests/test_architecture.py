@@ -25,6 +25,7 @@ ORDER = (
     "memory",
     "refmem",
     "testbed",
+    "memory_training",
     "viewing",
     "demo",
 )

@@ -28,10 +28,6 @@ _REASONS = {
     "long_context": "too long with their answer",
     "long_answer": "with too long an answer",
 }
-_TEXT_ALONE = (
-    "data.images pixels: {} questions with images have no gold answer, or another target (data.targets), and the model "
-    "answers from text alone; set data.targets gold and data.unlabelled skip"
-)
 
 
 @dataclass
@@ -148,7 +144,6 @@ def load_data(
     Raises:
         DataError: states that cannot be used, splits that share evidence, or no example to train on.
         ImagePathError: images that are to be shown and cannot be.
-        ConfigError: a question that is to be shown images has no gold answer.
     """
     parts = state_parts(states)
     everything = read_examples(parts, tokenizer, cache, ranks, shown)
@@ -167,9 +162,6 @@ def load_data(
     examples = select(train, config, model_length)
     if not examples.items:
         raise _nothing(states, splits, examples)
-    pictured = sum(bool(item.images) for item in examples.items)
-    if config.targets == "on_policy" and pictured:
-        raise ConfigError(_TEXT_ALONE.format(pictured))
     evaluated = select(held_out, replace(config, on_long="skip", targets="gold"), model_length)
     about = {
         "states": str(states),
@@ -215,8 +207,6 @@ def _answered(
     wanted = wanted - {e.id for examples in groups for e in examples if e.empty}
     if not wanted:
         return list(groups)
-    if pictured := sum(e.id in wanted and bool(e.images) for examples in groups for e in examples):
-        raise ConfigError(_TEXT_ALONE.format(pictured))
     decoded = answers([record for path in parts for record in read_part(path) if record.question_id in wanted])
 
     def fill(example: Example) -> Example:

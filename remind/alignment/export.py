@@ -15,7 +15,7 @@ from remind.alignment import checkpoint as checkpoints
 from remind.alignment.config import DataConfig, ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import bitsandbytes, dequantise, left_alone, load, prepare, quantise, restored
-from remind.alignment.run_folder import BEST, DATA, as_dict, read_config
+from remind.alignment.run_folder import BEST, CONFIG, DATA, as_dict, read_config
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
@@ -201,11 +201,15 @@ def _write_adapters(
 
 
 def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "pixels"], int]:
-    """How a model was shown images in training, by the training.json of its folder: `data.images`, `data.image_tokens`.
+    """How a model was shown images in training: `data.images`, `data.image_tokens`.
 
-    Captions where there is no folder or no such file, or where it says nothing of images.
+    By the training.json of an export or the config of a run. Captions where there is no folder or none of these files,
+    or where it says nothing of images. Raises DataError, ConfigError for a damaged file.
     """
     default = DataConfig()
+    if model is not None and all((Path(model) / name).is_file() for name in (CONFIG, DATA)):
+        run = read_config(model).data
+        return run.images, run.image_tokens
     path = None if model is None else Path(model) / _TRAINING
     about = read_json(path) if path is not None and path.is_file() else None
     for key in ("config", "data"):

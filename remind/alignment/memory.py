@@ -7,6 +7,7 @@ from typing import Any
 
 from remind.alignment.config import TrainConfig
 from remind.alignment.model import head_weight
+from remind.core.memory import MemoryPlan
 
 #: Tensors of [positions, V] in float32 while a chunk of `chunked_terms` is differentiated: logits of two levels, their
 #: log-softmax, probabilities, differences and gradients. Measured.
@@ -16,12 +17,13 @@ _LOGITS = 10
 _BLOCK, _SAVED = 46, 38
 #: Bytes of both moments of a weight in 8 bits, with their scales.
 _EIGHT_BITS = 2.03
+_HINT = "lora, quantise, or of trainer optimizer adamw8bit, gradient_checkpointing or more gradient_accumulation"
 
 
 def memory_plan(
     model: Any, cfg: TrainConfig, tokens: int, answer: int, processes: int = 1, sharded: bool = False
-) -> dict[str, int]:
-    """Bytes by purpose, for each process, of which "head" and "block" are not needed at the same time.
+) -> MemoryPlan:
+    """Of a step; "head" and "block" (forward and backward of one, computed again) are not needed at the same time.
 
     Sequential steps with live teachers are counted; other teachers have weights or caches of their own.
 
@@ -44,7 +46,7 @@ def memory_plan(
     heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     shared = 2 * heads * int(getattr(text, "head_dim", None) or width // text.num_attention_heads) * layers
     wide = 4 * head.numel()
-    plan = {
+    parts = {
         "weights": weights,
         "gradients": gradients,
         "moments": moments,
@@ -56,20 +58,8 @@ def memory_plan(
         "block": narrow * rows * (width * _BLOCK + (shared if cfg.trainer.prefix_sharing else 0)),
     }
     if sharded:
-        plan |= {name: plan[name] // processes for name in ("weights", "gradients", "moments")}
+        parts |= {name: parts[name] // processes for name in ("weights", "gradients", "moments")}
         block = sum(p.numel() * p.element_size() for p in model.get_decoder().layers[0].parameters())
         # embedding, head and a block with their gradients
-        plan["gathered"] = 2 * (2 * narrow * head.numel() + block)
-    return plan
-
-
-def total(plan: dict[str, int]) -> int:
-    """Bytes of a `memory_plan` at its highest point."""
-    return sum(plan.values()) - min(plan["head"], plan["block"])
-
-
-def described(plan: dict[str, int]) -> str:
-    """One line in GB."""
-    parts = [f"{name} {size / 1e9:.1f}" for name, size in plan.items() if name not in ("head", "block")]
-    parts.append(f"head {plan['head'] / 1e9:.1f} or a block {plan['block'] / 1e9:.1f}")
-    return f"memory by computation, for each process: {' + '.join(parts)}: {total(plan) / 1e9:.1f} GB"
+        parts["gathered"] = 2 * (2 * narrow * head.numel() + block)
+    return MemoryPlan(parts, _HINT, either=("head", "block"))

@@ -16,7 +16,7 @@ import torch
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Order
 from remind.alignment.guard import in_memory
-from remind.alignment.tokens import Example
+from remind.alignment.tokens import Example, pixels_of
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
 from remind.models.generate import batches, check_generates, continue_rows, decoding
@@ -70,28 +70,29 @@ class StudentAnswers:
         every, accelerator = self.config.refresh_steps, self.accelerator
         coming = range(step, min((step // every + 1) * every, self.total))
         questions = [(number, self.examples[index]) for number in coming for index in self.order.batch(number)]
-        rows = [example.prompts[0].tolist() for _, example in questions]
         # token ids + 1, so that 0 is what other processes fill in
-        table = torch.zeros(len(rows), self.config.max_decoded + 1, dtype=torch.int64, device=accelerator.device)
-        groups = batches([len(row) for row in rows], self.config.decode_batch)
+        table = torch.zeros(len(questions), self.config.max_decoded + 1, dtype=torch.int64, device=accelerator.device)
+        groups = batches([len(example.prompts[0]) for _, example in questions], self.config.decode_batch)
         for number, group in enumerate(groups):
             if number % accelerator.num_processes != accelerator.process_index:
                 continue
             note(f"the student answers, {number} of {len(groups)} batches")
-            work = partial(self._continue, model, [rows[place] for place in group], f"{self.seed}:{step}:{number}")
-            for place, ids in zip(group, in_memory([questions[place][1] for place in group], work), strict=True):
+            asked = [questions[place][1] for place in group]
+            work = partial(self._continue, model, asked, f"{self.seed}:{step}:{number}")
+            for place, ids in zip(group, in_memory(asked, work), strict=True):
                 table[place, : len(ids)] = torch.tensor(ids, device=table.device) + 1
         self._answers = {number: [] for number in coming}
         for (number, _), row in zip(questions, accelerator.reduce(table, "sum").cpu(), strict=True):
             self._answers[number].append((row[row > 0] - 1).tolist())
 
-    def _continue(self, model: Any, rows: list[list[int]], draw: str) -> list[list[int]]:
+    def _continue(self, model: Any, examples: Sequence[Example], draw: str) -> list[list[int]]:
         """Answers to a batch with their end token; `draw` fixes what is sampled."""
-        device = self.accelerator.device
+        device, rows = self.accelerator.device, [example.prompts[0].tolist() for example in examples]
+        images = pixels_of(examples) or None
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.autocast():
             torch.manual_seed(int.from_bytes(hashlib.sha256(draw.encode()).digest()[:7], "little"))
             # an answer that was cut off gets an end token, too: where nothing but edges counts, no token is a target
-            return [[*ids, self.end] for ids, _ in continue_rows(model, rows, self.settings)]
+            return [[*ids, self.end] for ids, _ in continue_rows(model, rows, self.settings, images)]
 
     def state(self, step: int) -> dict[str, list[list[int]]]:
         """What a checkpoint after `step` steps keeps: token ids by step, in the order of its batch."""

@@ -15,8 +15,7 @@ from torch import nn
 from remind.alignment.cache import Cache, Ranks
 from remind.alignment.config import TrainConfig
 from remind.alignment.data import Data, Order, check_mixture, check_trainable, load_data
-from remind.alignment.memory import described, memory_plan
-from remind.alignment.memory import total as total_memory
+from remind.alignment.memory import memory_plan
 from remind.alignment.model import check_head, check_vocabulary, checkpoint_activations, fingerprint, load, prepare
 from remind.alignment.on_policy import StudentAnswers
 from remind.alignment.optim import make_optimizer
@@ -29,9 +28,6 @@ from remind.core.errors import ConfigError, DataError, RemindError
 from remind.models import BUILT_IN
 from remind.models.pictures import Pictures
 from remind.states.parquet import StateRecord
-
-#: Bytes from which a run says what memory it needs.
-_WORTH_SAYING = 1 << 30
 
 
 @dataclass
@@ -103,7 +99,7 @@ def set_up(cfg: TrainConfig) -> Setup:
         config = cfg.data
         with _on(accelerator.device, backbone.model):
             return decode(
-                backbone, records, config.unlabelled, config.max_decoded, cache, base, config.decode_batch, ranks
+                backbone, records, config.unlabelled, config.max_decoded, cache, base, config.decode_batch, ranks, shown
             )
 
     # a full disk does not remove the folder: what is cached by then is used by the next attempt
@@ -157,8 +153,8 @@ def set_up(cfg: TrainConfig) -> Setup:
     tokens = max(len(prompt) + len(example.answer) for example in data.train.items for prompt in example.prompts)
     answer = max(len(example.answer) for example in data.train.items)
     memory = memory_plan(backbone.model, cfg, tokens, answer, ranks.processes, sharded(accelerator))
-    if folder.main and total_memory(memory) >= _WORTH_SAYING:
-        print(described(memory), file=sys.stderr)
+    with folder.refusing(ConfigError):
+        memory.check(accelerator.device, say=folder.main)
     optimizer = make_optimizer(module, trainer.optimizer, trainer.lr, trainer.weight_decay, cfg.seed)
     wrapped, optimizer = accelerator.prepare(module, optimizer)
     if objective.teacher_weights == "ema" or (frozen and on_policy):

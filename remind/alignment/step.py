@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from remind.alignment.config import N_LEVELS, Objective, StepKind
-from remind.alignment.data import Example
 from remind.alignment.model import body_of, head_weight, inner_model
 from remind.alignment.objective import FixedTeacher, chunked_terms
 from remind.alignment.prefix import rest_of, shared_attention
+from remind.alignment.tokens import Example, pixels_of
 from remind.core.errors import ConfigError
 
 
@@ -74,7 +74,6 @@ def collate(examples: Sequence[Example], weights: Sequence[float], hard_only: bo
         input_ids.append(nn.utils.rnn.pad_sequence(rows, batch_first=True))
     lengths = torch.tensor([len(example.answer) for example in examples])
     starts = [[len(example.prompts[level]) - 1 for example in examples] for level in range(N_LEVELS)]
-    shown = [pixels for example in examples if (pixels := example.pixels())]
     return MicroBatch(
         input_ids=tuple(input_ids),
         starts=torch.tensor(starts),
@@ -86,7 +85,7 @@ def collate(examples: Sequence[Example], weights: Sequence[float], hard_only: bo
         labelled=torch.tensor([example.labelled for example in examples]),
         common=torch.tensor([common_prefix(example.prompts[1], example.prompts[2]) for example in examples]),
         hard_only=hard_only,
-        pixels={name: torch.cat([pixels[name] for pixels in shown]) for name in (shown[0] if shown else ())},
+        pixels=pixels_of(examples),
     )
 
 

@@ -18,7 +18,7 @@ from remind.core.progress import ProgressBar, track
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.generate import generate
-from remind.models.pictures import Pictures
+from remind.models.pictures import Pictures, level_content
 from remind.states.parquet import StateRecord, read_part
 from remind.states.pyramid import LEVELS
 
@@ -103,6 +103,12 @@ class Example:
             images = sha256_json([self.shown.name, [content for _, content in self.images]]).encode()
         ids = (*(self.prompts[level] for level in levels), self.answer)
         return images + b"".join(len(row).to_bytes(8, "little") + row.numpy().tobytes() for row in ids)
+
+
+def pixels_of(examples: Iterable[Example]) -> dict[str, Tensor]:
+    """`Example.pixels` of all examples in order; nothing where none has an image. Raises ImagePathError."""
+    shown = [pixels for example in examples if (pixels := example.pixels())]
+    return {name: torch.cat([pixels[name] for pixels in shown]) for name in (shown[0] if shown else ())}
 
 
 def answer_ids(tokenizer: Any, text: str) -> Tensor:
@@ -217,6 +223,7 @@ def decode(
     base: str,
     batch_size: int = 8,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+    shown: Pictures | None = None,
 ) -> Mapping[str, str | None]:
     """Greedy answers under a state, each decoded once and kept on disk; the processes divide the work.
 
@@ -224,6 +231,7 @@ def decode(
         level: x1 or x2.
         max_tokens: an answer that has not ended by then ends there.
         base: fingerprint of the model's weights.
+        shown: as for `example_of`.
 
     Returns:
         By question id; None where the model could not be run on the question.
@@ -233,7 +241,10 @@ def decode(
     """
     about = [base, str(backbone.dtype), tokenizer_fingerprint(backbone.tokenizer), level, max_tokens, batch_size]
     blocks = [records[start : start + _BLOCK] for start in range(0, len(records), _BLOCK)]
-    keys = [[about, [(r.question_id, r.level(level).text) for r in block]] for block in blocks]
+    keys: list[list[Any]] = [[about, [(r.question_id, r.level(level).text) for r in block]] for block in blocks]
+    if shown is not None:
+        for key, block in zip(keys, blocks, strict=True):
+            key.append([shown.name, [[content for _, content in shown.files(r)] for r in block]])
 
     own = range(ranks.rank, len(keys), ranks.processes)
     missing = sum(len(blocks[number]) for number in own if not cache.has(_DECODED, keys[number]))
@@ -241,9 +252,12 @@ def decode(
     with ProgressBar(f"answer from {level}", missing) as bar:
 
         def answers(number: int) -> Entry:
-            texts = [r.level(level).text for r in blocks[number]]
-            outputs = generate(backbone, texts, max_tokens, batch_size, on_output=lambda *_: bar.step())
-            pairs = zip(blocks[number], outputs, strict=True)
+            block = blocks[number]
+            prompts = [r.level(level).text if shown is None else level_content(r, level) for r in block]
+            outputs = generate(
+                backbone, prompts, max_tokens, batch_size, on_output=lambda *_: bar.step(), pictures=shown
+            )
+            pairs = zip(block, outputs, strict=True)
             return {}, {r.question_id: None if o is None or o.failure else o.text for r, o in pairs}
 
         entries = cache.entries(_DECODED, keys, answers, ranks, None)

@@ -34,8 +34,8 @@ def retrieve_turns(
 
 def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
     """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
-    lexical = _standardise(index.bm25.scores(stems(question)))
-    dense = _standardise(relevance(vector, index.vectors, index.norms).double().numpy())
+    lexical = standardise(index.bm25.scores(stems(question)))
+    dense = standardise(relevance(vector, index.vectors, index.norms).double().numpy())
     # one average for both, which is linear
     around = config.lexical_context * lexical + config.dense_context * dense
     return lexical + dense - around + session_average(around, index.sessions, config.sigma)
@@ -65,7 +65,8 @@ def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[in
         section.add(position, position)
 
 
-def _standardise(values: np.ndarray) -> np.ndarray:
+def standardise(values: np.ndarray) -> np.ndarray:
+    """z-scores [n]; zeros where all values are the same."""
     deviation = values.std()
     return (values - values.mean()) / deviation if deviation > _NO_SPREAD else np.zeros_like(values)
 

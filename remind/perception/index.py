@@ -18,6 +18,7 @@ from torch import Tensor
 from remind.core.cache import Cache
 from remind.core.errors import DataError
 from remind.core.files import sha256_json
+from remind.core.progress import part
 from remind.data.dialogue import Dialogue
 from remind.models.encoder import HELD, SentenceEncoder
 from remind.perception.bm25 import BM25
@@ -30,7 +31,9 @@ from remind.states.pyramid import Segment, turn_text
 from remind.text.words import stems
 
 #: Of the cached tensors.
-_FORMAT_VERSION = 3
+_FORMAT_VERSION = 4
+#: Cues encoded together. Dimensions differ in few of a dialogue's cues, and a group that is known is not encoded again.
+_TOGETHER = 4
 
 
 def content_key(dialogue: Dialogue, encoder: str, config: SegmentConfig, llm: str) -> str:
@@ -89,7 +92,7 @@ class DialogueIndex:
         )
         self.sessions = np.array(self.session_of)
         self._cues: dict[str | None, Cues] = {}
-        #: Vectors by the texts encoded together: cues are often the same for several dimensions.
+        #: Vectors by the texts encoded together.
         self._encoded: dict[tuple[str, ...], Tensor] = {}
         tensors, _ = self._read("turns") or self._build_turns()
         self.vectors = tensors["vectors"]
@@ -187,10 +190,16 @@ class DialogueIndex:
     def _encode_cues(self, texts: Sequence[str]) -> Tensor:
         """Their vectors; a cue that is a turn word for word has that turn's."""
         rows = {turn_text(turn): row for row, turn in enumerate(self.dialogue.turns)}
-        new = tuple(dict.fromkeys(text for text in texts if text not in rows))
-        rows |= {text: len(self.vectors) + row for row, text in enumerate(new)}
-        if new and new not in self._encoded:
-            # whole sets alone: last bits depend on what is encoded together
-            self._encoded[new] = self.encoder.encode_apart(new)
-        both = torch.cat([self.vectors, self._encoded[new]]) if new else self.vectors
-        return both[[rows[text] for text in texts]]
+        vectors, count = [self.vectors], len(self.vectors)
+        for first in range(0, len(texts), _TOGETHER):
+            group = tuple(dict.fromkeys(text for text in texts[first : first + _TOGETHER] if text not in rows))
+            if not group:
+                continue
+            if group not in self._encoded:
+                # whole groups alone: last bits depend on what is encoded together
+                with part(first / len(texts), min(1.0, (first + _TOGETHER) / len(texts))):
+                    self._encoded[group] = self.encoder.encode_apart(group)
+            vectors.append(self._encoded[group])
+            rows |= {text: count + place for place, text in enumerate(group)}
+            count += len(group)
+        return torch.cat(vectors)[[rows[text] for text in texts]]

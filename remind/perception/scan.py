@@ -50,17 +50,31 @@ class Scan:
 
     def upper(self, question: Tensor) -> np.ndarray:
         """At least the cosine with every row, float32 [n]. Needs codes."""
-        unit = question / question.norm().clamp_min(1e-12)
-        short = unit.to(torch.bfloat16)
-        lost = float((unit - short.float()).norm()) * 1.05 + _ROUNDING
-        values = _products(short, self._codes) * self._scales
-        return np.asarray(values + (self._errors + _HALF * np.abs(values) + lost))
+        return self.bounds(*shortened(question))
+
+    def bounds(self, short: Tensor, lost: float) -> np.ndarray:
+        """`upper` of a question that is `shortened` already, for several scans."""
+        values = _products(short, self._codes)
+        values *= self._scales
+        bounds = np.abs(values)
+        bounds *= _HALF
+        bounds += values
+        bounds += self._errors
+        bounds += lost
+        return bounds
 
     def falling(self, question: Tensor, first: int) -> Iterator[list[int]]:
         """All rows by falling cosine, in stretches (see `ranking.falling`)."""
         if not self.coded:
             return falling(self.exact(question), first)
         return falling(self.upper(question), first, lambda rows: self.exact(question, rows))
+
+
+def shortened(question: Tensor) -> tuple[Tensor, float]:
+    """The question [d] as a unit vector of 16 bits, and at least the length of what that leaves out."""
+    unit = question / question.norm().clamp_min(1e-12)
+    short = unit.to(torch.bfloat16)
+    return short, float((unit - short.float()).norm()) * 1.05 + _ROUNDING
 
 
 def _products(question: Tensor, codes: Tensor) -> np.ndarray:

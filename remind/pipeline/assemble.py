@@ -138,6 +138,7 @@ def manifest_of(
         "llm_report": report,
         "abstention": corpus.abstention,
         "kind": cfg.perception.kind,
+        "kinds": {name: {"n": n, "as_gold": tally.kinds_as_gold[name]} for name, n in sorted(tally.kinds.items())},
         "grounding_tokenizer": cfg.backbone,
         "sae": {file.parent.name: sha256_file(file) for file in sorted(saes.glob("layer_*/sae_weights.safetensors"))},
         "counts": {
@@ -159,12 +160,14 @@ def summary_of(tally: Tally, corpus: Outline, cap: int | None = None) -> str:
         cap: `max_context_tokens`.
     """
     cut = f"the cap of {cap} tokens left out segments of {tally.capped} questions that top_share would keep"
+    kinds = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in tally.kinds.most_common())
     splits = ", ".join(f"{tally.splits[name]} {name}" for name in ("train", "dev", "test") if tally.splits[name])
     lines = [
         f"{tally.questions} questions over {tally.dialogues} dialogues ({splits})",
         f"{tally.without_answer} questions have no gold answer",
         f"{tally.without_marks} questions have no marked turn: their x1 is x0",
         *([] if cap is None else [cut]),
+        *([f"kinds inferred: {kinds}; {tally.kinds_as_gold.total()} are those of the benchmark"] if kinds else []),
         f"{len(corpus.dangling)} of {corpus.references} evidence references name no turn and are left out",
         *(f"  {item.question_id}: {item.reference!r}" for item in corpus.dangling[:5]),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
-from remind.core.processes import locked, shard_of
+from remind.core.processes import import_ahead, locked, shard_of
 from remind.core.progress import ProgressBar
 from remind.data.readers import mapping_files
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
@@ -19,7 +19,7 @@ from remind.models.encoder import SentenceEncoder
 from remind.models.load import BackboneSize, load_backbone, model_folder, size_of
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
-from remind.pipeline.config import BuildStatesConfig
+from remind.pipeline.config import LIBRARIES, BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.identity import build_identity, picture_hashes
 from remind.pipeline.outline import STAGES, Outline, Task, outline, tasks
@@ -80,6 +80,8 @@ class _Build:
         if cfg.llm.dry_run is not None:
             return self._dry_run()
         self._check_out()
+        if cfg.workers != 1 and (cfg.overwrite or not self.out.exists()):
+            import_ahead(LIBRARIES)
         corpus: Outline | None = None
         if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
             # an input that is refused is refused before SAEs are trained for it
@@ -216,7 +218,8 @@ class _Build:
         """Note all that building would ask, summaries without marked blocks; print the costs."""
         if self.chat is None or self.chat.dry is None:
             raise ConfigError("a dry run needs llm.default or another endpoint; the offline stand-in asks nothing")
-        cfg = self.cfg
+        # the cap decides which segments a summary would be asked about
+        cfg = with_cap(self.cfg, size_of(self.cfg.backbone))
         perception = Perception(cfg.perception, self.encoder, self.chat)
         for task in tasks(cfg, outline(cfg)):
             states = perception.perceive_all(task.dialogue, task.questions, task.abstention)

@@ -74,8 +74,9 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
 
 def sae_hashes(folder: Path) -> dict[str, str]:
     """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
-    files = (f for f in folder.glob("layer_*/*") if f.suffix in (".safetensors", ".json") and f.name != "training.json")
-    return {f"{file.parent.name}/{file.name}": sha256_file(file) for file in sorted(files)}
+    from sae.loading import sae_files
+
+    return {str(file.relative_to(folder)): sha256_file(file) for file in sae_files(folder)}
 
 
 def dialogue_key(

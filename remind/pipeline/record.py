@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remind.states.pyramid import ReflectiveState, line_of, render, render_target, shown_images
-from remind.states.records import StateRecord, evidence_share, pictures_of
+from remind.states.records import FACTUAL, StateRecord, evidence_share, kind_of, pictures_of
 
 
 def record_of(state: ReflectiveState, split: str) -> StateRecord:
@@ -39,6 +39,7 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
         x2=render(state),
         salience=attentional.salience,
         pictures=pictures_of(factual.turns),
+        kind=kind_of(factual),
     )
 
 
@@ -47,10 +48,14 @@ class Tally:
 
     #: Attributes that are plain counts; the manifest lists them.
     COUNTS = ("dialogues", "questions", "without_answer", "without_marks", "capped")
+    _BY_NAME = ("splits", "kinds", "kinds_as_gold")
 
     def __init__(self) -> None:
         self.dialogues = self.questions = self.without_answer = self.without_marks = self.capped = 0
         self.splits: Counter[str] = Counter()
+        #: Inferred kinds, each with the number of questions whose own dimension it is.
+        self.kinds: Counter[str] = Counter()
+        self.kinds_as_gold: Counter[str] = Counter()
         #: By kind of question: how many have gold evidence, and the sums of what x0 holds of it and of what is marked.
         self._sums: dict[str, list[float]] = {}
 
@@ -59,6 +64,9 @@ class Tally:
         self.without_answer += record.target is None
         self.without_marks += not record.x1.markers
         self.splits[record.split] += 1
+        if record.kind is not None:
+            self.kinds[record.kind] += 1
+            self.kinds_as_gold[record.kind] += record.kind == (record.dimension or FACTUAL)
         share = evidence_share(record)
         if share is not None:
             kind = record.dimension or (f"category {record.category}" if record.category else "no category")
@@ -68,13 +76,14 @@ class Tally:
     def dump(self) -> dict[str, Any]:
         """As JSON, for `merge`."""
         counts = {name: getattr(self, name) for name in self.COUNTS}
-        return {**counts, "splits": dict(self.splits), "sums": self._sums}
+        return {**counts, **{name: dict(getattr(self, name)) for name in self._BY_NAME}, "sums": self._sums}
 
     def merge(self, dumped: Mapping[str, Any]) -> None:
         """Add what another tally has counted."""
         for name in self.COUNTS:
             setattr(self, name, getattr(self, name) + dumped[name])
-        self.splits.update(dumped["splits"])
+        for name in self._BY_NAME:
+            getattr(self, name).update(dumped[name])
         for key, sums in dumped["sums"].items():
             self._add(key, sums)
 

@@ -12,14 +12,12 @@ from typing import Any
 
 from remind.core.errors import ModelError
 from remind.core.processes import cores, device_of, leave_with_parent, spawned_pool
-from remind.pipeline.config import BuildStatesConfig
+from remind.pipeline.config import LIBRARIES, BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.outline import Task
 
 #: Dialogues under way for each process: one being built and one on its way, so that memory stays flat.
 _AHEAD = 2
-#: What takes long to import and every process needs.
-_LIBRARIES = ("remind.pipeline.workers", "sentence_transformers", "transformers")
 #: Seconds between looks at how far the processes are.
 _LOOK = 0.5
 
@@ -64,7 +62,7 @@ def _spread(
 ) -> Iterator[Task]:
     units = multiprocessing.get_context("spawn").Value("d")
     arguments = (cfg, identity, saes, max(1, cores() // workers), units)
-    context = spawned_pool(workers, _start, arguments, _LIBRARIES)
+    context = spawned_pool(workers, _start, arguments, LIBRARIES)
     reported = 0.0
 
     def finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:

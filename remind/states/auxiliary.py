@@ -9,8 +9,23 @@ from typing import Literal, Protocol
 from remind.data.dialogue import Dialogue, Question
 from remind.states.pyramid import AttentionalState, Segment, Strategy
 
-#: What a request is made for; each may have an endpoint of its own, and costs are counted by it.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions"]
+#: What the memory systems ask for; they share one endpoint.
+MemoryStage = Literal[
+    "extract",
+    "update",
+    "facts",
+    "keyphrases",
+    "summaries",
+    "events",
+    "time_range",
+    "note",
+    "read",
+    "memory",
+    "compress",
+    "profile",
+]
+#: What a request is made for; costs are counted by it, and each but those of memory may have an endpoint of its own.
+Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", MemoryStage]
 
 
 @dataclass(frozen=True)

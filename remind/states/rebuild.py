@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from remind.core.errors import DataError
 from remind.data.dialogue import NO_INFORMATION, Dialogue, Question
 from remind.states import prompts
+from remind.states.auxiliary import blind
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import (
     ANCHOR_KINDS,
@@ -16,6 +19,7 @@ from remind.states.pyramid import (
     render,
     segments_of,
 )
+from remind.states.records import FACTUAL
 
 
 def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
@@ -69,7 +73,10 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
         DataError: it does not: dialogue files or prompt templates are others than those of the states.
     """
     segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
-    state = FactualState(dialogue, question, segments, strategy_of(record.x0), abstention_of(record.x0))
+    told = None
+    if record.kind is not None:
+        told = replace(blind(question), dimension=None if record.kind == FACTUAL else record.kind)
+    state = FactualState(dialogue, question, segments, strategy_of(record.x0), abstention_of(record.x0), told)
     if render(state).text != record.x0.text:
         raise DataError(
             "x0 cannot be rebuilt from the dialogue files: they, or the prompt templates, are others than those the "

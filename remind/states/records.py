@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from remind.core.errors import DataError, shown
 from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Turn
-from remind.states.pyramid import LETTERS, LEVELS, Rendered, strip_markers
+from remind.states.pyramid import LETTERS, LEVELS, FactualState, Rendered, strip_markers
 
 SPLITS = ("train", "dev", "test")
+#: The inferred kind of a question of no dimension.
+FACTUAL = "factual"
 
 
 class Picture(NamedTuple):
@@ -42,6 +44,7 @@ class StateRecord:
         category: the benchmark's own category as text ("1".."5" for LoCoMo), or None.
         salience: s_turn of every turn in x0 (Eq. 5), empty where grounding gave none.
         pictures: images of x0 whose file is known, in the order of the text; absolute paths, as the reader found them.
+        kind: the inferred kind of the question, as `kind_of` gives it.
     """
 
     question_id: str
@@ -65,6 +68,7 @@ class StateRecord:
     x2: Rendered
     salience: tuple[float, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    kind: str | None = None
 
     def level(self, name: str) -> Rendered:
         """x0, x1 or x2 by name."""
@@ -72,6 +76,11 @@ class StateRecord:
             raise DataError(f"no level {name!r}; there are {', '.join(LEVELS)}", record=self.question_id)
         rendered: Rendered = getattr(self, name)
         return rendered
+
+
+def kind_of(state: FactualState) -> str | None:
+    """The dimension that the question was taken for, or `FACTUAL`; None where its kind was not inferred."""
+    return None if state.told is None else state.told.dimension or FACTUAL
 
 
 def evidence_share(record: StateRecord) -> float | None:
@@ -94,6 +103,8 @@ def problems(record: StateRecord, levels: Sequence[str]) -> Iterator[str]:
         yield f"unknown split {shown(record.split)}"
     if record.dimension is not None and record.dimension not in DIMENSIONS:
         yield f"unknown dimension {shown(record.dimension)}"
+    if record.kind not in (None, FACTUAL, *DIMENSIONS):
+        yield f"unknown kind {shown(record.kind)}"
     if record.visual != (record.dimension in VISUAL_DIMENSIONS):
         yield "visual does not go with the dimension"
     yield from _choice_problems(record)

@@ -70,6 +70,39 @@ class TrainSAEConfig:
         check_ranges(self, ConfigError)
 
 
+@dataclass
+class CheckSAEConfig:
+    """Measure whether SAEs, one's own or others', fit a model they were not trained on."""
+
+    sae: str
+    """SAEs: a folder or file of ours, sae-lens, sparsify, Qwen-Scope or Gemma Scope, or one with sae_mapping.json."""
+    backbone: str
+    """Model: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
+    data: list[str] = field(default_factory=list)
+    """Files or folders of dialogues to measure on. Empty: the bundled synthetic small talk."""
+    format: str | None = None
+    """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
+    limit: PositiveInt | None = 2000
+    """Use at most this many turns, of dialogues drawn at random."""
+    window: PositiveInt | None = None
+    """Tokens per forward and row. None: 256 for encoders, 2048 for causal models, or what the model can take."""
+    windows_per_batch: PositiveInt = 4
+    """Rows per forward."""
+    sink_factor: NonNegativeFloat = 10.0
+    """Tokens whose norm exceeds this many times the median are left out as attention sinks; 0 keeps all."""
+    loss_windows: NonNegativeInt = 8
+    """Windows on which the cross entropy recovered by splicing is measured (causal models); 0: not at all."""
+    out: str | None = None
+    """JSON file for the figures; None: they are only printed."""
+    device: str = "cpu"
+    """Device of model and SAEs."""
+    dtype: str = "float32"
+    """Precision of the model."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
 def default_layers(n_layers: int) -> list[int]:
     """Four layers at fifths of the depth, fewer where they coincide."""
     return sorted({max(1, round(n_layers * part / 5)) for part in (1, 2, 3, 4)})

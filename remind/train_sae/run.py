@@ -23,7 +23,7 @@ from remind.core.progress import ProgressBar, track
 from remind.data.dialogue import Dialogue
 from remind.models.windows import Window, batches, make_windows, mixed, window_size
 from remind.train_sae.config import TrainSAEConfig
-from remind.train_sae.memory import check_memory, needs
+from remind.train_sae.memory import memory_plan
 from sae import DocumentFrequency, layer_folder, save_idf
 from sae.buffer import ShuffleBuffer
 from sae.cache import ActivationCache
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from remind.models.backbone import Backbone
 
 CHECKPOINTS, _METRICS = "checkpoints", "metrics.jsonl"
-#: Bytes from which a run says what memory it needs.
-_WORTH_SAYING = 1 << 30
 
 
 @dataclass
@@ -110,10 +108,8 @@ class Run:
             raise ConfigError(f"batch_size {cfg.trainer.batch_size} does not divide among {processes.count} processes")
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
         tokens = sum(len(window.ids) for window in self.windows)
-        parts = needs(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
-        memory = check_memory(cfg, parts, self.device)
-        if processes.main and sum(parts.values()) >= _WORTH_SAYING:
-            print(memory, file=sys.stderr)
+        memory = memory_plan(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
+        memory.check(self.device, say=processes.main)
         harvester = self._harvester(mixed(self.windows, cfg.windows_per_batch, seed))
         share = cfg.trainer.batch_size // processes.count
         buffer = ShuffleBuffer(

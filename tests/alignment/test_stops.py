@@ -236,3 +236,13 @@ def test_trackers_are_told_what_the_metrics_say(
     with pytest.raises(ConfigError, match="no tracker 'tensorbord'"):
         train(runs.config(states, tmp_path / "q", trackers=("tensorbord",)))
     assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("told", ["true", "True"])
+def test_deepspeed_is_refused_before_anything_is_made(
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", told)
+    with pytest.raises(ConfigError, match=r"DeepSpeed .* several times .* use DDP, or FSDP"):
+        train(runs.config(states, tmp_path / "r"))
+    assert not (tmp_path / "r").exists()

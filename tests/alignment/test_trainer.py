@@ -20,6 +20,7 @@ from remind.alignment.metrics import read_metrics
 from remind.alignment.model import load
 from remind.alignment.run_folder import as_dict, read_config
 from remind.alignment.trainer import Trainer, train
+from remind.core import memory
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, FormatError, ModelError
 from remind.core.files import read_json
@@ -149,6 +150,15 @@ def test_a_loss_that_is_not_finite_stops_with_names_and_state(
     # the state before the step is whole: with the cause gone, the run ends where it would have
     train(replace(cfg, resume=True))
     runs.assert_identical(runs.weights(run), runs.weights(tmp_path / "r"))
+
+
+def test_a_model_that_cannot_fit_is_refused(
+    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
+    with pytest.raises(ConfigError, match=r"more memory than there is \(main memory: weights .* would help$"):
+        train(runs.config(states, tmp_path / "r"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_in_use_is_refused(runs: Any, run: Path, states: Path) -> None:

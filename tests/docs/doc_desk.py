@@ -34,12 +34,16 @@ _WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
 _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
+    "benchmarks.bench_logged": "--sessions 3 --turns 4",
+    "benchmarks.bench_memory": "--vectors 2000 --small 200 --questions 2 --turns 4 --sessions 2 --limit 1",
     "benchmarks.gpu": "",
     "annotate-refmem": "",
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
     # what several processes do is tested with the pipeline
     "build-states": "--limit 2 --workers 1",
+    "check-sae": "--limit 20 --loss_windows 1",
     "compare": "",
+    "compare-models": "--limit 2 --resamples 20",
     "demo": f"{_WORLD.format('world')} --trainer.max_steps 16 --trainer.eval_every 16 --trainer.batch_size 4"
     " --built.layers '[2]' --built.sae.steps 5 --built.sae.d_sae 128 --built.sae.k 8 --built.sae.batch_size 128"
     " --built.talk 2 --workers 1",
@@ -50,6 +54,8 @@ RECIPES: dict[str, str] = {
     "make-world": _WORLD.format("world"),
     "merge-annotations": "",
     "plot-run": "",
+    "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
+    "score-memory": "--resamples 20",
     "train-pra": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
@@ -58,6 +64,8 @@ RECIPES: dict[str, str] = {
     "experiments.cost": "--lengths '[2048]'",
     "experiments.evidence": "--limit 1",
     "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
+    "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
+    "experiments.memory": "--limit 2 --updates 1 --curve 1 --seeds '[0]' --resamples 20",
     "experiments.official.agreement": "",
     "experiments.official.export": "",
     "experiments.official.retrieval": "--bootstrap 20",
@@ -75,6 +83,7 @@ BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
     "proof_built": "--marks '[built]' --bench.built.sae.steps 2 --bench.built.sae.d_sae 64 --bench.built.talk 2",
     "build_server": "--llm.default.base_url {url}",
+    "memory": "--llm.default.base_url {url}",
     "refmem": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",
     # which is not installed; its stand-in has tests of its own

@@ -22,7 +22,7 @@ from remind.perception.bm25 import BM25
 from remind.perception.index import DialogueIndex, content_key
 from remind.reflect import summarise
 from remind.states.auxiliary import blind
-from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render
+from remind.states.pyramid import AttentionalState, FactualState, Segment, Strategy, render, turn_text
 
 CONFIG = PerceptionConfig(SegmentConfig(max_tokens=40), RetrieveConfig(method="hybrid", whole_tokens=0))
 QUESTIONS = ("What is the dog called?", "Who moves to Lisbon?", "Ana: Looks great.")
@@ -175,6 +175,25 @@ def test_equal_cues_of_several_dimensions_are_encoded_once(park: Dialogue, count
         alone = DialogueIndex(park, counting, Repeating(), config, None).cues(dimension)
         assert cues.texts == alone.texts
         assert torch.equal(cues.vectors, alone.vectors)
+
+
+def test_a_cue_that_differs_is_encoded_with_those_beside_it_alone(park: Dialogue, counting: Any) -> None:
+    class Differing(OfflineLLM):
+        """One cue of a dimension of its own; the first is a turn word for word, and the second stands twice."""
+
+        def cues(self, dialogue: Dialogue, segments: Sequence[Segment], dimension: str | None) -> list[str]:
+            found = [f"cue {max(number, 2)}" for number in range(len(segments))]
+            found[0] = turn_text(dialogue.turns[0])
+            return found if dimension is None else [*found[:-1], "another cue"]
+
+    index = DialogueIndex(park, counting, Differing(), SegmentConfig(max_tokens=1, min_turns=1), None)
+    assert len(index.segments) > 4
+    index.cues(None)
+    counting.seen.clear()
+    cues = index.cues("belief_modeling")
+    beside = (len(index.segments) - 1) // 4 * 4
+    assert counting.seen == [f"cue {number}" for number in range(beside, len(index.segments) - 1)] + ["another cue"]
+    assert torch.allclose(cues.vectors, torch.cat([counting.encode_apart([text]) for text in cues.texts]), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["turns", "cues-factual", "bm25"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from forked import ROOT, Forked
+
+from remind.data.sample import sample_path
 
 TALK = (
     ("Ana", "I gave up coffee after the new year, it kept me awake."),
@@ -35,6 +38,17 @@ def rows(dialogues: int, first: int = 0) -> list[dict[str, object]]:
              "options": ["a boat", "a violin"], "answers": ["B"], "evidence": ["t3"]}
         )  # fmt: skip
     return found
+
+
+def first_dialogue(name: str, folder: Path) -> Path:
+    """A file of the bundled sample (train, dev, test), cut to its first dialogue and the questions about that."""
+    lines = (sample_path() / f"{name}.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    first = next(row["id"] for row in found if row["type"] == "context")
+    kept = [line for line, row in zip(lines, found, strict=True) if first in (row["id"], row.get("context_id"))]
+    path = folder / f"{name}.jsonl"
+    path.write_text("\n".join(kept) + "\n")
+    return path
 
 
 def contents(folder: Path) -> dict[str, bytes]:

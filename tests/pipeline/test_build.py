@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fuzzing import seeds
-from small_corpus import building, rows
+from small_corpus import building, first_dialogue, rows
 
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
@@ -19,7 +19,6 @@ from remind.alignment.data import load_data
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import NO_INFORMATION
-from remind.data.sample import sample_path
 from remind.evaluation.conditions import load_questions
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
@@ -36,19 +35,22 @@ from sae import TopKSAE, layer_folder
 def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_sae: Path) -> None:
     nano = save_nano(tmp_path / "nano")
     TopKSAE(128, 256, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "nano-sae", 2))
-    data = str(sample_path())
+    (tmp_path / "sample").mkdir()
+    for name in ("train", "dev", "test"):
+        first_dialogue(name, tmp_path / "sample")
+    data = str(tmp_path / "sample")
     cache = str(tmp_path / "cache")
-    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=1, cache=cache))
+    first = build_states(BuildStatesConfig(data, str(tmp_path / "a"), sae=str(minilm_sae), limit=2, cache=cache))
     second = build_states(
         BuildStatesConfig(
-            data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=1, cache=cache
+            data, str(tmp_path / "b"), backbone=str(nano), sae=str(tmp_path / "nano-sae"), limit=2, cache=cache
         )
     )
     corpus = read(data)
     gold = {question.id: question for question in corpus.questions}
     for folder in (first, second):
         records = read_states(folder)
-        assert len(records) == 12
+        assert len(records) == 6
         assert {record.split for record in records} == {"train", "dev", "test"}
         for record in records:
             assert record.split == gold[record.question_id].split
@@ -57,7 +59,7 @@ def test_states_of_the_sample_on_both_kinds_of_backbone(tmp_path: Path, minilm_s
             assert record.target is not None
             assert len(record.salience) == len(record.x0.turns)
         assert any(MARKER in record.x1.text for record in records)
-        assert read_manifest(folder)["counts"]["questions"] == 12
+        assert read_manifest(folder)["counts"]["questions"] == 6
     # x0 knows nothing of backbone or SAE
     assert [r.x0 for r in read_states(first)] == [r.x0 for r in read_states(second)]
 
@@ -248,6 +250,9 @@ def test_questions_of_ones_own_about_each_dialogue(
     assert [record.question for record in records] == 2 * texts
     assert {(record.target, record.evidence) for record in records} == {(None, ())}
     assert read_manifest(out)["kind"] == "infer"
+    # neither question is of a dimension, by their words
+    assert read_manifest(out)["kinds"] == {"factual": {"n": 4, "as_gold": 4}}
+    assert {record.kind for record in records} == {"factual"}
     assert read_manifest(out)["abstention"] is all(NO_INFORMATION in record.x0.text for record in records) is True
     main([*map(str, words), *asking])
     assert "unchanged" in capsys.readouterr().out
@@ -255,7 +260,8 @@ def test_questions_of_ones_own_about_each_dialogue(
         main([*map(str, words), "--ask", texts[0]])
     assert "of other input or settings" in capsys.readouterr().err
     main(["inspect", "--states", str(out), "--question", "c1-ask2", "--out", str(tmp_path / "page.html")])
-    assert texts[1] in (tmp_path / "page.html").read_text()
+    assert texts[1] in (page := (tmp_path / "page.html").read_text())
+    assert "taken for factual" in page
     for wrong in ([], ["good?", " "]):
         with pytest.raises(ConfigError, match="none of them blank"):
             BuildStatesConfig("in", "out", ask=wrong)

@@ -29,7 +29,7 @@ from remind.states.parquet import (
     write_part,
 )
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-from remind.states.records import evidence_share
+from remind.states.records import FACTUAL, evidence_share
 
 
 def make_record(question_id: str = "q", split: str = "train", **changes: object) -> StateRecord:
@@ -60,6 +60,25 @@ def test_a_part_can_be_read_without_the_levels_nobody_asks_for(tmp_path: Path) -
     assert (texts.x1.text, texts.x1.turns, texts.x0.text) == (record.x1.text, (), "")
     assert bare == dataclasses.replace(texts, x1=bare.x1)
     assert (bare.x1.text, bare.question, bare.salience) == ("", record.question, record.salience)
+
+
+def test_inferred_kinds_are_kept_and_counted(tmp_path: Path) -> None:
+    """As many as written down here, and of each as many as are the question's own dimension."""
+    own = ("pattern_induction", None, None, None, "temporal_dynamics")
+    taken = ("pattern_induction", FACTUAL, "pattern_induction", None, FACTUAL)
+    pairs = enumerate(zip(own, taken, strict=True))
+    records = [dataclasses.replace(make_record(str(n), dimension=name), kind=kind) for n, (name, kind) in pairs]
+    write_part(tmp_path, 0, records)
+    write_manifest(tmp_path, {})
+    assert [record.kind for record in read_states(tmp_path)] == list(taken)
+    tally = Tally()
+    for record in records:
+        tally.add(record)
+    assert tally.kinds == {"pattern_induction": 2, FACTUAL: 2}
+    assert tally.kinds_as_gold == {"pattern_induction": 1, FACTUAL: 1}
+    said = "kinds inferred: 2 pattern induction, 2 factual; 2 are those of the benchmark"
+    assert said in summary_of(tally, Outline())
+    assert "inferred" not in summary_of(Tally(), Outline())
 
 
 def test_record_says_what_x0_holds() -> None:
@@ -95,7 +114,7 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
     with pytest.raises(DataError, match="there are: train"):
         read_states(tmp_path, "test")
     manifest = tmp_path / "manifest.json"
-    newer = {**json.loads(manifest.read_text()), "format_version": 3}
+    newer = {**json.loads(manifest.read_text()), "format_version": 4}
     for text, message in ((json.dumps(newer), "build them again"), ("{]", "not JSON"), ("{}", "not the manifest")):
         manifest.write_text(text)
         with pytest.raises(DataError, match=message):

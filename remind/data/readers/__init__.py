@@ -77,7 +77,18 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     Raises:
         As `read`, before the first piece or between two.
     """
-    path = Path(path)
+    sources, _, reader = _opened(Path(path), format)
+    return reader.stream(sources)
+
+
+def format_of(path: str | Path, format: str | None = None) -> str:
+    """The name of the format that `read` reads a path by; of a mapping file its own. Raises as `read`."""
+    name = _opened(Path(path), format)[1]
+    return Path(name).stem if mapping_files(name) else name
+
+
+def _opened(path: Path, format: str | None) -> tuple[list[Source], str, Reader]:
+    """The files of a path, their format and what reads them."""
     reader = None if format is None else _reader(path, format)
     try:
         mode = path.stat().st_mode
@@ -92,7 +103,7 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
         # a source that was examined holds its first record
         format = _check(Source(path), format, reader)
         sources = [Source(path)]
-    return (reader or _READERS[format]).stream(sources)
+    return sources, format, reader or _READERS[format]
 
 
 def mapping_files(format: str | None) -> list[Path]:

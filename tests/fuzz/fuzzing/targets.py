@@ -208,6 +208,32 @@ def _image_seeds() -> tuple[bytes, ...]:
     return tuple(images)
 
 
+def _operations(data: bytes, folder: Path) -> None:
+    from remind.memory.operations import Operation, fold
+
+    lines = data.decode("utf-8", "surrogateescape").splitlines()
+    state = fold(Operation.read(line, number) for number, line in enumerate(lines, 1))
+    assert set(state.superseded) | set(state.deleted) <= set(state.entries), "an entry that there never was"
+
+
+def _proposals(data: bytes, folder: Path) -> None:
+    """Whatever a policy says, what it proposes is a sound log."""
+    from remind.memory.operations import Operation, State, fold
+    from remind.memory.proposals import BANKS, FIELDS, Occasion, propose
+
+    text, occasion = data.decode("utf-8", "surrogateescape"), Occasion("d", "s", "2024-05-01", ("t1", "t2"))
+    for role in FIELDS:
+        state = State()
+        for _ in range(2):
+            entries = state.current(*(BANKS if role == "booster" else (role,)))
+            made = propose(role, text, occasion, entries, state.seq + 1)
+            state = fold([Operation.read(one.line()) for one in made], state)
+            assert all((one.status == "rejected") == bool(one.why) for one in made), "rejected without a reason"
+            assert not any("\n" in one.why for one in made), "a reason of several lines"
+            # as databases want it
+            "".join(one.text + one.why for one in made).encode()
+
+
 def make_targets() -> dict[str, Target]:
     """All targets by name."""
     every = tuple(data for format in FORMATS for data in seeds.FILES[format] if format not in seeds.CSV)
@@ -222,5 +248,7 @@ def make_targets() -> dict[str, Target]:
         "predictions": Target((seeds.as_lines([seeds.PREDICTION] * 2),), _predictions),
         "manifest": Target((seeds.as_list(seeds.MANIFEST),), _manifest),
         "states": Target(_state_seeds(), _states, (changed_part, changed_bytes)),
+        "operations": Target((seeds.as_lines(seeds.LOG),), _operations),
+        "proposals": Target(tuple(map(seeds.as_list, seeds.REPLIES)), _proposals),
         "image": Target(_image_seeds(), _image, (changed_bytes,)),
     }
