@@ -131,7 +131,7 @@ class MemGPTBank(Bank):
 
     def remember(self, session: Session) -> Iterable[str]:
         if not self.store.count():
-            self.store.add(Draft("core", (), ""), 0)
+            self.store.add(Draft("core", (), "", ()), 0)
         for start in range(0, len(session.turns), self.system.batch):
             turns = session.turns[start : start + self.system.batch]
             texts = list(map(turn_text, turns))
@@ -280,7 +280,7 @@ class MemGPTBank(Bank):
     def _write(self, text: str, turns: tuple[str, ...]) -> str:
         if len(text) > self.system.limit:
             raise ToolError(f"core memory would have {len(text)} characters; it holds {self.system.limit}")
-        draft = Draft("core", (*(self._core.sources or ()), *turns), text)
+        draft = Draft("core", (*(self._core.sources or ()), *turns), text, ())
         self.store.rewrite(_CORE, draft, self.encoder.count_tokens(text))
         return "Core memory is now:\n" + fenced("core", text, code_for([text])) if text else "Core memory is empty."
 

@@ -280,7 +280,7 @@ class MemoryOSBank(Bank):
         if reply.failure is not None:
             yield failed("profile", reply)
         elif text:
-            draft = Draft("profile", (*((old and old.sources) or ()), *sources), text)
+            draft = Draft("profile", (*((old and old.sources) or ()), *sources), text, ())
             if state.profile is None:
                 state.profile = self.store.add(draft, self.encoder.count_tokens(text))
             else:

@@ -194,7 +194,8 @@ class Store:
 
         Args:
             tokens: of its text.
-            vectors: of its keys [keys, d], unit rows; None: they have none, and are searched for words alone.
+            vectors: of its keys [keys, d], unit rows; None: they have none, and are searched for words alone. Of a bank
+                either all keys have vectors or none.
             number: one that was given before and is free; None: a new one.
 
         Raises:

@@ -20,7 +20,7 @@ Method = Literal["sft", "adrpo"]
 
 
 @dataclass(frozen=True)
-class WorldConfig:
+class MemoryWorldConfig:
     """The memory world that a policy is trained in."""
 
     dialogues: PositiveInt = 400
@@ -37,6 +37,9 @@ class WorldConfig:
     """Chance that it keeps a joke or what holds for others."""
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class RewardConfig:
     """γ_max of Eq. 8; not in the paper, from the released configuration."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
         if not self.core_free < self.core_full:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
         if not self.least < self.low <= self.high < self.most:
@@ -76,7 +80,7 @@ class PolicyGradientConfig:
     micro_groups: PositiveInt = 1
     """Groups whose gradients are computed at once, on each process; less memory, same result."""
     inner_epochs: PositiveInt = 1
-    """Optimiser steps on each generation ."""
+    """Optimiser steps on each generation."""
     clip: PositiveFloat = 0.2
     """ε of the clipped ratio."""
     beta: NonNegativeFloat = 0.02
@@ -98,6 +102,9 @@ class PolicyGradientConfig:
     """Nats a token between the policy that sampled and the present one beyond which the rest of a generation's steps is
     left out; none: never."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
 
 @dataclass
 class TrainMemoryConfig:
@@ -109,7 +116,7 @@ class TrainMemoryConfig:
     """sft: next tokens of the expert's replies. adrpo: MemBuilder's rewards and weights."""
     model: str = "pico"
     """Folder of the policy to begin with; pico: a small one with random weights that knows the memory world's words."""
-    world: WorldConfig = field(default_factory=WorldConfig)
+    world: MemoryWorldConfig = field(default_factory=MemoryWorldConfig)
     """Where it is trained."""
     rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Of adrpo."""

@@ -43,7 +43,7 @@ ZERO = {
         ProofConfig.seeds ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed
         ScoreRetrievalConfig.seed SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed
         PretrainConfig.seed InsideConfig.seed MemoryExperimentConfig.seeds RerankerConfig.seed
-        ScoreMemoryConfig.seed""",
+        ScoreMemoryConfig.seed MemoryWorldConfig.seed TrainMemoryConfig.seed""",
     "a number that counts from 0: a layer, a level, a fold": """
         BuiltConfig.layers FeaturePagesConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers
         Edge.student Edge.teacher
@@ -67,7 +67,8 @@ ZERO = {
         RetrieveConfig.lexical_context RetrieveConfig.dense_context SAETrainConfig.decay_share SAETrainConfig.betas
         SplitConfig.train SplitConfig.dev StabilityConfig.lambda_hard TeacherConfig.ema_decay TrainSAEConfig.held_out
         TrainerConfig.warmup WorldConfig.second_voice WorldConfig.leads MemoryExperimentConfig.cited_useful
-        MemoryExperimentConfig.cited_useless RerankerConfig.ema RerankerConfig.explore""",
+        MemoryExperimentConfig.cited_useless RerankerConfig.ema RerankerConfig.explore MemoryWorldConfig.blind
+        MemoryWorldConfig.missed MemoryWorldConfig.kept RewardConfig.length_penalty TrainMemoryConfig.warmup""",
     "a weight, price, width, rate or temperature that switches something off": """
         ChainConfig.sft_lr ChainConfig.pra_lr DataConfig.temperature Edge.gamma EndpointConfig.temperature
         EndpointConfig.price_prompt EndpointConfig.price_completion GroundingConfig.alpha GroundingConfig.beta
@@ -75,7 +76,8 @@ ZERO = {
         PretrainConfig.weight_decay PretrainConfig.remarks PretrainConfig.focus PretrainConfig.options
         PaperConfig.alphas PaperConfig.betas PretrainConfig.letters RetrieveConfig.sigma SAETrainConfig.aux_coefficient
         StabilityConfig.lr StabilityConfig.gamma CheckSAEConfig.sink_factor TrainSAEConfig.sink_factor TrainerConfig.lr
-        TrainerConfig.clip TrainerConfig.weight_decay""",
+        TrainerConfig.clip TrainerConfig.weight_decay PolicyGradientConfig.beta PolicyGradientConfig.kl_stop
+        RewardConfig.core_free RewardConfig.free_below TrainMemoryConfig.weight_decay""",
 }
 #: Fields that take -1 and 0: weights of a logit, thresholds in standard deviations, and a baseline of rewards.
 SIGNED = """

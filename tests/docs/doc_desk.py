@@ -30,7 +30,8 @@ from in_process import run_module
 
 from remind.commands import COMMANDS
 
-_WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 1"
+# two dialogues of test: experiments choose on one and count on the other
+_WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 2"
 _BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
@@ -56,6 +57,7 @@ RECIPES: dict[str, str] = {
     "plot-run": "",
     "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
     "score-memory": "--resamples 20",
+    "train-memory": "--world.dialogues 2 --world.sessions 2 --world.evaluate 1 --steps 1 --batch_size 2",
     "train-pra": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",

@@ -252,7 +252,7 @@ def test_stand_ins_are_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_bank_that_is_opened_with_full_shards_alone(tmp_path: Path) -> None:
     opened(tmp_path / "bank", talk(8, SHARD // 8)).close()
     with opened(tmp_path / "bank") as bank:
-        found = bank.retrieve(Query("word3 said2 once6 more"), k=SHARD).memories
+        found = bank.retrieve(Query("Bob: word3 said2 once6 more"), k=SHARD).memories
         assert len(found) == SHARD
         assert found[0].sources == ("S3:T2",)
 

@@ -15,11 +15,11 @@ pytest.importorskip("trl", reason="needs the extra rl")
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, sha256_file
 from remind.memory_training import pico, train
-from remind.memory_training.config import PolicyGradientConfig, RewardConfig, TrainMemoryConfig, WorldConfig
+from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Scores
 from remind.memory_training.rewards import ROLES
 
-WORLD = WorldConfig(dialogues=2, sessions=2, evaluate=1)
+WORLD = MemoryWorldConfig(dialogues=2, sessions=2, evaluate=1)
 
 
 @pytest.fixture(scope="module")
