@@ -347,10 +347,8 @@ class _Run:
         readings: Sequence[Reading] = (),
     ) -> None:
         """Answer every question from its memories, as many at once as the endpoint takes; or as was read already."""
-        if not self._answers:
+        if not self._answers or not (meter := self._meter("answer")):
             return
-        meter = self._meter("answer")
-        assert meter is not None
         chat = partial(self._chat, name, _bank_name(dialogue))
         if not readings:
             with ThreadPoolExecutor(meter.endpoint.concurrency) as pool:

@@ -174,16 +174,8 @@ class Store:
         number = self._insert("sessions", None, session.id, digest, session.time, "[]")
         for turn in session.turns:
             images = [[image.index, image.path, image.caption, image.source] for image in turn.images]
-            self._insert(
-                "turns",
-                None,
-                turn.id,
-                number,
-                turn.speaker,
-                turn.text,
-                turn.time,
-                json.dumps(images) if images else None,
-            )
+            pictures = json.dumps(images) if images else None
+            self._insert("turns", None, turn.id, number, turn.speaker, turn.text, turn.time, pictures)
 
     def degrade(self, session_id: str, reasons: Sequence[str]) -> None:
         """Note why a stand-in had a part in a session; no reasons: none had."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from remind.alignment import checkpoint
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.optim import learning_rate, make_optimizer
 from remind.alignment.run_folder import CONFIG, as_dict, flatten
 from remind.core import optional
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
@@ -28,6 +28,7 @@ from remind.memory_training.config import TrainMemoryConfig
 from remind.memory_training.evaluate import evaluate, greedy
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.pico import Lesson, lessons, write_pico
+from remind.models.load import describe, load_backbone
 from remind.testbed.memory_world import Expert, make_life
 
 POLICY, START, REPORT = "policy", "start", "report.json"
@@ -50,6 +51,8 @@ def train_memory(cfg: TrainMemoryConfig) -> Path:
     out = Path(cfg.out)
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
+        if cfg.model != "pico" and describe(cfg.model).kind != "causal":
+            raise ModelError(f"{cfg.model}: no causal language model, which a policy has to be")
         start = _claim(cfg, out, main)
         run = _Run(cfg, out, start, termination)
         if run.done < cfg.steps:
@@ -96,8 +99,9 @@ class _Run:
             folder = out / START
             if not folder.is_dir():
                 write_pico(folder, cfg.seed)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        loaded = load_backbone(folder)
+        self.model: Any = loaded.model
+        self.tokenizer: Any = loaded.tokenizer
         self.optimizer = make_optimizer(self.model, "adamw", cfg.lr, cfg.weight_decay)
         if start is not None:
             checkpoint.restore_model(start, self.model)

@@ -41,9 +41,9 @@ class Compressor:
         check_kernels(str(self.folder))
         try:
             with without_loading_bars():
-                tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+                tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
                 model = AutoModelForTokenClassification.from_pretrained(
-                    self.folder, local_files_only=True, use_safetensors=True
+                    self.folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
                 )
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"{self.folder}: the compressor cannot be loaded: {error}") from None

@@ -48,7 +48,7 @@ def _check_before_and_after(text: str, out: Path) -> None:
     assert models == ["nano", "run-pra-exported"]
     assert [side["config"]["level"] for side in sides] == ["x0", "x0"]
     head, *rows = _rows(
-        text, "Answers from x0 before and after alignment without a label: percent of 20 test questions"
+        text, "Answers from x0 before and after alignment without a label: percent of 40 test questions"
     )
     measures = {"Acc": "accuracy", "parsed": "parse_rate", "MemR": "memory_recall", "B1": "bleu1", "F1": "f1"}
     assert head == ["format", "n", *(f"{name} {when}" for name in measures for when in ("before", "after"))]

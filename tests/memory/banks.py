@@ -92,6 +92,8 @@ def killed_after(statements: int, opening: Callable[[], Bank], change: Callable[
             if count == statements:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        # a fork has none of the threads of its parent's pool, and would wait for them
+        torch.set_num_threads(1)
         connect = sqlite3.connect
 
         def watched(*given: Any, **options: Any) -> sqlite3.Connection:

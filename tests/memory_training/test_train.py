@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the extra rl")
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, sha256_file
 from remind.memory_training import pico, train
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
@@ -105,6 +105,14 @@ def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
         train.train_memory(replace(cfg, out=str(other)))
     with pytest.raises(ConfigError, match=r"no multiple of rl\.micro_groups 2"):
         train.train_memory(config("adrpo", "odd", batch_size=3, rl=PolicyGradientConfig(group=4, micro_groups=2)))
+
+
+@pytest.mark.parametrize(("model", "message"), [("/no/where", "no such folder"), ("minilm", "no causal language")])
+def test_a_model_that_cannot_be_a_policy(model: str, message: str, config: Any) -> None:
+    cfg = config("sft", "run", model=model)
+    with pytest.raises(ModelError, match=f"^{model}: {message}"):
+        train.train_memory(cfg)
+    assert not list(Path(cfg.out).glob("*"))
 
 
 @pytest.mark.parametrize(
