@@ -48,11 +48,11 @@ def train_memory(cfg: TrainMemoryConfig) -> Path:
         ConfigError: the folder holds a run and resume is off, or one with other settings; settings that do not fit.
         ModelError: a policy or checkpoint that cannot be used, or TRL is missing.
     """
+    if cfg.model != "pico" and describe(cfg.model).kind != "causal":
+        raise ModelError(f"{cfg.model}: no causal language model, which a policy has to be")
     out = Path(cfg.out)
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
-        if cfg.model != "pico" and describe(cfg.model).kind != "causal":
-            raise ModelError(f"{cfg.model}: no causal language model, which a policy has to be")
         start = _claim(cfg, out, main)
         run = _Run(cfg, out, start, termination)
         if run.done < cfg.steps:
