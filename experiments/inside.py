@@ -12,10 +12,11 @@ An answer is right if each of its tokens between the answer tags is the most pro
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -44,18 +45,18 @@ class InsideConfig:
 
     before: str
     """Causal model before training: nano, smollm2, or a folder."""
-    after: str
-    """The same model after it: what `remind export` wrote."""
-    states: str
-    """Folder of states with gold answers."""
-    sae: str
-    """SAEs of the model before."""
+    after: str | list[str]
+    """The same model after it: what `remind export` wrote. Several, of several seeds, are one experiment."""
+    states: str | list[str]
+    """Folder of states with gold answers; one for each model after."""
+    sae: str | list[str]
+    """SAEs of the model before; one folder for each model after, or the same one for all."""
     out: str
     """Folder for results.json, table.md and patching.png."""
     split: str | None = "test"
     """Questions of this split; None: of all."""
     limit: PositiveInt = 400
-    """Read at most this many questions with a gold answer, the first ones."""
+    """Read at most this many questions with a gold answer, the first ones of each states folder."""
     ks: tuple[PositiveInt, ...] = (1, 4, 16, 64, 128)
     """Features patched, in all layers together."""
     draws: PositiveInt = 3
@@ -77,46 +78,24 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
     """Run, write and return the results.
 
     Raises:
+        ConfigError: not as many states, or SAEs, as models after.
         DataError: states of fewer than two dialogues with gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-    from itertools import islice
-
-    from remind.grounding.load import load_saes
     from remind.models.load import load_backbone
-    from remind.states.parquet import iterate_states
-    from remind.viewing.diff import check_same, measure, readings
 
-    saes, _ = load_saes(cfg.sae, cfg.device)
-    before, after = (load_backbone(name, dtype=cfg.dtype, device=cfg.device) for name in (cfg.before, cfg.after))
-    check_same(before, after)
-    labelled = (record for record in iterate_states(cfg.states, cfg.split) if record.target)
-    questions = readings(before, islice(labelled, cfg.limit))
-    names = list(dict.fromkeys(question.record.dialogue_id for question in questions))
-    if len(names) < 2:
-        raise DataError("features are chosen on other dialogues than answers are counted on: two are needed")
-    chosen_on = set(names[::2])
-    choosing = [question for question in questions if question.record.dialogue_id in chosen_on]
-    counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
-    orders = rankings(measure(before, after, saes, choosing, attention=False), saes, cfg.draws, cfg.seed)
-    dialogues = [question.record.dialogue_id for question in counted]
-    base, aligned = ([right(model, question) for question in counted] for model in (before, after))
-    rows = [_row("before", "", 0, base, dialogues, cfg), _row("after", "", 0, aligned, dialogues, cfg)]
-    orders["all features"] = [[(layer, feature) for layer, coder in saes.items() for feature in range(coder.d_sae)]]
-    hits: dict[tuple[Direction, str, int], list[float]] = {}
-    models: dict[Direction, tuple[Backbone, Backbone]] = {"fall": (after, before), "rise": (before, after)}
-    for question in track(counted, "patch", len(counted)):
-        for direction, (recipient, donor) in models.items():
-            given = donor.hidden_states(question.ids(0)[None], None, list(saes))
-            for arm, drawn in orders.items():
-                for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
-                    answers = [right(recipient, question, patches(saes, order[:k], given)) for order in drawn]
-                    hits.setdefault((direction, arm, k), []).append(sum(answers) / len(answers))
-            hits.setdefault((direction, "residual", 0), []).append(right(recipient, question, _whole(given)))
+    before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
+    counts = _Counts([], {})
+    chosen_on = 0
+    for number, (after, states, sae) in enumerate(_runs(cfg)):
+        print(f"{after}: features of {sae}, questions of {states}", file=sys.stderr)
+        chosen_on += _count(cfg, before, (after, states, sae), number, counts)
+    base, aligned = (counts.hits.pop((arm, "", 0)) for arm in ("before", "after"))
+    rows = [_row(arm, "", 0, one, counts.dialogues, cfg) for arm, one in (("before", base), ("after", aligned))]
     ends: dict[Direction, tuple[list[float], list[float]]] = {"fall": (aligned, base), "rise": (base, aligned)}
-    for (direction, arm, k), values in hits.items():
-        rows.append(_row(direction, arm, k, values, dialogues, cfg, ends[direction]))
-    results = {"config": asdict(cfg), "questions": len(counted), "chosen on": len(choosing), "rows": rows}
+    for (direction, arm, k), values in counts.hits.items():
+        rows.append(_row(direction, arm, k, values, counts.dialogues, cfg, ends[cast(Direction, direction)]))
+    results = {"config": asdict(cfg), "questions": len(base), "chosen on": chosen_on, "rows": rows}
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", results)
@@ -124,6 +103,63 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
     plot(results).save(out / "patching.png")
     print(table(results))
     return results
+
+
+@dataclass
+class _Counts:
+    """Right answers by direction, patched arm and k, question by question, and the dialogue of each question."""
+
+    dialogues: list[str]
+    hits: dict[tuple[str, str, int], list[float]]
+
+    def add(self, direction: str, arm: str, k: int, value: float) -> None:
+        self.hits.setdefault((direction, arm, k), []).append(value)
+
+
+def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
+    """Model after, states and SAEs of each run."""
+    after, states, sae = ([one] if isinstance(one, str) else one for one in (cfg.after, cfg.states, cfg.sae))
+    sae = sae * len(after) if len(sae) == 1 else sae
+    if not len(after) == len(states) == len(sae):
+        raise ConfigError(f"{len(after)} models after, {len(states)} states and {len(sae)} SAEs: name one for each")
+    return list(zip(after, states, sae, strict=True))
+
+
+def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
+    """Patch between the model before and one after; returns how many questions the features were chosen on."""
+    from itertools import islice
+
+    from remind.grounding.load import load_saes
+    from remind.models.load import load_backbone
+    from remind.states.parquet import iterate_states
+    from remind.viewing.diff import check_same, measure, readings
+
+    saes, _ = load_saes(run[2], cfg.device)
+    after = load_backbone(run[0], dtype=cfg.dtype, device=cfg.device)
+    check_same(before, after)
+    labelled = (record for record in iterate_states(run[1], cfg.split) if record.target)
+    questions = readings(before, islice(labelled, cfg.limit))
+    names = list(dict.fromkeys(question.record.dialogue_id for question in questions))
+    if len(names) < 2:
+        raise DataError("features are chosen on other dialogues than answers are counted on: two are needed", run[1])
+    chosen_on = set(names[::2])
+    choosing = [question for question in questions if question.record.dialogue_id in chosen_on]
+    orders = rankings(measure(before, after, saes, choosing, attention=False), saes, cfg.draws, cfg.seed)
+    orders["all features"] = [[(layer, feature) for layer, coder in saes.items() for feature in range(coder.d_sae)]]
+    models: dict[Direction, tuple[Backbone, Backbone]] = {"fall": (after, before), "rise": (before, after)}
+    counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
+    for question in track(counted, "patch", len(counted)):
+        counts.dialogues.append(f"{number} {question.record.dialogue_id}")
+        counts.add("before", "", 0, right(before, question))
+        counts.add("after", "", 0, right(after, question))
+        for direction, (recipient, donor) in models.items():
+            given = donor.hidden_states(question.ids(0)[None], None, list(saes))
+            for arm, drawn in orders.items():
+                for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
+                    answers = [right(recipient, question, patches(saes, order[:k], given)) for order in drawn]
+                    counts.add(direction, arm, k, sum(answers) / len(answers))
+            counts.add(direction, "residual", 0, right(recipient, question, _whole(given)))
+    return len(choosing)
 
 
 def rankings(diff: Diff, saes: Mapping[int, TopKSAE], draws: int, seed: int) -> dict[str, list[list[tuple[int, int]]]]:

@@ -208,6 +208,14 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
     rows = {(row["direction"], row["arm"], row["k"]): row["accuracy"]["value"] for row in results["rows"]}
     assert {arm for _, arm, _ in rows} == {"", "changed", "largest", "random", "all features", "residual"}
     assert (tmp_path / "inside" / "patching.png").stat().st_size > 5000
+    # the same run twice: twice as many questions, the same shares
+    twice = {"after": [given["after"]] * 2, "states": [given["states"]] * 2}
+    settings_of = {**given, **twice, "out": str(tmp_path / "both"), "ks": (1, 64), "draws": 1, "resamples": 50}
+    both = inside(InsideConfig(**settings_of))
+    assert both["questions"] == 2
+    assert [row["accuracy"]["value"] for row in both["rows"]] == list(rows.values())
+    with pytest.raises(ConfigError, match="2 models after, 1 states"):
+        inside(InsideConfig(**{**settings_of, "states": given["states"]}))
 
 
 def test_what_cannot_be_compared(tmp_path: Path, before: Backbone, after: Backbone) -> None:
