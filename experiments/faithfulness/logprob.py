@@ -22,13 +22,6 @@ def target_ids(tokenizer: Any, target: str) -> list[int]:
     return [*tokenize(tokenizer, target).ids, end_token_id(tokenizer)]
 
 
-def answer_tokens(tokenizer: Any, target: str) -> Tensor:
-    """Which target tokens share a character with what stands between the answer tags; bool [L], L with end token."""
-    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
-    inside = [first < end and last > start for first, last in tokenize(tokenizer, target).offsets]
-    return torch.tensor([*inside, False])
-
-
 def check_length(backbone: Backbone, prompt: int, answer: int, record: str | None = None) -> None:
     """Raise DataError where prompt and answer are longer than the model takes."""
     if prompt + answer > backbone.max_length:

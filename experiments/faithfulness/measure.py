@@ -12,12 +12,12 @@ from torch import Tensor
 
 from experiments.faithfulness.ablation import ablated_logprob, guidance_features
 from experiments.faithfulness.config import FaithfulnessConfig
-from experiments.faithfulness.logprob import answer_logprobs, answer_tokens, target_ids
+from experiments.faithfulness.logprob import answer_logprobs, target_ids
 from experiments.faithfulness.turns import fill, marked_turns, only_turns, without_turns
 from remind.grounding.config import GroundingConfig
 from remind.models.chat import prompt_ids
 from remind.states.parquet import StateRecord
-from remind.viewing.turns import Prompt, evidence_turns, prompt_of
+from remind.viewing.turns import Prompt, answer_tokens, evidence_turns, prompt_of
 from sae import TopKSAE
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt belong to which turn, and which turns hold the gold evidence."""
+"""Tokens of a prompt by turn, turns with gold evidence, and tokens of the answer itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remind.grounding.places import first_character
-from remind.models.chat import prompt_tokens
+from remind.models.chat import prompt_tokens, tokenize
 from remind.states.pyramid import Rendered
 from remind.states.records import StateRecord
 
@@ -62,3 +62,10 @@ def evidence_turns(record: StateRecord) -> list[int]:
     labels = [f"\n[Image #{image} Caption] " for image in record.images_found]
     shown = [record.x0.text[turn.start : turn.end] for turn in record.x0.turns]
     return [index for index, text in enumerate(shown) if any(label in text for label in labels)]
+
+
+def answer_tokens(tokenizer: Any, target: str) -> Tensor:
+    """Which target tokens share a character with what stands between the answer tags; bool [L], L with end token."""
+    start, end = target.find("<answer>") + len("<answer>"), target.find("</answer>")
+    inside = [first < end and last > start for first, last in tokenize(tokenizer, target).offsets]
+    return torch.tensor([*inside, False])

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.faithfulness.ablation import ablated_logprob, guidance_features
 from experiments.faithfulness.config import FaithfulnessConfig
-from experiments.faithfulness.logprob import answer_logprobs, answer_tokens, target_ids
+from experiments.faithfulness.logprob import answer_logprobs, target_ids
 from experiments.faithfulness.report import summarise
 from experiments.faithfulness.run import faithfulness, faithfulness_and_show
 from experiments.faithfulness.turns import fill, marked_turns, only_turns, without_turns
@@ -34,7 +34,7 @@ from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render
-from remind.viewing.turns import evidence_turns, prompt_of
+from remind.viewing.turns import answer_tokens, evidence_turns, prompt_of
 from sae import TopKSAE, layer_folder
 from sae.hooks import edited
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.inside import InsideConfig, inside, patches, right
+from experiments.inside import InsideConfig, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.models.backbone import Backbone
@@ -23,6 +23,7 @@ from remind.states.records import StateRecord
 from remind.viewing.compare_models import compare_models, ratio
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, measure, readings
+from remind.viewing.patching import patches, right
 from sae import TopKSAE, layer_folder
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")

@@ -1,0 +1,105 @@
+"""Give a model some features, or the whole stream, of another one: whether what training changed is the cause.
+
+At the layers of the SAEs the activations of chosen features are replaced, token by token, by those of the other model
+(the donor), h + Σ_j (z_j(donor) - z_j(h)) W_dec[j]; what no feature explains stays the recipient's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from remind.viewing.turns import answer_tokens
+
+if TYPE_CHECKING:
+    from remind.models.backbone import Backbone
+    from remind.viewing.diff import Diff, Reading
+    from sae import TopKSAE
+
+Edits = Mapping[int, Callable[[Tensor], Tensor]]
+
+
+def rankings(diff: Diff, saes: Mapping[int, TopKSAE], draws: int, seed: int) -> dict[str, list[list[tuple[int, int]]]]:
+    """Features in the order in which they are patched, as (layer, feature).
+
+    Args:
+        diff: of questions that no answers are counted on.
+        saes: those that the diff was measured with.
+        draws: random orders.
+        seed: of these.
+
+    Returns:
+        `changed`: by how much their mean contribution to the stream changed; `largest`: by that contribution itself;
+        `random`: those that fire, in random orders. Of the first two there is one order each.
+    """
+    changed: list[tuple[float, int, int]] = []
+    largest: list[tuple[float, int, int]] = []
+    for layer, kinds in diff.changes.items():
+        norms = torch.linalg.vector_norm(saes[layer].W_dec.detach().double().cpu(), dim=1)
+        questions = max(kinds["answer"].questions, 1)
+        for figures in (kinds["question"], kinds["answer"], kinds["dialogue"]):
+            moved, size = (figures.after - figures.before).abs() * norms / questions, figures.after * norms / questions
+            changed += [(float(value), layer, feature) for feature, value in enumerate(moved) if value > 0]
+            largest += [(float(value), layer, feature) for feature, value in enumerate(size) if value > 0]
+    orders: dict[str, list[list[tuple[int, int]]]] = {}
+    for name, rows in (("changed", changed), ("largest", largest)):
+        ranked = sorted(rows, key=lambda row: (-row[0], row[1], row[2]))
+        orders[name] = [list(dict.fromkeys((layer, feature) for _, layer, feature in ranked))]
+    active = sorted(set(orders["largest"][0]))
+    generator = torch.Generator().manual_seed(seed)
+    orders["random"] = [[active[n] for n in torch.randperm(len(active), generator=generator)] for _ in range(draws)]
+    return orders
+
+
+def patches(saes: Mapping[int, TopKSAE], features: Sequence[tuple[int, int]], donor: Mapping[int, Tensor]) -> Edits:
+    """Edits that give some features at every token the activations that they have in the donor's states.
+
+    Args:
+        features: (layer, feature).
+        donor: [1, T, d] by layer.
+    """
+    edits: dict[int, Callable[[Tensor], Tensor]] = {}
+    for layer, coder in saes.items():
+        if numbers := [feature for at, feature in features if at == layer]:
+            edits[layer] = _patch(coder, torch.tensor(numbers, device=coder.W_dec.device), donor[layer])
+    return edits
+
+
+def _patch(coder: TopKSAE, numbers: Tensor, donor: Tensor) -> Callable[[Tensor], Tensor]:
+    slots = torch.full((coder.d_sae,), len(numbers), device=numbers.device)
+    slots[numbers] = torch.arange(len(numbers), device=numbers.device)
+
+    def activations(h: Tensor) -> Tensor:
+        codes = coder.encode(h.to(coder.W_enc.dtype))
+        # one more column for all other features
+        out = codes.values.new_zeros(*h.shape[:-1], len(numbers) + 1)
+        return out.scatter_add(-1, slots[codes.indices], codes.values)[..., :-1]
+
+    wanted = activations(donor)
+    return lambda h: h + ((wanted - activations(h)) @ coder.W_dec[numbers]).to(h)
+
+
+def whole(donor: Mapping[int, Tensor]) -> Edits:
+    """An edit that puts the donor's stream [1, T, d] in place of the recipient's, at the deepest layer."""
+    deepest = max(donor)
+    return {deepest: lambda _: donor[deepest]}
+
+
+@torch.no_grad()
+def right(backbone: Backbone, question: Reading, edits: Edits | None = None) -> float:
+    """1 if every token between the answer tags is the most probable one, else 0."""
+    from sae.hooks import edited
+
+    ids = question.ids(0)[None].to(backbone.device)
+    keep = {"logits_to_keep": len(question.answer), "use_cache": False}
+    if edits:
+        with edited(backbone.model, edits):
+            logits = backbone.model(input_ids=ids, **keep).logits[0]
+    else:
+        logits = backbone.model(input_ids=ids, **keep).logits[0]
+    assert question.record.target is not None
+    inside_tags = answer_tokens(backbone.tokenizer, question.record.target)
+    return float((logits.argmax(-1).cpu() == question.answer)[inside_tags].all())
