@@ -318,9 +318,13 @@ def _attention(backbone: Backbone, question: Reading) -> Tensor | None:
     """
     ids = question.ids(0)[None].to(backbone.device)
     split = len(question.prompts[0]) - 1
-    cache = backbone.model(input_ids=ids[:, :split], use_cache=True, logits_to_keep=1).past_key_values
+    places = backbone.position_ids({"input_ids": ids})
+    assert places is not None
+    first = {"input_ids": ids[:, :split], "position_ids": places[..., :split]}
+    cache = backbone.model(**first, use_cache=True, logits_to_keep=1).past_key_values
+    rest = {"input_ids": ids[:, split:], "position_ids": places[..., split:], "past_key_values": cache}
     with _eager(backbone.model):
-        out = backbone.model(input_ids=ids[:, split:], past_key_values=cache, output_attentions=True)
+        out = backbone.model(**rest, output_attentions=True)
     figures = []
     for weights in out.attentions:
         read, at = weights[0].double().mean((0, 1)).cpu(), question.positions("dialogue", 0)

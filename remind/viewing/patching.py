@@ -7,6 +7,7 @@ At the layers of the SAEs the activations of chosen features are replaced, token
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,12 +95,11 @@ def right(backbone: Backbone, question: Reading, edits: Edits | None = None) -> 
     from sae.hooks import edited
 
     ids = question.ids(0)[None].to(backbone.device)
-    keep = {"logits_to_keep": len(question.answer), "use_cache": False}
-    if edits:
-        with edited(backbone.model, edits):
-            logits = backbone.model(input_ids=ids, **keep).logits[0]
-    else:
-        logits = backbone.model(input_ids=ids, **keep).logits[0]
+    places = backbone.position_ids({"input_ids": ids})
+    with edited(backbone.model, edits) if edits else nullcontext():
+        logits = backbone.model(
+            input_ids=ids, position_ids=places, logits_to_keep=len(question.answer), use_cache=False
+        ).logits[0]
     assert question.record.target is not None
     inside_tags = answer_tokens(backbone.tokenizer, question.record.target)
     return float((logits.argmax(-1).cpu() == question.answer)[inside_tags].all())

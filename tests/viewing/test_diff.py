@@ -15,6 +15,7 @@ from experiments.inside import InsideConfig, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.models.backbone import Backbone
+from remind.models.generate import generate
 from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import write_manifest, write_part
@@ -119,6 +120,8 @@ def test_shares_and_activations_are_those_of_forwards_by_hand(
 
 def test_attention_by_turn_is_that_of_one_forward(before: Backbone, after: Backbone, questions: list[Reading]) -> None:
     question = questions[1]
+    # after a batch the model remembers offsets of three sequences
+    generate(before, ["hello there"] * 3, 2)
     found = measure(before, after, saes(before.hidden_size), [question]).attention[0]
     assert found is not None
     ids = question.ids(0)[None]
