@@ -30,6 +30,7 @@ SHOWN = {
     "02_grounding": (3, 2),
     "03_alignment": (3, 1),
     "04_from_dialogue_to_checkpoint": (1, 1),
+    "05_what_did_alignment_change": (3, 1),
 }
 
 
@@ -169,3 +170,14 @@ def test_from_dialogue_to_checkpoint(executed: Any) -> None:
     answers = _outputs(book, "text/plain")[-1]
     assert "What does Clara grow?" in answers
     assert answers.count("'after'") == 7
+
+
+@pytest.mark.slow
+def test_what_alignment_changed(executed: Any) -> None:
+    last = (
+        "[rises['changed'][2], rises['random'][2], ends, figures['salience']['attention']['3']['difference']['value']]"
+    )
+    book, seconds, (changed, random, ends, salience) = executed(BOOKS[4], last)
+    _check("05_what_did_alignment_change", book, seconds)
+    assert ends["before"] <= random < changed <= ends["residual stream"]
+    assert salience > 0
