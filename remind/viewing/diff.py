@@ -16,7 +16,7 @@ same tokens, the question, and go on with the same answer, so that hidden states
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ from remind.core.progress import track
 from remind.states.records import StateRecord
 from remind.viewing.turns import evidence_turns, prompt_of
 from sae import SparseCodes
+from sae.hooks import edited
 from sae.metrics import Evaluation
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def measure(
         saes: by layer, on the models' device.
         questions: from `readings`.
         towards: the level that the model before also reads, 1 or 2.
-        attention: whether attention to turns is measured, for which the answer's tokens are read again.
+        attention: whether attention to turns is measured.
 
     Raises:
         ModelError: models with other tokens, widths or layers.
@@ -194,7 +195,11 @@ def measure(
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     for question in track(questions, "read", len(questions)):
         told = _states(before, question.ids(towards), saes)
-        first, second = (_states(model, question.ids(0), saes) for model in (before, after))
+        if attention:
+            (first, weights), (second, others) = (_states_and_attention(one, question, saes) for one in (before, after))
+            diff.attention.append(_attention(question, weights, others))
+        else:
+            first, second = (_states(model, question.ids(0), saes) for model in (before, after))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
         resonance: dict[int, tuple[float, float] | None] = {}
@@ -225,9 +230,6 @@ def measure(
         diff.moved.append(moved)
         diff.means.append(means)
         diff.resonance.append(resonance)
-        if attention:
-            read = [_attention(model, question) for model in (before, after)]
-            diff.attention.append(None if read[0] is None or read[1] is None else torch.stack([read[0], read[1]]))
     return diff
 
 
@@ -311,8 +313,10 @@ def _eager(model: Any) -> Iterator[None]:
         model.set_attn_implementation(chosen)
 
 
-def _attention(backbone: Backbone, question: Reading) -> Tensor | None:
-    """AUC of the attention per token that turns get from the answering positions, heads' mean, [n_layers].
+def _states_and_attention(
+    backbone: Backbone, question: Reading, saes: Mapping[int, TopKSAE]
+) -> tuple[dict[int, Tensor], list[Tensor]]:
+    """As `_states` under x0, and the attention of the answering positions, mean of heads, [T] of each layer of the model.
 
     The prompt is read with a cache, so that weights are kept for the answer's rows alone.
     """
@@ -320,19 +324,34 @@ def _attention(backbone: Backbone, question: Reading) -> Tensor | None:
     split = len(question.prompts[0]) - 1
     places = backbone.position_ids({"input_ids": ids})
     assert places is not None
+    parts: dict[int, list[Tensor]] = {layer: [] for layer in saes}
+
+    def keep(layer: int) -> Callable[[Tensor], Tensor]:
+        def visit(h: Tensor) -> Tensor:
+            parts[layer].append(h[0].float())
+            return h
+
+        return visit
+
     first = {"input_ids": ids[:, :split], "position_ids": places[..., :split]}
-    cache = backbone.model(**first, use_cache=True, logits_to_keep=1).past_key_values
-    rest = {"input_ids": ids[:, split:], "position_ids": places[..., split:], "past_key_values": cache}
-    with _eager(backbone.model):
-        out = backbone.model(**rest, output_attentions=True)
+    with edited(backbone.model, {layer: keep(layer) for layer in saes}):
+        cache = backbone.model(**first, use_cache=True, logits_to_keep=1).past_key_values
+        rest = {"input_ids": ids[:, split:], "position_ids": places[..., split:], "past_key_values": cache}
+        with _eager(backbone.model):
+            out = backbone.model(**rest, output_attentions=True)
+    weights = [layer[0].double().mean((0, 1)).cpu() for layer in out.attentions]
+    return {layer: torch.cat(found) for layer, found in parts.items()}, weights
+
+
+def _attention(question: Reading, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor | None:
+    """AUC of the attention per token that turns get, [2, n_layers]."""
+    at = question.positions("dialogue", 0)
+    sizes = torch.bincount(question.turn[at], minlength=len(question.record.x0.turns)).clamp(min=1)
     figures = []
-    for weights in out.attentions:
-        read, at = weights[0].double().mean((0, 1)).cpu(), question.positions("dialogue", 0)
-        turns = torch.zeros(len(question.record.x0.turns), dtype=torch.float64)
-        turns.index_add_(0, question.turn[at], read[at])
-        sizes = torch.bincount(question.turn[at], minlength=len(turns)).clamp(min=1)
+    for read in (*before, *after):
+        turns = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, question.turn[at], read[at])
         found = auc(turns / sizes, question.evidence)
         if found is None:
             return None
         figures.append(found)
-    return torch.tensor(figures, dtype=torch.float64)
+    return torch.tensor(figures, dtype=torch.float64).view(2, -1)
