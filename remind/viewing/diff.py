@@ -316,7 +316,7 @@ def _eager(model: Any) -> Iterator[None]:
 def _states_and_attention(
     backbone: Backbone, question: Reading, saes: Mapping[int, TopKSAE]
 ) -> tuple[dict[int, Tensor], list[Tensor]]:
-    """As `_states` under x0, and the attention of the answering positions by layer of the model, mean of heads, [T] each.
+    """As `_states` under x0, and the mean attention [T] of all heads at the answering positions, by layer.
 
     The prompt is read with a cache, so that weights are kept for the answer's rows alone.
     """
