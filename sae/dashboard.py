@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,12 @@ def promoted_tokens(
     return result
 
 
+def strongest(record: TopExamples, most: int) -> list[int]:
+    """At most so many features, those with the largest activations, by falling activation."""
+    peaks = sorted((-record.examples(feature, 1)[0].value, feature) for feature in record.features().tolist())
+    return [feature for _, feature in peaks[:most]]
+
+
 def write_dashboard(
     path: str | Path,
     coder: TopKSAE,
@@ -64,7 +70,9 @@ def write_dashboard(
     *,
     features: Sequence[int] | None = None,
     most: int = 500,
+    per_feature: int | None = None,
     probe: Probe | None = None,
+    names: Mapping[int, Mapping[str, Any]] | None = None,
     title: str = "",
 ) -> Path:
     """Write the page of a layer's features: one self-contained HTML file.
@@ -73,6 +81,9 @@ def write_dashboard(
         coder: of the layer.
         record: of the layer, as `sae.probe.collect` returns it.
         features: which to show, in this order; None: those with the largest activations, at most `most`.
+        per_feature: examples shown of each; None: all of the record.
+        names: what features respond to, {"text", "by", "scores"}: whether a model wrote the text ("model") or it is
+            words of the examples ("words"), and by name of a score {"value", "low", "high", "n"} or None.
         probe: with a language model, to show the tokens each feature promotes; None: left out.
         title: of the page, e.g. model and layer.
 
@@ -80,10 +91,7 @@ def write_dashboard(
     """
     if record.d_sae != coder.d_sae:
         raise ShapeError(f"the record is of {record.d_sae} features, the coder has {coder.d_sae}")
-    if features is None:
-        peaks = sorted((-record.examples(feature, 1)[0].value, feature) for feature in record.features().tolist())
-        features = [feature for _, feature in peaks[:most]]
-    chosen = list(features)
+    chosen = strongest(record, most) if features is None else list(features)
     if wrong := [feature for feature in chosen if not 0 <= feature < coder.d_sae]:
         raise ConfigError(f"feature {wrong[0]} does not exist; the coder has 0 to {coder.d_sae - 1}")
     layer = record.metadata.get("layer")
@@ -92,7 +100,7 @@ def write_dashboard(
         "dashboard.html.j2",
         scripts=[("sae.pages", "dashboard.js")],
         styles=[("sae.pages", "dashboard.css")],
-        data=_data(coder, record, chosen, probe),
+        data=_data(coder, record, chosen, per_feature or record.per_feature, probe, names or {}),
         title=title or (f"Features of layer {layer}" if layer is not None else "Features"),
         record=record,
         shown=len(chosen),
@@ -104,14 +112,21 @@ def write_dashboard(
     return Path(os.path.abspath(path))
 
 
-def _data(coder: TopKSAE, record: TopExamples, chosen: Sequence[int], probe: Probe | None) -> dict[str, Any]:
+def _data(
+    coder: TopKSAE,
+    record: TopExamples,
+    chosen: Sequence[int],
+    per_feature: int,
+    probe: Probe | None,
+    names: Mapping[int, Mapping[str, Any]],
+) -> dict[str, Any]:
     """JSON for dashboard.js."""
     snippets = Snippets()
     tokens = None if probe is None else promoted_tokens(probe.model, probe.tokenizer, coder, chosen)
     rows = []
     for place, (feature, near) in enumerate(zip(chosen, neighbours(coder, chosen), strict=True)):
         edges, counts = record.histogram(feature)
-        examples = snippets.of_feature(record, feature, record.per_feature)
+        examples = snippets.of_feature(record, feature, per_feature)
         rows.append(
             {
                 "id": feature,
@@ -122,6 +137,7 @@ def _data(coder: TopKSAE, record: TopExamples, chosen: Sequence[int], probe: Pro
                 "examples": examples,
                 "near": [[other, round(cosine, 4)] for other, cosine in near],
                 "tokens": None if tokens is None else tokens[place],
+                "name": names.get(feature),
             }
         )
     return {"features": rows, "tokens": record.n_tokens, "snippets": snippets.rows}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
-from sae.ranges import NonNegativeInt, PositiveInt, check_ranges
+from remind.llm.endpoints import LLMConfig
+from sae.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -45,6 +46,8 @@ class InspectConfig:
     """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
     examples_limit: PositiveInt = 4000
     """Turns of them to read, the first ones."""
+    explanations: str | None = None
+    """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None
     """Causal model whose answers under x0, x1 and x2 are shown; None: no answers. It is shown images as in its
     training, where its folder says so (training.json)."""
@@ -89,6 +92,13 @@ class FeaturePagesConfig:
     """Examples shown of each feature."""
     limit: PositiveInt | None = None
     """Read at most this many sessions, the first ones."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one
+    distinctive words stand in their place."""
+    named: PositiveInt = 100
+    """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
+    examples_named: Annotated[int, Range(ge=2, le=100)] = 10
+    """Examples shown to the chat model of each feature, and as many held out for scoring."""
     device: str = "cpu"
     """Device of model and SAEs."""
     dtype: str = "float32"

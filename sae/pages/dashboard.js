@@ -24,7 +24,13 @@ function body(one) {
     const { pieces, value, note } = fromCorpus(example);
     return snippet(pieces, `${shown(value)} · ${note}`);
   });
+  if (one.name) examples.unshift(named(one.name));
   return [el("div", {}, ...(examples.length ? examples : [el("p", { class: "soft" }, "It fired on no token.")])), side];
+}
+function named({ text, by, scores }) {
+  const parts = Object.entries(scores).map(([kind, score]) => `${kind.replace("_control", " of another name")} ${score ? `${percent(score.value)} (${percent(score.low)} to ${percent(score.high)}, n ${score.n})` : "failed"}`);
+  const head = by === "words" ? "Distinctive words (no explanation)" : "Explanation by a model";
+  return el("p", { class: "name" }, el("b", {}, `${head}: `), el("bdi", { dir: "auto" }, text), parts.length ? el("small", { class: "soft" }, ` ${parts.join(" · ")}`) : null);
 }
 function openFeature(id) {
   const found = byFeature.get(id);
@@ -35,11 +41,11 @@ function openFeature(id) {
   found.row.querySelector("summary").focus({ preventScroll: true });
 }
 for (const one of given) {
-  const words = peakWords(one.examples.map(fromCorpus)), inside = el("div", { class: "body" });
+  const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && one.name.by === "model" ? one.name.text : peaks, inside = el("div", { class: "body" });
   const row = el("details", { class: "feature", id: `f${one.id}` }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
     el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(one.fired / Math.max(1, DATA.tokens))} of tokens`), el("bdi", { class: "words small" }, words)), inside);
   row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });
-  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.examples.map(([number]) => DATA.snippets[number][0]).join(" ")}`.toLowerCase() });
+  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.name ? one.name.text : ""} ${one.examples.map(([number]) => DATA.snippets[number][0]).join(" ")}`.toLowerCase() });
   list.append(row);
 }
 byId("find").addEventListener("input", (event) => {
