@@ -92,6 +92,9 @@ class FeaturePagesConfig:
     """Examples shown of each feature."""
     limit: PositiveInt | None = None
     """Read at most this many sessions, the first ones."""
+    image_tokens: NonNegativeInt = 0
+    """Show a vision-language backbone the images that lie on disk, each as at most so many tokens (as `train-sae`), and
+    show on which patches features fire; 0: captions only."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one
     distinctive words stand in their place."""

@@ -94,10 +94,11 @@ def excerpt(example: Example) -> Excerpt:
 
 
 def _cut(text: str, offsets: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Text of each token, with what stands between it and the token before it; tokens may share characters."""
+    """Text of each token, with white space between it and the token before it; tokens may share characters."""
     pieces, cursor = [], offsets[0][0] if offsets else 0
-    for _, end in offsets:
-        pieces.append(text[cursor:end])
+    for start, end in offsets:
+        gap = text[cursor:start]
+        pieces.append((gap if gap.isspace() else "") + text[max(start, cursor) : end])
         cursor = max(cursor, end)
     return tuple(pieces)
 
