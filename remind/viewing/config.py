@@ -79,7 +79,8 @@ class FeaturePagesConfig:
     sae: str
     """Folder of SAEs (from `remind train-sae`)."""
     data: list[str] = field(default_factory=list)
-    """Files or folders of dialogues to look for examples in. Empty: the bundled sample."""
+    """Files or folders of dialogues to look for examples in. Empty: the bundled sample, for the nano backbone a small
+    synthetic world with drawn images."""
     backbone: str = "minilm"
     """Model the SAEs were trained on: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt] | None = None
@@ -91,7 +92,7 @@ class FeaturePagesConfig:
     per_feature: PositiveInt = 10
     """Examples shown of each feature."""
     limit: PositiveInt | None = None
-    """Read at most this many sessions, the first ones."""
+    """Read at most this many sessions, the first ones; long ones are cut into windows."""
     image_tokens: NonNegativeInt = 0
     """Show a vision-language backbone the images that lie on disk, each as at most so many tokens (as `train-sae`), and
     show on which patches features fire; 0: captions only."""
