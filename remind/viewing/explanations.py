@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,25 +255,23 @@ def explain(
             failures.append(
                 Failure("explain", request.sample, reply.failure or "unusable", reply.message or "the name is empty")
             )
-    tasks: list[tuple[int, str, _Trial, Request]] = []
+    tasks: list[tuple[int, str, Sequence[bool], Request]] = []
     for feature, name in names.items():
         others = [text for other, text in names.items() if other != feature and text != name]
         pairs = [("", name), *([("_control", random.Random(f"{feature}").choice(others))] if others else [])]
-        for trial in trials[feature]:
-            tasks += [
-                (feature, trial.kind + suffix, trial, _score_request(f"{where} {feature} {trial.kind}", trial, text))
-                for suffix, text in pairs
-            ]
+        for trial, (suffix, text) in product(trials[feature], pairs):
+            kind = trial.kind + suffix
+            tasks.append((feature, kind, trial.truth, _score_request(f"{where} {feature} {kind}", trial, text)))
     scores: dict[int, dict[str, Mapping[str, float] | None]] = {feature: {} for feature in names}
     with ProgressBar("scores of names", len(tasks)) as bar:
         replies = chat.complete([request for *_, request in tasks], lambda *_: bar.step())
-    for (feature, kind, trial, request), reply in zip(tasks, replies, strict=True):
+    for (feature, kind, truth, request), reply in zip(tasks, replies, strict=True):
         scores[feature][kind] = None
         if reply.failure is not None:
             failures.append(Failure("explain", request.sample, reply.failure, reply.message))
             continue
-        given = zip(reply.value["verdicts"], trial.truth, strict=True)
-        scores[feature][kind] = wilson([float(verdict == truth) for verdict, truth in given])  # type: ignore[assignment]
+        right = [float(one == other) for one, other in zip(reply.value["verdicts"], truth, strict=True)]
+        scores[feature][kind] = wilson(right)  # type: ignore[assignment]
     return {feature: Explanation(name, "model", scores[feature]) for feature, name in names.items()}, failures
 
 
@@ -290,7 +288,10 @@ def write_explanations(
     model: str | None = None,
     costs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write a layer's explanations beside its page; returns the summary.
+    """Write a layer's explanations beside its page.
+
+    Args:
+        costs: of the run so far.
 
     Returns:
         Of each score the mean over features with its 95 % interval by bootstrap, and `failures` by kind.

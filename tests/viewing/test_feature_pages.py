@@ -67,3 +67,17 @@ def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     found = open_workbench("nano", cfg.data or None, folder, tmp_path).explanations(out)[3]
     assert [name.by for name in found.values()].count("model") == 2
     assert "requests failed" in capsys.readouterr().out
+
+
+def test_sessions_longer_than_the_model_takes(tmp_path: Path) -> None:
+    """They are read in windows; every token counts once."""
+    TopKSAE(384, 32, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 4))
+    chat = [{"speaker": "Ana", "text": f"Number {n} of many lines on tea, bread and jam."} for n in range(60)]
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
+    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [str(tmp_path / "chat.jsonl")], out=str(tmp_path / "pages"))
+    (page,) = write_feature_pages(cfg)
+    [text] = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    tokens = open_workbench("minilm", cfg.data, cfg.sae).backbone.tokenize
+    lengths = [len(tokens(f"Ana: {line['text']}\n").ids) for line in chat]
+    assert sum(lengths) > 512
+    assert json.loads(text)["tokens"] == sum(lengths)
