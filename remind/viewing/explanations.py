@@ -226,7 +226,7 @@ def explain(
         examples: shown of each feature at most, and held out at most.
 
     Returns:
-        The explanations, and what failed: a name ("unusable": nothing was left of it, else as in `Reply`), or a score
+        The explanations, and what failed: a name ("unusable": empty, or the prompt, else as in `Reply`), or a score
         ("invalid": no JSON, or not one verdict for each excerpt). A failure is no wrong verdict: its score is None.
 
     Raises:
@@ -249,11 +249,17 @@ def explain(
         replies = chat.complete(requests, lambda *_: bar.step())
     for feature, request, reply in zip(shown, requests, replies, strict=True):
         name = "" if reply.failure else " ".join(plain(reply.text).split()[: 2 * NAME_WORDS])
-        if name:
+        # small models repeat the prompt
+        if name and "<<<" not in name:
             names[feature] = name
         else:
             failures.append(
-                Failure("explain", request.sample, reply.failure or "unusable", reply.message or "the name is empty")
+                Failure(
+                    "explain",
+                    request.sample,
+                    reply.failure or "unusable",
+                    reply.message or "no name: empty, or the prompt",
+                )
             )
     tasks: list[tuple[int, str, Sequence[bool], Request]] = []
     for feature, name in names.items():

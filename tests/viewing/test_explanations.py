@@ -167,7 +167,8 @@ def test_what_is_shown_is_not_what_is_judged(record: TopExamples, background: Ba
     [
         ("I think so.", "invalid", "no JSON"),
         ('{"verdicts": [true]}', "invalid", "too short"),
-        (" ", "unusable", "the name is empty"),
+        (" ", "unusable", "no name"),
+        ("<<<excerpts 01234567 1. we went out", "unusable", "no name"),
     ],
 )
 def test_failures_are_no_wrong_answers(
