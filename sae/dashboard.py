@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from sae import files
 from sae.errors import ConfigError, ShapeError
 from sae.metrics import density_histogram
-from sae.pages import Snippets, page
+from sae.pages import Snippets, digits, page
 from sae.probe.encoder import Probe
 from sae.probe.examples import TopExamples
+from sae.probe.pictures import TopPictures
 from sae.topk import TopKSAE
 
 #: Entries of [features, d_sae] compared at a time.
@@ -57,6 +58,15 @@ def promoted_tokens(
     return result
 
 
+def strongest(record: TopExamples, most: int, pictures: TopPictures | None = None) -> list[int]:
+    """At most so many features, those with the largest activations on text or pictures, by falling activation."""
+    peaks = {feature: record.examples(feature, 1)[0].value for feature in record.features().tolist()}
+    if pictures is not None:
+        for feature in pictures.features():
+            peaks[feature] = max(peaks.get(feature, 0.0), pictures.examples(feature, 1)[0].value)
+    return sorted(peaks, key=lambda feature: (-peaks[feature], feature))[:most]
+
+
 def write_dashboard(
     path: str | Path,
     coder: TopKSAE,
@@ -64,7 +74,11 @@ def write_dashboard(
     *,
     features: Sequence[int] | None = None,
     most: int = 500,
+    per_feature: int | None = None,
     probe: Probe | None = None,
+    names: Mapping[int, Mapping[str, Any]] | None = None,
+    pictures: TopPictures | None = None,
+    show: Callable[[str], tuple[str, str]] = lambda source: ("", source),
     title: str = "",
 ) -> Path:
     """Write the page of a layer's features: one self-contained HTML file.
@@ -73,6 +87,11 @@ def write_dashboard(
         coder: of the layer.
         record: of the layer, as `sae.probe.collect` returns it.
         features: which to show, in this order; None: those with the largest activations, at most `most`.
+        per_feature: examples shown of each; None: all of the record.
+        names: what features respond to, {"text", "by", "scores"}: whether a model wrote the text ("model") or it is
+            words of the examples ("words"), and by name of a score {"value", "low", "high", "n"} or None.
+        pictures: of the layer, on which features fire, too; None: text alone.
+        show: from the source of a picture its small image as a data: URL, and a caption.
         probe: with a language model, to show the tokens each feature promotes; None: left out.
         title: of the page, e.g. model and layer.
 
@@ -80,56 +99,78 @@ def write_dashboard(
     """
     if record.d_sae != coder.d_sae:
         raise ShapeError(f"the record is of {record.d_sae} features, the coder has {coder.d_sae}")
-    if features is None:
-        peaks = sorted((-record.examples(feature, 1)[0].value, feature) for feature in record.features().tolist())
-        features = [feature for _, feature in peaks[:most]]
-    chosen = list(features)
+    chosen = strongest(record, most, pictures) if features is None else list(features)
     if wrong := [feature for feature in chosen if not 0 <= feature < coder.d_sae]:
         raise ConfigError(f"feature {wrong[0]} does not exist; the coder has 0 to {coder.d_sae - 1}")
     layer = record.metadata.get("layer")
+    seen = pictures or TopPictures(coder.d_sae)
+    fired, n_tokens = record.fired + seen.fired, record.n_tokens + seen.n_tokens
     html = page(
         "sae.pages",
         "dashboard.html.j2",
         scripts=[("sae.pages", "dashboard.js")],
         styles=[("sae.pages", "dashboard.css")],
-        data=_data(coder, record, chosen, probe),
+        data=_data(coder, record, chosen, per_feature or record.per_feature, probe, names or {}, seen, show),
+        pictures=pictures is not None,
         title=title or (f"Features of layer {layer}" if layer is not None else "Features"),
         record=record,
         shown=len(chosen),
-        dead=int((record.fired == 0).sum()),
-        density=_density_bars(record),
+        seen=seen,
+        dead=int((fired == 0).sum()),
+        density=_density_bars(fired, n_tokens),
     )
     with files.atomic(Path(path)) as temporary:
         temporary.write_text(html, encoding="utf-8")
     return Path(os.path.abspath(path))
 
 
-def _data(coder: TopKSAE, record: TopExamples, chosen: Sequence[int], probe: Probe | None) -> dict[str, Any]:
+def _data(
+    coder: TopKSAE,
+    record: TopExamples,
+    chosen: Sequence[int],
+    per_feature: int,
+    probe: Probe | None,
+    names: Mapping[int, Mapping[str, Any]],
+    pictures: TopPictures,
+    show: Callable[[str], tuple[str, str]],
+) -> dict[str, Any]:
     """JSON for dashboard.js."""
-    snippets = Snippets()
+    snippets, shown = Snippets(), dict[str, int]()
+
+    def number(source: str) -> int:
+        return shown.setdefault(source, len(shown))
+
     tokens = None if probe is None else promoted_tokens(probe.model, probe.tokenizer, coder, chosen)
     rows = []
     for place, (feature, near) in enumerate(zip(chosen, neighbours(coder, chosen), strict=True)):
         edges, counts = record.histogram(feature)
-        examples = snippets.of_feature(record, feature, record.per_feature)
+        examples = snippets.of_feature(record, feature, per_feature)
+        found = pictures.examples(feature, per_feature)
         rows.append(
             {
                 "id": feature,
                 "fired": int(record.fired[feature]),
-                "max": examples[0][3] if examples else 0.0,
+                "fired_images": int(pictures.fired[feature]),
+                "max": max(examples[0][3] if examples else 0.0, round(found[0].value, 4) if found else 0.0),
                 "edges": [float(f"{edge:.4g}") for edge in edges],
                 "counts": counts,
                 "examples": examples,
+                "pictures": [
+                    [number(one.source), digits(one.values, found[0].value), one.columns, round(one.value, 4)]
+                    for one in found
+                ],
                 "near": [[other, round(cosine, 4)] for other, cosine in near],
                 "tokens": None if tokens is None else tokens[place],
+                "name": names.get(feature),
             }
         )
-    return {"features": rows, "tokens": record.n_tokens, "snippets": snippets.rows}
+    tokens_read = {"tokens": record.n_tokens, "image_tokens": pictures.n_tokens}
+    return {"features": rows, **tokens_read, "snippets": snippets.rows, "pictures": [show(source) for source in shown]}
 
 
-def _density_bars(record: TopExamples) -> dict[str, Any]:
+def _density_bars(fired: Tensor, n_tokens: int) -> dict[str, Any]:
     """The layer's features by firing density, as bars of a chart 100 high."""
-    histogram = density_histogram(record.fired, record.n_tokens)
+    histogram = density_histogram(fired, n_tokens)
     edges, counts = histogram["edges"], histogram["counts"]
     highest = max(counts) or 1
     bars = [

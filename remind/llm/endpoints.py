@@ -128,6 +128,8 @@ class LLMConfig:
     """Endpoint that answers the questions."""
     questions: EndpointConfig | None = None
     """Endpoint that writes questions for a new benchmark (`remind build-refmem`)."""
+    explain: EndpointConfig | None = None
+    """Endpoint that names features of SAEs, and scores the names (`remind feature-pages`)."""
     memory: EndpointConfig | None = None
     """Endpoint of all that memory systems ask for."""
     cache: str | None = "~/.cache/remind/llm.sqlite"

@@ -25,7 +25,7 @@ MemoryStage = Literal[
     "profile",
 ]
 #: What a request is made for; costs are counted by it, and each but those of memory may have an endpoint of its own.
-Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", MemoryStage]
+Stage = Literal["cues", "strategy", "summary", "judge", "answer", "questions", "explain", MemoryStage]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Failure:
     """What could not be had from a model.
 
     Attributes:
-        stage: cues, strategy, summary or judge.
-        sample: the question, or the segment.
+        stage: cues, strategy, summary, judge or explain.
+        sample: the question, the segment, or the feature.
         failure: as in `remind.llm.request.Reply`, or "unusable" (not what was asked for), "neither" (no verdict).
         message: the same in a line.
     """

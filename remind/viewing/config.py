@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from remind.core.errors import ConfigError
 from remind.grounding.config import GroundingConfig
-from sae.ranges import NonNegativeInt, PositiveInt, check_ranges
+from remind.llm.endpoints import LLMConfig
+from sae.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
 
 #: Panels of `plot_trajectory`, in order.
 PANELS = ("shares", "jsd", "ce", "entropy", "accuracy", "lr")
@@ -45,6 +46,8 @@ class InspectConfig:
     """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
     examples_limit: PositiveInt = 4000
     """Turns of them to read, the first ones."""
+    explanations: str | None = None
+    """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None
     """Causal model whose answers under x0, x1 and x2 are shown; None: no answers. It is shown images as in its
     training, where its folder says so (training.json)."""
@@ -76,7 +79,8 @@ class FeaturePagesConfig:
     sae: str
     """Folder of SAEs (from `remind train-sae`)."""
     data: list[str] = field(default_factory=list)
-    """Files or folders of dialogues to look for examples in. Empty: the bundled sample."""
+    """Files or folders of dialogues to look for examples in. Empty: the bundled sample, for the nano backbone a small
+    synthetic world with drawn images."""
     backbone: str = "minilm"
     """Model the SAEs were trained on: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     layers: list[NonNegativeInt] | None = None
@@ -88,7 +92,17 @@ class FeaturePagesConfig:
     per_feature: PositiveInt = 10
     """Examples shown of each feature."""
     limit: PositiveInt | None = None
-    """Read at most this many sessions, the first ones."""
+    """Read at most this many sessions, the first ones; long ones are cut into windows."""
+    image_tokens: NonNegativeInt = 0
+    """Show a vision-language backbone the images that lie on disk, each as at most so many tokens (as `train-sae`), and
+    show on which patches features fire; 0: captions only."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one
+    distinctive words stand in their place."""
+    named: PositiveInt = 100
+    """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
+    examples_named: Annotated[int, Range(ge=2, le=100)] = 10
+    """Examples shown to the chat model of each feature, and as many held out for scoring."""
     device: str = "cpu"
     """Device of model and SAEs."""
     dtype: str = "float32"

@@ -81,14 +81,20 @@ def _feature_table(encoded: Encoded, features: Sequence[FeatureActivation], exam
     return table(_HEAD if examples is not None else _HEAD[:-1], rows)
 
 
-def show_examples(examples: TopExamples, feature: int, n: int = 6) -> Page:
-    """The examples on which a feature fires most, shaded token by token, below the share of tokens it fires on."""
+def show_examples(examples: TopExamples, feature: int, n: int = 6, name: object = "") -> Page:
+    """The examples on which a feature fires most, shaded token by token, below the share of tokens it fires on.
+
+    Args:
+        name: of the feature, such as one of `Workbench.explanations`, or "".
+    """
     top = examples.examples(feature, n)
     density = int(examples.fired[feature]) / max(examples.n_tokens, 1)
     title = f"feature {feature}: fires on {density:.2%} of {examples.n_tokens:,} tokens"
+    title += f": {name}" if name else ""
     line = Markup('<span style="opacity:.55">{:6.2f}</span> {}')
     lines = [paragraph(line.format(one.value, _example(one, top[0].value))) for one in top]
-    return Page(Markup().join([heading(title), *lines]), examples.to_text(feature, n))
+    text = f"{name}\n" if name else ""
+    return Page(Markup().join([heading(title), *lines]), text + examples.to_text(feature, n))
 
 
 def search_table(examples: TopExamples, query: str, n: int = 6) -> Page:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from remind.perception import Perception
     from remind.states.pyramid import FactualState
     from remind.states.records import StateRecord
+    from remind.viewing.explanations import Explanation
     from sae import TopKSAE
     from sae.probe import Encoded, Probe, TopExamples
 
@@ -67,6 +68,12 @@ class Workbench:
         from sae.probe import collect
 
         return collect(self.probe, self.texts(), per_feature=per_feature)
+
+    def explanations(self, folder: str | Path) -> dict[int, dict[int, Explanation]]:
+        """Names of features that `remind feature-pages` wrote, by layer and feature. Raises as `read_explanations`."""
+        from remind.viewing.explanations import read_explanations
+
+        return read_explanations(folder, self.coders)
 
     def in_session(self, turn_id: str, dialogue_id: str | None = None) -> tuple[Encoded, tuple[int, int]]:
         """The session of a turn, encoded, and the characters of the turn in it.

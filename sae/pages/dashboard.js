@@ -1,3 +1,4 @@
+const every = Math.max(1, DATA.tokens + DATA.image_tokens), rate = (one) => (one.fired + one.fired_images) / every;
 const list = byId("features"), byFeature = new Map(), given = DATA.features;
 const highest = Math.max(1e-9, ...given.map((one) => one.max));
 function strength({ edges, counts }) {
@@ -10,9 +11,32 @@ function strength({ edges, counts }) {
   });
   return el("div", {}, box, el("div", { class: "ends small soft num" }, el("span", {}, shown(edges[0])), el("span", {}, shown(edges[edges.length - 1]))));
 }
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+/** A picture whose patches that fire are outlined together and tinted by activation: [number, digits, columns, value]. */
+function picture([number, levels, columns, value]) {
+  const [url, caption] = DATA.pictures[number], rows = levels.length / columns, fires = (x, y) => x >= 0 && x < columns && y >= 0 && y < rows && levels[y * columns + x] !== "0";
+  let edge = "";
+  const tint = [];
+  for (let y = 0; y < rows; y += 1) for (let x = 0; x < columns; x += 1) {
+    if (!fires(x, y)) continue;
+    tint.push(svg("rect", { x, y, width: 1, height: 1, "fill-opacity": (Number(levels[y * columns + x]) / 9) * 0.4 }));
+    if (!fires(x, y - 1)) edge += `M${x} ${y}h1`;
+    if (!fires(x, y + 1)) edge += `M${x} ${y + 1}h1`;
+    if (!fires(x - 1, y)) edge += `M${x} ${y}v1`;
+    if (!fires(x + 1, y)) edge += `M${x + 1} ${y}v1`;
+  }
+  const box = svg("svg", { viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none", "aria-hidden": "true" }, ...tint, svg("path", { d: edge, class: "under" }), svg("path", { d: edge }));
+  const note = `fires on ${tint.length} of ${levels.length} patches, up to ${shown(value)}`;
+  return el("figure", { class: "picture" }, el("div", {}, el("img", { src: url, alt: `${caption}: ${note}`, decoding: "async" }), box), el("figcaption", { class: "small", title: note }, `${shown(value)} `, el("bdi", { class: "soft", dir: "auto" }, caption)));
+}
 function body(one) {
   const side = el("div", {});
-  if (one.counts.length) side.append(el("h3", {}, "Tokens by activation"), strength(one));
+  if (one.counts.length) side.append(el("h3", {}, `Tokens${DATA.image_tokens ? " of text" : ""} by activation`), strength(one));
   side.append(el("h3", {}, "Nearest decoder rows"), el("ul", { class: "near" }, ...one.near.map(([other, cosine]) => {
     const known = byFeature.has(other);
     const words = known ? peakWords(byFeature.get(other).one.examples.map(fromCorpus)) : "";
@@ -24,7 +48,19 @@ function body(one) {
     const { pieces, value, note } = fromCorpus(example);
     return snippet(pieces, `${shown(value)} · ${note}`);
   });
-  return [el("div", {}, ...(examples.length ? examples : [el("p", { class: "soft" }, "It fired on no token.")])), side];
+  const texts = el("div", {}, ...(examples.length ? examples : [el("p", { class: "soft" }, DATA.image_tokens ? "It fires on no text." : "It fired on no token.")]));
+  const left = el("div", {}, one.name ? named(one.name) : null, texts);
+  if (DATA.image_tokens) {
+    const images = el("div", { class: "pictures" }, ...(one.pictures.length ? one.pictures.map(picture) : [el("p", { class: "soft" }, "It fires on no image.")]));
+    texts.prepend(el("h3", {}, `Text: ${percent(one.fired / Math.max(1, DATA.tokens))} of tokens`));
+    left.append(el("div", { class: "both" }, el("div", {}, el("h3", {}, `Images: ${percent(one.fired_images / DATA.image_tokens)} of tokens`), images), texts));
+  }
+  return [left, side];
+}
+function named({ text, by, scores }) {
+  const parts = Object.entries(scores).map(([kind, score]) => `${kind.replace("_control", " of another name")} ${score ? `${percent(score.value)} (${percent(score.low)} to ${percent(score.high)}, n ${score.n})` : "failed"}`);
+  const head = by === "words" ? "Distinctive words (no explanation)" : "Explanation by a model";
+  return el("p", { class: "name" }, el("b", {}, `${head}: `), el("bdi", { dir: "auto" }, text), parts.length ? el("small", { class: "soft" }, ` ${parts.join(" · ")}`) : null);
 }
 function openFeature(id) {
   const found = byFeature.get(id);
@@ -35,11 +71,11 @@ function openFeature(id) {
   found.row.querySelector("summary").focus({ preventScroll: true });
 }
 for (const one of given) {
-  const words = peakWords(one.examples.map(fromCorpus)), inside = el("div", { class: "body" });
+  const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && one.name.by === "model" ? one.name.text : peaks, inside = el("div", { class: "body" });
   const row = el("details", { class: "feature", id: `f${one.id}` }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
-    el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(one.fired / Math.max(1, DATA.tokens))} of tokens`), el("bdi", { class: "words small" }, words)), inside);
+    el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(rate(one))} of tokens`), one.pictures.length && !one.examples.length ? el("span", { class: "small" }, "images alone") : null, el("bdi", { class: "words small" }, words)), inside);
   row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });
-  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.examples.map(([number]) => DATA.snippets[number][0]).join(" ")}`.toLowerCase() });
+  byFeature.set(one.id, { one, row, text: `${one.id} ${words} ${one.name ? one.name.text : ""} ${one.examples.map(([number]) => DATA.snippets[number][0]).join(" ")} ${one.pictures.map(([number]) => DATA.pictures[number][1]).join(" ")}`.toLowerCase() });
   list.append(row);
 }
 byId("find").addEventListener("input", (event) => {
@@ -51,8 +87,24 @@ byId("find").addEventListener("input", (event) => {
   }
   byId("found").textContent = words.length ? `${left} of ${given.length} features` : "";
 });
+/** How much more often a feature fires on tokens of images than on text, from -1 to 1. */
+function imagined(one) {
+  const text = one.fired / Math.max(1, DATA.tokens), image = one.fired_images / Math.max(1, DATA.image_tokens);
+  return text + image ? (image - text) / (image + text) : 0;
+}
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select")) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    byId("find").focus();
+  } else if (event.key === "j" || event.key === "k") {
+    const rows = [...list.children].filter((row) => !row.hidden), at = rows.indexOf(document.activeElement.closest("details.feature"));
+    const next = rows[at < 0 ? 0 : at + (event.key === "j" ? 1 : -1)];
+    if (next) next.querySelector("summary").focus();
+  }
+});
 byId("order").addEventListener("change", (event) => {
-  const by = { given: () => 0, max: (a, b) => b.max - a.max, fired: (a, b) => b.fired - a.fired, rare: (a, b) => a.fired - b.fired, id: (a, b) => a.id - b.id }[event.target.value];
+  const by = { given: () => 0, max: (a, b) => b.max - a.max, fired: (a, b) => rate(b) - rate(a), rare: (a, b) => rate(a) - rate(b), image: (a, b) => imagined(b) - imagined(a), text: (a, b) => imagined(a) - imagined(b), id: (a, b) => a.id - b.id }[event.target.value];
   list.append(...[...given].sort(by).map((one) => byFeature.get(one.id).row));
 });
 function fromAddress() {

@@ -24,6 +24,7 @@ KINDS = {
     "chain": ("experiments.chain.config:ChainConfig", "--build.input i --out o"),
     "demo": ("demo", ""),
     "evaluate": ("evaluate", "--states s --model m --out o"),
+    "feature": ("feature-pages", ""),
     "faithfulness": ("experiments.faithfulness:FaithfulnessConfig", ""),
     # a part of a config, given after one that names the rest
     "grounding": ("build-states", "--input i --out o"),

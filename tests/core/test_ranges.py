@@ -57,7 +57,7 @@ ZERO = {
         LadderConfig.decoys ProofConfig.workers RetrieveConfig.whole_tokens SAETrainConfig.warmup_steps
         RunMemoryConfig.shown StabilityConfig.workers TraceConfig.every
         TrainSAEConfig.image_tokens TrainSAEConfig.loss_windows TrainSAEConfig.checkpoint_every
-        CheckSAEConfig.loss_windows
+        FeaturePagesConfig.image_tokens CheckSAEConfig.loss_windows
         TrainerConfig.eval_every WorldConfig.train WorldConfig.dev WorldConfig.test WorldConfig.contrary""",
     "a share or a decay, which may be nothing": """
         BuildStatesConfig.max_failed DemoConfig.noise Edge.alpha GroundingConfig.lam GuardConfig.entropy_share

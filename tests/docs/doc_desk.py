@@ -85,6 +85,7 @@ BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
     "proof_built": "--marks '[built]' --bench.built.sae.steps 2 --bench.built.sae.d_sae 64 --bench.built.talk 2",
     "build_server": "--llm.default.base_url {url}",
+    "feature_names": "--llm.explain.base_url {url}",
     "memory": "--llm.default.base_url {url}",
     "refmem": "--llm.questions.base_url {url} --llm.answer.base_url {url}",
     "evaluate_server": "--llm.answer.base_url {url} --llm.judge.base_url {url}",

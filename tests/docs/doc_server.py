@@ -25,6 +25,8 @@ def reply(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         return _json(value)
     if '"verdict"' in system:
         return _json({"verdict": True})
+    if '"verdicts"' in system:
+        return _json({"verdicts": [True] * int(re.findall(r"exactly (\d+) values", system)[0])})
     if '"target_speaker"' in system:
         return _json(_STRATEGY)
     if '"understanding"' in system:

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from remind.core.errors import ConfigError, ModelError
+from remind.core.files import read_json
+from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
 from remind.viewing.feature_pages import write_feature_pages
@@ -37,4 +39,45 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
         write_feature_pages(replace(cfg, layers=None))
     with pytest.raises(ModelError, match="layer 2 does not exist"):
         write_feature_pages(replace(cfg, layers=[2], overwrite=True))
-    assert [path.name for path in out.iterdir()] == ["layer_3.html"]
+    assert sorted(path.name for path in out.iterdir()) == ["layer_3.explanations.json", "layer_3.html"]
+    # without a chat model the page names features by words, and says so
+    names = bench.explanations(out)[3]
+    assert names
+    assert {row["id"]: row["name"]["text"] for row in shown if row["name"]} == {f: n.text for f, n in names.items()}
+    assert {name.by for name in names.values()} == {"words"}
+
+
+def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nano model is no explainer: what it writes instead of verdicts are failures, counted and not scored."""
+    folder, out = tmp_path / "sae", tmp_path / "pages"
+    TopKSAE(128, 64, 8, generator=torch.Generator().manual_seed(0)).save(layer_folder(folder, 3))
+    llm = LLMConfig(explain=EndpointConfig("nano", LOCAL, max_tokens=8), cache=None)
+    cfg = FeaturePagesConfig(str(folder), [], "nano", None, str(out), most=6, limit=8, llm=llm, named=2)
+    dry = replace(cfg, llm=replace(llm, dry_run=str(tmp_path / "dry.jsonl")))
+    assert write_feature_pages(dry) == []
+    assert not out.exists()
+    # two names, and two scores each; the placeholders for the names are the same, which leaves no other as control
+    assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 4
+    write_feature_pages(cfg)
+    content = read_json(out / "layer_3.explanations.json")
+    assert content["model"].startswith("nano@local")
+    assert content["summary"]["failures"] == {"invalid": len(content["failures"])}
+    assert len(content["failures"]) >= 4
+    assert content["costs"]["requests"] >= 6
+    found = open_workbench("nano", cfg.data or None, folder, tmp_path).explanations(out)[3]
+    assert [name.by for name in found.values()].count("model") == 2
+    assert "requests failed" in capsys.readouterr().out
+
+
+def test_sessions_longer_than_the_model_takes(tmp_path: Path) -> None:
+    """They are read in windows; every token counts once."""
+    TopKSAE(384, 32, 4, generator=torch.Generator().manual_seed(0)).save(layer_folder(tmp_path / "sae", 4))
+    chat = [{"speaker": "Ana", "text": f"Number {n} of many lines on tea, bread and jam."} for n in range(60)]
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
+    cfg = FeaturePagesConfig(str(tmp_path / "sae"), [str(tmp_path / "chat.jsonl")], out=str(tmp_path / "pages"))
+    (page,) = write_feature_pages(cfg)
+    [text] = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    tokens = open_workbench("minilm", cfg.data, cfg.sae).backbone.tokenize
+    lengths = [len(tokens(f"Ana: {line['text']}\n").ids) for line in chat]
+    assert sum(lengths) > 512
+    assert json.loads(text)["tokens"] == sum(lengths)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from remind.viewing.explanations import Explanation
 from remind.viewing.inspector.inspection import inspect_state
 from remind.viewing.inspector.page import write_page
 from tests.viewing.conftest import data_of, hostile_state, long_state, numbers_of, table_grounder
@@ -73,6 +74,19 @@ def test_a_click_shows_the_features_of_the_token(short_page: Path, open_page: An
     page.locator("#t3 .number").click()
     assert page.locator("#panel h2").inner_text() == "Turn 4"
     assert page.locator("#panel details.feature").count() > 0
+    assert opened.said == []
+
+
+def test_features_have_their_names(tmp_path: Path, open_page: Any) -> None:
+    inspection = inspect_state(table_grounder(), long_state(60))
+    plain = data_of(write_page(inspection, tmp_path / "plain.html"))["layers"][0]
+    assert set(plain["names"]) == {None}
+    feature = plain["ids"][plain["guiding"][0]]
+    name = Explanation("<i>talk of tea", "model", {"detection": {"value": 0.9, "low": 0.7, "high": 1.0, "n": 20}})
+    opened = open_page(write_page(inspection, tmp_path / "named.html", names={plain["layer"]: {feature: name}}))
+    row = opened.page.locator(f"#panel details.feature[data-layer='{plain['layer']}']").first
+    assert row.get_attribute("data-feature") == str(feature)
+    assert row.locator("summary .words").inner_text() == "<i>talk of tea (detection 0.90)"
     assert opened.said == []
 
 

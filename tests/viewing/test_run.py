@@ -134,6 +134,7 @@ def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path) -> None:
         ({"all": True}, ConfigError, "out is a folder"),
         ({"question": "q2", "corpus": str(tmp_path / "none.jsonl")}, ConfigError, "give --corpus"),
         ({"question": "q2", "states": str(moved)}, ConfigError, "give --sae"),
+        ({"question": "q2", "explanations": str(tmp_path)}, DataError, "feature-pages writes them"),
     ):
         with pytest.raises(error, match=message):
             run(**settings)

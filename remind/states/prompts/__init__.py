@@ -1,7 +1,8 @@
 """Prompt templates as files in our own words, each with an id and a hash.
 
 answer, strategy, reminder, summary: what a state is rendered with (Tables 9-11). ask_*, judge_*: what the auxiliary LLM
-is asked, as blocks (4.2, 4.4, Figure 10). memory_*: what memory systems ask, named after their stages.
+is asked, as blocks (4.2, 4.4, Figure 10). explain_*: how features of SAEs are named and their names scored. memory_*:
+what memory systems ask, named after their stages.
 """
 
 from __future__ import annotations

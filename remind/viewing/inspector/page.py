@@ -21,6 +21,7 @@ from remind.viewing.inspector.inspection import CONTEXT, Inspection, dialogue_ex
 from sae.pages import Snippets, packed, page, utf16
 
 if TYPE_CHECKING:
+    from remind.viewing.explanations import Explanation
     from sae.probe import TopExamples
 
 #: Features named for a turn, and for the whole guidance.
@@ -35,6 +36,7 @@ def write_page(
     path: str | Path,
     *,
     examples: Mapping[int, TopExamples] | None = None,
+    names: Mapping[int, Mapping[int, Explanation]] | None = None,
     features: int | None = 12,
     per_feature: int = 4,
     index: str | None = None,
@@ -43,6 +45,7 @@ def write_page(
 
     Args:
         examples: by layer, from a corpus; None: taken from the retrieved dialogue itself.
+        names: explanations of features by layer, as far as there are.
         features: shown of each token and layer; None: all that are active. per_feature: examples of each.
         index: file name of an index page beside this one, to be linked.
     """
@@ -52,7 +55,7 @@ def write_page(
         pictures=inspection.pixels,
         scripts=[(_PACKAGE, name) for name in ("dialogue.js", "panel.js", "page.js")],
         styles=[(_PACKAGE, "page.css")],
-        data=page_data(inspection, examples, features, per_feature),
+        data=page_data(inspection, examples, features, per_feature, names or {}),
         **_template_values(inspection),
         index=index,
     )
@@ -112,6 +115,7 @@ def page_data(
     examples: Mapping[int, TopExamples] | None = None,
     features: int | None = 12,
     per_feature: int = 4,
+    names: Mapping[int, Mapping[int, Explanation]] | None = None,
 ) -> dict[str, Any]:
     """The JSON values that the script of the page reads. Offsets count UTF-16 units of x0's text."""
     trace = inspection.trace
@@ -119,6 +123,12 @@ def page_data(
     units = utf16(codes.text)
     spans = np.asarray(codes.spans, dtype=np.int64).reshape(-1, 2)
     snippets = Snippets()
+    layers = []
+    for layer in codes.layers:
+        corpus = None if examples is None else examples[layer]
+        layers.append(_layer(inspection, layer, corpus, snippets, features, per_feature))
+        found = (names or {}).get(layer, {})
+        layers[-1]["names"] = [str(found[feature]) if feature in found else None for feature in layers[-1]["ids"]]
     return {
         "levels": {name: _level(rendered) for name, rendered in inspection.levels.items()},
         "turns": len(inspection.state.turns),
@@ -130,10 +140,7 @@ def page_data(
             "r": packed(trace.combined.float().numpy(), "f4"),
             "s": packed(trace.smoothed.float().numpy(), "f4"),
         },
-        "layers": [
-            _layer(inspection, layer, None if examples is None else examples[layer], snippets, features, per_feature)
-            for layer in codes.layers
-        ],
+        "layers": layers,
         "context": CONTEXT,
         "snippets": None if examples is None else snippets.rows,
     }

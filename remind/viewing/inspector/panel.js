@@ -35,7 +35,7 @@ function featureRow(layer, found, most, open) {
   const body = el("div", {});
   const row = el("details", { class: "feature", "data-layer": LAYERS[layer].layer, "data-feature": ids[local] },
     el("summary", {}, el("b", { class: "num" }, String(ids[local])), most > 0 ? meter((found.share ?? v[local]) / most) : null,
-      el("span", { class: "num small" }, numbers.join(", ") || `weight ${shown(v[local])}`), el("bdi", { class: "words small" }, wordsOf(layer, local) || "fires nowhere here")), body);
+      el("span", { class: "num small" }, numbers.join(", ") || `weight ${shown(v[local])}`), el("bdi", { class: "words small", dir: "auto" }, LAYERS[layer].names[local] || wordsOf(layer, local) || "fires nowhere here")), body);
   const build = () => {
     if (body.childNodes.length) return;
     const facts = [`weight in the guidance ${shown(v[local])}`, `fires on ${fired[local]} of ${COUNT} tokens here`];

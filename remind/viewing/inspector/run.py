@@ -59,6 +59,7 @@ def inspect_grounding(cfg: InspectConfig) -> Path:
             inspection,
             out if single else out / name,
             examples=inspector.examples,
+            names=inspector.names,
             features=cfg.features,
             per_feature=cfg.per_feature,
             index="index.html" if cfg.all else None,
@@ -113,6 +114,7 @@ class Inspector:
 
     Attributes:
         examples: top examples of the features by layer, where a corpus for them is given.
+        names: explanations of features by layer, where a folder of them is given.
     """
 
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
@@ -125,6 +127,7 @@ class Inspector:
         from remind.models.pictures import Pictures
         from remind.pipeline.config import BuildStatesConfig
         from remind.states.parquet import MANIFEST
+        from remind.viewing.explanations import read_explanations
 
         self.cfg = cfg
         self.corpus = _corpus(cfg, built)
@@ -138,6 +141,7 @@ class Inspector:
             data = _list(built.get("sae_data") or [])
             folder = folder_of_saes(None, data, name, BuildStatesConfig.cache, cfg.device, cfg.dtype)
         saes, idf = load_saes(folder)
+        self.names = None if cfg.explanations is None else read_explanations(cfg.explanations, saes)
         backbone = load_backbone(name, dtype=cfg.dtype, device=cfg.device)
         reads = settings.fuse is not None and settings.fuse.reads_text
         self.grounder = Grounder(backbone, saes, idf, settings, SentenceEncoder(device=cfg.device) if reads else None)

@@ -1,0 +1,364 @@
+"""Names of features, written by a chat model and scored by it, or offline their distinctive words; kept as JSON.
+
+The scores are those of automated interpretability. Detection: which excerpts hold something that fits the name, half of
+them top examples that the namer was not shown, half excerpts on which the feature does not fire. Fuzzing: in which of
+the held-out examples the marked tokens are those that fire; in half of them as many other tokens are marked. The
+control scores the name of another feature, drawn at random, on the same excerpts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remind.core.errors import DataError
+from remind.core.files import read_json, tensors_hash, write_json
+from remind.core.progress import ProgressBar
+from remind.evaluation.intervals import bootstrap, wilson
+from remind.llm.asking import plain
+from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
+from remind.llm.structured import object_schema
+from remind.states import prompts
+from remind.states.auxiliary import Failure
+from remind.states.pyramid import one_line
+from remind.text.words import words
+
+if TYPE_CHECKING:
+    from sae import TopKSAE
+    from sae.probe import Encoded, Example, TopExamples
+
+VERSION = 1
+TEMPLATES = {"name": "explain_name", "detection": "explain_detect", "fuzzing": "explain_fuzz"}
+#: Length asked of a name, in words; twice as many are kept.
+NAME_WORDS = 20
+#: Room for a name and for verdicts, in tokens; models that think first need some of it.
+_ROOM = 1024
+#: Excerpts of the background, at most.
+_BACKGROUND = 1000
+#: Words of a feature without a name, and the weight of the prior in words.
+_WORDS, _PRIOR = 5, 500.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a feature responds to.
+
+    Attributes:
+        text: its name, or words that set its examples apart.
+        by: "model": a name written by a chat model; "words": distinctive words, which explain nothing.
+        scores: of a name: detection, fuzzing, and the same of another feature's name (detection_control,
+            fuzzing_control), each an accuracy with its 95 % interval (value, low, high, n); None where a reply failed.
+    """
+
+    text: str
+    by: str = "words"
+    scores: Mapping[str, Mapping[str, float] | None] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.by == "words":
+            return f"words: {self.text}"
+        shown = [f"{name} {score['value']:.2f}" for name, score in self.scores.items() if score]
+        return f"{self.text} ({', '.join(shown)})" if shown else self.text
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A few tokens in a row: their texts, and on which of them a feature fires."""
+
+    pieces: tuple[str, ...]
+    fires: tuple[bool, ...]
+
+    @property
+    def text(self) -> str:
+        return one_line("".join(self.pieces))
+
+    def marked(self, marks: Sequence[bool]) -> str:
+        """The text on one line, with runs of marked tokens between « and »."""
+        parts = []
+        for mark, group in groupby(zip(self.pieces, marks, strict=True), key=lambda pair: pair[1]):
+            run = "".join(piece for piece, _ in group).replace("«", '"').replace("»", '"')
+            inner = run.strip()
+            parts.append(run.replace(inner, f"«{inner}»", 1) if mark and inner else run)
+        return one_line("".join(parts))
+
+
+def excerpt(example: Example) -> Excerpt:
+    """The context of a top example."""
+    return Excerpt(_cut(example.text, example.offsets), tuple(value > 0 for value in example.values))
+
+
+def _cut(text: str, offsets: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """Text of each token, with white space between it and the token before it; tokens may share characters."""
+    pieces, cursor = [], offsets[0][0] if offsets else 0
+    for start, end in offsets:
+        gap = text[cursor:start]
+        pieces.append((gap if gap.isspace() else "") + text[max(start, cursor) : end])
+        cursor = max(cursor, end)
+    return tuple(pieces)
+
+
+class Background:
+    """Excerpts of texts at large, to draw those from on which a feature does not fire.
+
+    Args:
+        texts: encoded texts; at most 1000 windows of them are kept, drawn at random.
+        layer: whose features are meant.
+        size: tokens of an excerpt.
+    """
+
+    def __init__(self, texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> None:
+        windows = [(one, start) for one in texts for start in range(0, len(one) - size + 1, size)]
+        random.Random(seed).shuffle(windows)
+        self._found: list[tuple[Excerpt, frozenset[int]]] = []
+        for one, start in windows[:_BACKGROUND]:
+            part, codes = slice(start, start + size), one.layer(layer)
+            active = frozenset(codes.indices[part][codes.active()[part]].tolist())
+            pieces = _cut(one.text, one.offsets[part].tolist())
+            self._found.append((Excerpt(pieces, (False,) * size), active))
+
+    def without(self, feature: int, most: int, draws: random.Random) -> list[Excerpt]:
+        """At most so many excerpts on which the feature does not fire, at random."""
+        silent = [one for one, active in self._found if feature not in active]
+        return draws.sample(silent, min(most, len(silent)))
+
+
+def distinctive_words(excerpts: Sequence[str], counts: Mapping[str, int], most: int = _WORDS) -> list[str]:
+    """The words that set excerpts apart from all that was read, by falling z of their log-odds ratio.
+
+    Monroe, Colaresi and Quinn (2008), with their informative Dirichlet prior, α_w = 500 n_w / Σ n. Words that occur
+    once only, and parts of words at the ends of excerpts, are left out.
+
+    Args:
+        counts: of each word of all texts.
+    """
+    own = Counter(word for text in excerpts for word in words(text))
+    n_own, n_all = sum(own.values()), sum(counts.values())
+    scores = {}
+    for word, y in own.items():
+        if y < 2 or not counts.get(word):
+            continue
+        prior, other = _PRIOR * counts[word] / n_all, counts[word]
+        odds = math.log((y + prior) / max(n_own + _PRIOR - y - prior, 1e-9))
+        odds -= math.log((other + prior) / max(n_all + _PRIOR - other - prior, 1e-9))
+        scores[word] = odds / math.sqrt(1 / (y + prior) + 1 / (other + prior))
+    best = sorted((word for word in scores if scores[word] > 0), key=lambda word: (-scores[word], word))
+    return best[:most]
+
+
+def words_of(record: TopExamples, features: Iterable[int], counts: Mapping[str, int]) -> dict[int, Explanation]:
+    """The distinctive words of features' top examples; features without any are left out."""
+    found = {
+        feature: distinctive_words([example.text for example in record.examples(feature)], counts)
+        for feature in features
+    }
+    return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Excerpts with what is right for each."""
+
+    kind: str
+    texts: tuple[str, ...]
+    truth: tuple[bool, ...]
+
+
+def _trial(kind: str, right: Sequence[str], wrong: Sequence[str], draws: random.Random) -> _Trial:
+    """As many right as wrong ones, in random order."""
+    n = min(len(right), len(wrong))
+    cases = [(text, True) for text in right[:n]] + [(text, False) for text in wrong[:n]]
+    draws.shuffle(cases)
+    return _Trial(kind, tuple(text for text, _ in cases), tuple(truth for _, truth in cases))
+
+
+def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> list[_Trial]:
+    silent = background.without(feature, len(held), draws)
+    right = [one.marked(one.fires) for one in held[: len(held) // 2]]
+    wrong = []
+    for one in held[len(held) // 2 :]:
+        free = [n for n, piece in enumerate(one.pieces) if piece.strip() and not one.fires[n]]
+        if free:
+            chosen = set(draws.sample(free, min(len(free), sum(one.fires))))
+            wrong.append(one.marked([n in chosen for n in range(len(one.pieces))]))
+    trials = [
+        _trial("detection", [one.text for one in held], [one.text for one in silent], draws),
+        _trial("fuzzing", right, wrong, draws),
+    ]
+    return [trial for trial in trials if trial.texts]
+
+
+def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
+    text = _numbered([one.marked(one.fires) for one in shown])
+    code = code_for([text])
+    values = {"code": code, "words": NAME_WORDS, "excerpts": fenced("excerpts", text, code)}
+    return from_template("explain", TEMPLATES["name"], sample, None, _ROOM, **values)
+
+
+def _score_request(sample: str, trial: _Trial, name: str) -> Request:
+    n, text = len(trial.texts), _numbered(trial.texts)
+    code = code_for([text, name])
+    verdicts = {"type": "array", "items": {"type": "boolean"}, "minItems": n, "maxItems": n}
+    values = {"description": fenced("description", name, code), "excerpts": fenced("excerpts", text, code)}
+    schema = object_schema(verdicts=verdicts)
+    return from_template("explain", TEMPLATES[trial.kind], sample, schema, _ROOM, code=code, count=n, **values)
+
+
+def _numbered(texts: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, start=1))
+
+
+def explain(
+    chat: ChatModel, record: TopExamples, background: Background, features: Iterable[int], examples: int = 10
+) -> tuple[dict[int, Explanation], list[Failure]]:
+    """Have features named and the names scored; all names are asked for together, then all scores.
+
+    Of each feature's top examples some, drawn at random, are shown to the namer, and the others are held out for
+    scoring. Features with fewer than four examples are left out.
+
+    Args:
+        record: with twice as many examples of a feature as are to be shown.
+        examples: shown of each feature at most, and held out at most.
+
+    Returns:
+        The explanations, and what failed: a name ("unusable": empty, or the prompt, else as in `Reply`), or a score
+        ("invalid": no JSON, or not one verdict for each excerpt). A failure is no wrong verdict: its score is None.
+
+    Raises:
+        ModelError: the endpoint as a whole cannot be used.
+    """
+    shown: dict[int, list[Excerpt]] = {}
+    trials: dict[int, list[_Trial]] = {}
+    for feature in features:
+        draws = random.Random(feature)
+        found = [excerpt(example) for example in record.examples(feature, 2 * examples)]
+        if len(found) >= 4:
+            draws.shuffle(found)
+            shown[feature] = found[: len(found) // 2]
+            trials[feature] = _trials(feature, found[len(found) // 2 :], background, draws)
+    failures: list[Failure] = []
+    names: dict[int, str] = {}
+    where = f"layer {record.metadata.get('layer')} feature"
+    with ProgressBar("names", len(shown)) as bar:
+        requests = [_name_request(f"{where} {feature}", found) for feature, found in shown.items()]
+        replies = chat.complete(requests, lambda *_: bar.step())
+    for feature, request, reply in zip(shown, requests, replies, strict=True):
+        name = "" if reply.failure else " ".join(plain(reply.text).split()[: 2 * NAME_WORDS])
+        # small models repeat the prompt
+        if name and "<<<" not in name:
+            names[feature] = name
+        else:
+            failures.append(
+                Failure(
+                    "explain",
+                    request.sample,
+                    reply.failure or "unusable",
+                    reply.message or "no name: empty, or the prompt",
+                )
+            )
+    tasks: list[tuple[int, str, Sequence[bool], Request]] = []
+    for feature, name in names.items():
+        others = [text for other, text in names.items() if other != feature and text != name]
+        pairs = [("", name), *([("_control", random.Random(f"{feature}").choice(others))] if others else [])]
+        for trial, (suffix, text) in product(trials[feature], pairs):
+            kind = trial.kind + suffix
+            tasks.append((feature, kind, trial.truth, _score_request(f"{where} {feature} {kind}", trial, text)))
+    scores: dict[int, dict[str, Mapping[str, float] | None]] = {feature: {} for feature in names}
+    with ProgressBar("scores of names", len(tasks)) as bar:
+        replies = chat.complete([request for *_, request in tasks], lambda *_: bar.step())
+    for (feature, kind, truth, request), reply in zip(tasks, replies, strict=True):
+        scores[feature][kind] = None
+        if reply.failure is not None:
+            failures.append(Failure("explain", request.sample, reply.failure, reply.message))
+            continue
+        right = [float(one == other) for one, other in zip(reply.value["verdicts"], truth, strict=True)]
+        scores[feature][kind] = wilson(right)  # type: ignore[assignment]
+    return {feature: Explanation(name, "model", scores[feature]) for feature, name in names.items()}, failures
+
+
+def file_of(folder: str | Path, layer: int) -> Path:
+    return Path(folder) / f"layer_{layer}.explanations.json"
+
+
+def write_explanations(
+    folder: str | Path,
+    layer: int,
+    coder: TopKSAE,
+    found: Mapping[int, Explanation],
+    failures: Sequence[Failure] = (),
+    model: str | None = None,
+    costs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write a layer's explanations beside its page.
+
+    Args:
+        costs: of the run so far.
+
+    Returns:
+        Of each score the mean over features with its 95 % interval by bootstrap, and `failures` by kind.
+    """
+    kinds = list(dict.fromkeys(kind for one in found.values() for kind in one.scores))
+    scores = [[score["value"] for one in found.values() if (score := one.scores.get(kind))] for kind in kinds]
+    summary: dict[str, Any] = {kind: bootstrap(values) for kind, values in zip(kinds, scores, strict=True)}
+    summary["failures"] = dict(Counter(failure.failure for failure in failures))
+    value = {
+        "version": VERSION,
+        "layer": layer,
+        "sae": tensors_hash(coder.state_dict()),
+        "model": model,
+        "prompts": {} if model is None else {name: prompts.prompt_id(name) for name in TEMPLATES.values()},
+        "summary": summary,
+        "features": {str(feature): asdict(one) for feature, one in found.items()},
+        "failures": [asdict(failure) for failure in failures],
+        "costs": costs,
+    }
+    write_json(file_of(folder, layer), value)
+    return summary
+
+
+def read_explanations(
+    folder: str | Path, coders: Mapping[int, TopKSAE] | None = None
+) -> dict[int, dict[int, Explanation]]:
+    """Explanations that `remind feature-pages` wrote, by layer and feature.
+
+    Args:
+        coders: by layer, the SAEs they must be of; other layers are left out. None: not checked.
+
+    Raises:
+        DataError: no such files, a damaged one, or explanations of other SAEs.
+    """
+    result: dict[int, dict[int, Explanation]] = {}
+    for path in sorted(Path(folder).glob("layer_*.explanations.json")):
+        content = read_json(path)
+        try:
+            layer = int(content["layer"])
+            found = {int(feature): _explanation(row) for feature, row in content["features"].items()}
+            sae = content["sae"] if content["version"] == VERSION else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DataError("no explanations of features as feature-pages writes them", path) from None
+        if sae is None:
+            raise DataError(f"another version than {VERSION}; write the pages again", path)
+        if coders is not None and layer not in coders:
+            continue
+        if coders is not None and sae != tensors_hash(coders[layer].state_dict()):
+            raise DataError(f"explanations of another SAE than that of layer {layer}", path)
+        result[layer] = found
+    if not result:
+        raise DataError("no layer_<number>.explanations.json of these layers; feature-pages writes them", folder)
+    return result
+
+
+def _explanation(row: Mapping[str, Any]) -> Explanation:
+    """Raises KeyError, TypeError or ValueError for anything else."""
+    scores = {
+        str(kind): None if score is None else {name: float(score[name]) for name in ("value", "low", "high", "n")}
+        for kind, score in row["scores"].items()
+    }
+    if not isinstance(row["text"], str) or row["by"] not in ("model", "words"):
+        raise ValueError
+    return Explanation(row["text"], row["by"], scores)
