@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from in_process import run_module
+from small_corpus import first_dialogue
 
 from remind.core.files import read_json
-from remind.data.sample import sample_path
 from remind.states.parquet import read_states
 from remind.states.rebuild import blocks_of
 
@@ -30,31 +30,20 @@ def run(command: str, *words: object) -> str:
 
 def test_from_dialogues_to_an_exported_model_that_answers(tmp_path: Path) -> None:
     sae, states, model = tmp_path / "sae", tmp_path / "states", tmp_path / "model"
-    small = ["--trainer.d_sae", 640, "--trainer.steps", 4, "--trainer.batch_size", 256, "--buffer_tokens", 2048]
-    small += ["--limit", 20, "--loss_windows", 1, "--idf_turns", 20, "--layers", "[14]"]
-    run(
-        "train-sae", "--config", "configs/sae_smollm2.yaml", "--data", sample_path() / "dev.jsonl", "--out", sae, *small
-    )
-    build = [
-        "--config",
-        "configs/build_smollm2.yaml",
-        "--backbone",
-        "smollm2",
-        "--sae",
-        sae,
-        "--out",
-        states,
-        "--limit",
-        1,
-    ]
-    run("build-states", *build, "--input", sample_path() / "train.jsonl")
+    train, dev = (first_dialogue(name, tmp_path, questions=2) for name in ("train", "dev"))
+    small = ["--trainer.d_sae", 640, "--trainer.steps", 4, "--trainer.batch_size", 128, "--trainer.init_tokens", 128]
+    small += ["--buffer_tokens", 512, "--window", 128, "--limit", 1, "--loss_windows", 1, "--idf_turns", 20]
+    run("train-sae", "--config", "configs/sae_smollm2.yaml", "--data", dev, "--out", sae, "--layers", "[14]", *small)
+    build = ["--config", "configs/build_smollm2.yaml", "--backbone", "smollm2", "--sae", sae, "--out", states]
+    build += ["--perception.retrieve.max_context_tokens", 200, "--grounding.window", 0, "--grounding.budget_share", 0.5]
+    run("build-states", *build, "--input", train)
     records = list(read_states(states))
     assert records
     assert any(blocks_of(record.x1) for record in records)
 
-    train = ["--config", "configs/pra_smollm2.yaml", "--states", states, "--out", tmp_path / "pra"]
-    run("train-pra", *train, "--trainer.max_steps", 1, "--trainer.batch_size", 1, "--trainer.eval_every", 0)
+    settings = ["--config", "configs/pra_smollm2.yaml", "--states", states, "--out", tmp_path / "pra"]
+    run("train-pra", *settings, "--trainer.max_steps", 1, "--trainer.batch_size", 1, "--trainer.eval_every", 0)
     run("export", "--run", tmp_path / "pra", "--out", model)
-    evaluation = ["--states", states, "--model", model, "--split", "train", "--limit", 2, "--max_new_tokens", 24]
+    evaluation = ["--states", states, "--model", model, "--split", "train", "--limit", 2, "--max_new_tokens", 8]
     run("evaluate", *evaluation, "--out", tmp_path / "evaluation", "--bootstrap", 20)
     assert read_json(tmp_path / "evaluation" / "report.json")["counts"]["questions"] == 2

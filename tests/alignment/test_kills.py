@@ -40,7 +40,7 @@ def test_runs_killed_at_random_end_with_the_same_bits(runs: Any, states: Path, t
     killed = replace(cfg, out=str(tmp_path / "killed"), resume=True)
     begun, log = tmp_path / "begun", tmp_path / "killed" / METRICS
     front = f"from pathlib import Path\nPath({str(begun)!r}).touch()"
-    kills, draw, done = int(os.environ.get("REMIND_KILLS", "3")), random.Random(kind), 0
+    kills, draw, done = int(os.environ.get("REMIND_KILLS", "2")), random.Random(kind), 0
     while done < kills:
         begun.unlink(missing_ok=True)
         before = log.stat().st_size if log.exists() else 0

@@ -19,7 +19,7 @@ from remind.data.sample import sample_path
 from remind.models.nano import save_nano
 
 #: Sessions and questions that are taken of each dialogue.
-SESSIONS, QUESTIONS = 3, 4
+SESSIONS, QUESTIONS = 2, 4
 #: Models of the hub that configs name, and how many layers they have.
 HUB_MODELS = {f"Qwen/Qwen3-VL-{size}-Instruct": layers for size, layers in (("2B", 28), ("4B", 36), ("8B", 36))}
 

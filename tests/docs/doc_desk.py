@@ -30,9 +30,12 @@ from in_process import run_module
 
 from remind.commands import COMMANDS
 
-# two dialogues of test: experiments choose on one and count on the other
-_WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test 2"
-_BENCH = f"{_WORLD.format('bench.world')} --workers 0 --steps 1 --bench.upper 4 --bench.watched 0"
+_WORLD = "--{0}.train 1 --{0}.dev 1 --{0}.test {1}"
+#: Few turns to a dialogue. Retrieval keeps a dialogue so short whole where it is not told otherwise.
+_SHORT = "--{0}.sessions 2 --{0}.contrary '[0, 1]' --{0}.second_voice 0"
+_PART = "--{0}.perception.retrieve.whole_tokens 0"
+_BENCH = f"{_WORLD.format('bench.world', 1)} {_SHORT.format('bench.world')} --workers 0 --steps 1"
+_BENCH += " --bench.upper 4 --bench.watched 0"
 #: What makes a program end in seconds, added to whatever a command says.
 RECIPES: dict[str, str] = {
     "benchmarks.bench_logged": "--sessions 3 --turns 4",
@@ -45,14 +48,15 @@ RECIPES: dict[str, str] = {
     "check-sae": "--limit 20 --loss_windows 1",
     "compare": "",
     "compare-models": "--limit 2 --resamples 20",
-    "demo": f"{_WORLD.format('world')} --trainer.max_steps 16 --trainer.eval_every 16 --trainer.batch_size 4"
+    # two dialogues of test: experiments.inside chooses on one and counts on the other
+    "demo": f"{_WORLD.format('world', 2)} --trainer.max_steps 16 --trainer.eval_every 16 --trainer.batch_size 4"
     " --built.layers '[2]' --built.sae.steps 5 --built.sae.d_sae 128 --built.sae.k 8 --built.sae.batch_size 128"
     " --built.talk 2 --workers 1",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
     "export": "",
     "feature-pages": "--limit 2 --most 5",
     "inspect": "--per_feature 1 --features 2",
-    "make-world": _WORLD.format("world"),
+    "make-world": _WORLD.format("world", 1),
     "merge-annotations": "",
     "plot-run": "",
     "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
@@ -63,7 +67,7 @@ RECIPES: dict[str, str] = {
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
     "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
     "--probes '[]'",
-    "experiments.cost": "--lengths '[2048]'",
+    "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 2]'",
     "experiments.evidence": "--limit 1",
     "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
@@ -72,7 +76,8 @@ RECIPES: dict[str, str] = {
     "experiments.official.export": "",
     "experiments.official.retrieval": "--bootstrap 20",
     "experiments.official.score": "--bootstrap 20",
-    "experiments.paper": "--world.test 1 --built.sae.steps 2 --built.sae.d_sae 32 --built.talk 1 --resamples 20",
+    "experiments.paper": f"--world.test 1 {_SHORT.format('world')} {_PART.format('built')} --built.sae.steps 2"
+    " --built.sae.d_sae 32 --built.talk 1 --resamples 20",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
     "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
@@ -83,7 +88,8 @@ SMALLER = ("2b_lora", "4b_lora", "4b_qlora")
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
     "build_openai": "--llm.cues.base_url {url} --llm.strategy.base_url {url} --llm.summary.base_url {url}",
-    "proof_built": "--marks '[built]' --bench.built.sae.steps 2 --bench.built.sae.d_sae 64 --bench.built.talk 2",
+    "proof_built": f"--marks '[built]' {_PART.format('bench.built')} --bench.built.sae.steps 2"
+    " --bench.built.sae.d_sae 64 --bench.built.talk 2",
     "build_server": "--llm.default.base_url {url}",
     "feature_names": "--llm.explain.base_url {url}",
     "memory": "--llm.default.base_url {url}",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_corpus import short_haystack
 
 from experiments.official.retrieval import (
     KS,
@@ -119,8 +120,8 @@ def test_abstention_and_questions_without_user_evidence_take_no_part(three_sessi
 
 
 def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> None:
-    path, cache = str(remind_data / "longmemeval" / "longmemeval_single.json"), str(tmp_path)
-    config = ScoreRetrievalConfig(path, ["bm25"], cache=cache, out=str(tmp_path / "out.json"), bootstrap=5)
+    path, instance = short_haystack(remind_data, tmp_path, others=5)
+    config = ScoreRetrievalConfig(str(path), ["bm25"], cache=str(tmp_path), out=str(tmp_path / "out.json"), bootstrap=5)
     result = score_retrieval(config)
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(result))
     assert result["methods"]["bm25"]["counts"]["questions"] == 1
@@ -130,8 +131,7 @@ def test_our_rankings_of_a_real_haystack(remind_data: Path, tmp_path: Path) -> N
     assert values[-1] == 1.0
     assert "bm25 session recall_all" in table(result)
     haystack = haystack_of(read(path).dialogues[0], read(path).questions[0])
-    (raw,) = json.loads(Path(path).read_text())
-    said = [turn for session in raw["haystack_sessions"] for turn in session if turn["role"] == "user"]
+    said = [turn for session in instance["haystack_sessions"] for turn in session if turn["role"] == "user"]
     assert len(haystack.turns) == len(said)
     assert sum(bool(turn.get("has_answer")) for turn in said) == len(haystack.gold)
 

@@ -20,12 +20,15 @@ from experiments.paper.systems import foreign_rows
 from remind.core.errors import DataError
 from remind.core.files import read_json
 from remind.data.sample import sample_path
+from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae.config import SAETrainConfig
 
 WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
-BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1)
+# so short a dialogue would be kept whole
+PART = PerceptionConfig(retrieve=RetrieveConfig(method="hybrid", whole_tokens=0))
+BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1, perception=PART)
 
 
 @pytest.fixture(scope="module")

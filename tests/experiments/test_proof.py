@@ -28,6 +28,7 @@ from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 
 WORLD = WorldConfig(train=2, dev=1, test=1)
+SHORT = WorldConfig(train=1, dev=1, test=1, sessions=2, evidence=(1, 1), contrary=(0, 1), second_voice=0.0)
 
 
 # plan
@@ -169,9 +170,7 @@ def _tiny(model: Path, out: Path, **values: Any) -> ProofConfig:
         "wrong_summaries": (0.0,),
         "nulls": ("marker",),
         "null_conditions": ("none",),
-        "bench": BenchConfig(
-            world=WorldConfig(train=1, dev=1, test=1), batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0
-        ),
+        "bench": BenchConfig(world=SHORT, batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0),
         "choose": ChooseConfig(conditions=("scarce-4",), seeds=(9,), grids={"sft": {"lr": [1e-4, 1e-3]}}),
         "trace": TraceConfig(arms=("pra_recommended",), conditions=("none",), every=1),
         "resamples": 100,

@@ -52,9 +52,8 @@ def test_the_best_setting_never_collapsed() -> None:
 @pytest.mark.slow
 def test_a_tiny_map_from_end_to_end(tmp_path: Path) -> None:
     model = save_nano(tmp_path / "model", hidden_size=16, layers=2, vision_size=16)
-    small = BenchConfig(
-        world=WorldConfig(train=1, dev=1, test=1), batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0
-    )
+    world = WorldConfig(train=1, dev=1, test=1, sessions=2, evidence=(1, 1), contrary=(0, 1), second_voice=0.0)
+    small = BenchConfig(world=world, batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0)
     values: dict[str, Any] = {"workers": 0, "steps": 1, "seeds": (4,), "lr": (1e-3,), "tau": (1.0,), "bench": small}
     out = stability(StabilityConfig(str(model), str(tmp_path / "out"), hard_levels=((0,),), **values))
     rows = read_json(out / "results.json")["rows"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from fault_proxy import completion
@@ -78,21 +79,25 @@ def answer(body: dict[str, Any]) -> Reply:
     return calls(*made) if made else (200, {}, completion("Nothing to remember."))
 
 
-def locomo() -> list[dict[str, Any]]:
-    """The lines in LoCoMo's format, with questions whose gold is easily found where it does not belong."""
-    lines = [list(FACTS)[:3], list(FACTS)[3:]]
+def locomo_dialogue(name: str, sessions: Iterable[Iterable[str]], asked: list[dict[str, Any]]) -> dict[str, Any]:
+    """A dialogue in LoCoMo's format, in which Ann and Bob take turns, and questions about it."""
     talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bob"}
-    for number, texts in enumerate(lines, start=1):
+    for number, texts in enumerate(sessions, start=1):
         talk[f"session_{number}_date_time"] = f"1:56 pm on {number} May, 2023"
         talk[f"session_{number}"] = [
-            {"speaker": "Bob" if n % 2 else "Ann", "dia_id": f"D{number}:{n}", "text": text}
-            for n, text in enumerate(texts)
+            {"speaker": "Ann" if n % 2 else "Bob", "dia_id": f"D{number}:{n}", "text": text}
+            for n, text in enumerate(texts, start=1)
         ]
+    return {"sample_id": name, "conversation": talk, "qa": asked}
+
+
+def locomo() -> list[dict[str, Any]]:
+    """The lines in LoCoMo's format, with questions whose gold is easily found where it does not belong."""
     asked = [
-        {"question": "Where is Bob?", "answer": "GOLD-answer", "evidence": ["D2:1"], "category": 4},
+        {"question": "Where is Bob?", "answer": "GOLD-answer", "evidence": ["D2:2"], "category": 4},
         {"question": "Who sings?", "adversarial_answer": "GOLD-adversary", "evidence": [], "category": 5},
     ]
-    return [{"sample_id": "conv-1", "conversation": talk, "qa": asked}]
+    return [locomo_dialogue("conv-1", [list(FACTS)[:3], list(FACTS)[3:]], asked)]
 
 
 def sessions() -> list[Session]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fault_proxy import Proxy, completion
+from remembering import locomo_dialogue
 from words import WordEncoder
 
 from remind import read
@@ -71,16 +72,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(CachedEncoder, "dimension", stub.dimension)
     samples = []
     for name in ("conv-1", "conv-2"):
-        turns = [
-            {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D1:{n}", "text": f"word{n} thing{n % 5} {name}"}
-            for n in range(1, 25)
-        ]
-        talk = {"speaker_a": "Ann", "speaker_b": "Bo", "session_1_date_time": "1:56 pm on 8 May, 2023"}
+        turns = [f"word{n} thing{n % 5} {name}" for n in range(1, 25)]
         asked = [
             {"question": f"Is thing{n % 5} like thing{n % 3}?", "answer": "yes", "evidence": [f"D1:{n}"], "category": 4}
             for n in range(1, 13)
         ]
-        samples.append({"sample_id": name, "conversation": {**talk, "session_1": turns}, "qa": asked})
+        samples.append(locomo_dialogue(name, [turns], asked))
     path = tmp_path / "talk.json"
     path.write_text(json.dumps(samples))
     return path

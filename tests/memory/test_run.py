@@ -11,6 +11,7 @@ import pytest
 from banks import StubEncoder
 from fault_proxy import Proxy, completion
 from in_process import run_module
+from remembering import locomo_dialogue
 
 from remind.core.errors import ConfigError, DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
@@ -46,20 +47,14 @@ def data(tmp_path: Path) -> Path:
     """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
     samples = []
     for name in ("conv-1", "conv-2"):
-        talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bo"}
-        for number, lines in enumerate(_SAID, start=1):
-            talk[f"session_{number}_date_time"] = f"1:56 pm on {number} May, 2023"
-            talk[f"session_{number}"] = [
-                {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D{number}:{n}", "text": f"{line} {name}"}
-                for n, line in enumerate(lines, start=1)
-            ]
         asked = [
             {"question": f"{text} {name}", "evidence": gold, "category": category}
             | ({"answer": answer} if answer else {"adversarial_answer": "nobody"})
             for text, answer, gold, category in _ASKED
         ]
         facts = {"session_1_observation": {"Ann": [["Ann has a pet named Rex.", "D1:1"]]}}
-        samples.append({"sample_id": name, "conversation": talk, "qa": asked, "observation": facts})
+        said = [[f"{line} {name}" for line in lines] for lines in _SAID]
+        samples.append({**locomo_dialogue(name, said, asked), "observation": facts})
     path = tmp_path / "talk.json"
     path.write_text(json.dumps(samples))
     return path

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from fault_proxy import Proxy, completion
 from forked import Forked
+from remembering import locomo_dialogue
 from running import use_words
 
 from remind.commands import main
@@ -66,19 +67,12 @@ def data(tmp_path: Path) -> Path:
     """Two dialogues in LoCoMo's format, which differ in a word of each turn."""
     samples = []
     for name in ("one", "two"):
-        talk: dict[str, Any] = {"speaker_a": "Ann", "speaker_b": "Bo"}
-        for number, lines in enumerate(_SAID, start=1):
-            talk[f"session_{number}_date_time"] = f"1:56 pm on {number} May, 2023"
-            talk[f"session_{number}"] = [
-                {"speaker": "Ann" if n % 2 else "Bo", "dia_id": f"D{number}:{n}", "text": f"{line} {name}"}
-                for n, line in enumerate(lines, start=1)
-            ]
         asked = [
             {"question": f"{line} {name}?", "evidence": [f"D{n}:{m}"], "category": 4, "answer": f"answer {n}"}
             for n, lines in enumerate(_SAID, start=1)
             for m, line in enumerate(lines, start=1)
         ]
-        samples.append({"sample_id": name, "conversation": talk, "qa": asked})
+        samples.append(locomo_dialogue(name, [[f"{line} {name}" for line in lines] for lines in _SAID], asked))
     path = tmp_path / "talk.json"
     path.write_text(json.dumps(samples))
     return path

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Forked
-from small_corpus import building, rows
+from forked import ROOT, Forked
+from small_corpus import rows
 
 from sae import TopKSAE, layer_folder
 
@@ -32,10 +32,10 @@ def minilm_sae(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(minilm_sae: Path) -> Callable[..., Forked]:
-    """Start `build_states.py` in a process of its own."""
+    """Start `build_states.py` in a process of its own, or in two as a launcher does."""
 
-    def run(corpus: Path, out: Path, cache: Path, *more: str) -> Forked:
-        given = ["--input", str(corpus), "--out", str(out), "--cache", str(cache), "--sae", str(minilm_sae)]
-        return building([*given, *more])
+    def run(corpus: Path, out: Path, cache: Path, *more: str, processes: int = 1) -> Forked:
+        given = ["--input", corpus, "--out", out, "--cache", cache, "--sae", minilm_sae]
+        return Forked(ROOT / "scripts" / "build_states.py", *given, *more, processes=processes)
 
     return run

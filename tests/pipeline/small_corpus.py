@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from forked import ROOT, Forked
-
+from remind.core.files import write_rows
 from remind.data.sample import sample_path
 
 TALK = (
@@ -40,14 +40,13 @@ def rows(dialogues: int, first: int = 0) -> list[dict[str, object]]:
     return found
 
 
-def first_dialogue(name: str, folder: Path) -> Path:
-    """A file of the bundled sample (train, dev, test), cut to its first dialogue and the questions about that."""
-    lines = (sample_path() / f"{name}.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    first = next(row["id"] for row in found if row["type"] == "context")
-    kept = [line for line, row in zip(lines, found, strict=True) if first in (row["id"], row.get("context_id"))]
+def first_dialogue(name: str, folder: Path, questions: int | None = None) -> Path:
+    """A file of the bundled sample (train, dev, test), cut to its first dialogue and the (first) questions about it."""
+    found = [json.loads(line) for line in (sample_path() / f"{name}.jsonl").read_text().splitlines()]
+    context = next(row for row in found if row["type"] == "context")
+    about = [row for row in found if row.get("context_id") == context["id"]]
     path = folder / f"{name}.jsonl"
-    path.write_text("\n".join(kept) + "\n")
+    write_rows(path, [context, *about[:questions]])
     return path
 
 
@@ -56,6 +55,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def building(arguments: list[str]) -> Forked:
-    """`build_states.py` in a process of its own."""
-    return Forked(ROOT / "scripts" / "build_states.py", *arguments)
+def short_haystack(remind_data: Path, folder: Path, others: int = 2) -> tuple[Path, dict[str, Any]]:
+    """A file with LongMemEval's instance, cut to the sessions with evidence and the first others; and the instance."""
+    (instance,) = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text())
+    ids, gold = instance["haystack_session_ids"], instance["answer_session_ids"]
+    more = [number for number, name in enumerate(ids) if name not in gold][:others]
+    chosen = sorted([*more, *map(ids.index, gold)])
+    for key in ("haystack_session_ids", "haystack_dates", "haystack_sessions"):
+        instance[key] = [instance[key][number] for number in chosen]
+    path = folder / "short.json"
+    path.write_text(json.dumps([instance]))
+    return path, instance

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from fuzzing import seeds
-from small_corpus import building, first_dialogue, rows
+from in_process import run_module
+from small_corpus import first_dialogue, rows, short_haystack
 
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
@@ -102,9 +103,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
         TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))
         place, word = str(tmp_path / "sae"), "layers 0 to 6"
     before = sorted(tmp_path.iterdir())
-    process = building(["--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra])
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
+    given = ["--input", path, "--out", out, "--cache", tmp_path.parent / "cache", *extra]
+    status, _, errors = run_module("remind", "build-states", *given)
+    assert status == 2, errors
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert word in errors
@@ -309,17 +310,9 @@ def test_a_split_that_shares_evidence_is_refused_or_reported(
 
 
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
-    raw = json.loads((remind_data / "longmemeval" / "longmemeval_single.json").read_text())
-    (instance,) = raw if isinstance(raw, list) else [raw]
-    ids = instance["haystack_session_ids"]
     # three sessions of 53: all of them take a minute
-    others = [number for number, name in enumerate(ids) if name not in instance["answer_session_ids"]][:2]
-    chosen = sorted([*others, *(ids.index(name) for name in instance["answer_session_ids"])])
-    for key in ("haystack_session_ids", "haystack_dates", "haystack_sessions"):
-        instance[key] = [instance[key][number] for number in chosen]
+    path, instance = short_haystack(remind_data, tmp_path)
     gold = sum(turn.get("has_answer", False) for session in instance["haystack_sessions"] for turn in session)
-    path = tmp_path / "short.json"
-    path.write_text(json.dumps([instance]))
     folder = build_states(
         BuildStatesConfig(str(path), str(tmp_path / "out"), sae=str(minilm_sae), cache=str(tmp_path / "cache"))
     )

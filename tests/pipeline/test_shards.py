@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -71,7 +68,7 @@ def test_shards_and_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_bytes_do_not_tell_how_the_work_was_shared(
-    corpus: Path, minilm_sae: Path, tmp_path: Path, start: Callable[..., Forked], capsys: pytest.CaptureFixture[str]
+    corpus: Path, minilm_sae: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(name: str, **more: object) -> Path:
         cfg = BuildStatesConfig(
@@ -81,13 +78,10 @@ def test_the_bytes_do_not_tell_how_the_work_was_shared(
 
     alone = contents(run("alone"))
     assert len(alone) == 7
-    process = start(corpus, tmp_path / "two", tmp_path / "two-cache", "--workers", "2")
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert contents(tmp_path / "two") == alone
-    assert "12 questions over 6 dialogues" in out
-
     capsys.readouterr()
+    assert contents(run("two", workers=2)) == alone
+    assert "12 questions over 6 dialogues" in capsys.readouterr().out
+
     for part in ("2/3", "1/3"):
         run("thirds", shard=part)
         assert f"shard {part} is done" in capsys.readouterr().out
@@ -157,25 +151,16 @@ def test_progress_moves_through_the_stages_of_a_dialogue(
 
 
 @pytest.mark.slow
-def test_accelerate_launch_deals_out_the_dialogues(corpus: Path, minilm_sae: Path, tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent.parent
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        root / "configs/accelerate/cpu_2.yaml",
-    ]
-    given = ["--input", corpus, "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--sae", minilm_sae]
-    command = [str(word) for word in (*launch, root / "scripts" / "build_states.py", *given)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "REMIND_QUIET": "1"}, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_processes_of_a_launcher_deal_out_the_dialogues(
+    corpus: Path, tmp_path: Path, start: Callable[..., Forked]
+) -> None:
+    process = start(corpus, tmp_path / "out", tmp_path / "cache", processes=2)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-2000:]
     assert read_json(tmp_path / "out" / "manifest.json")["counts"]["dialogues"] == 6
     # each built its own three, and nothing twice
     assert len(list((tmp_path / "cache" / "states").rglob("*.parquet"))) == 6
-    assert done.stdout.count("is done; ") == 1
+    assert out.count("is done; ") == 1
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Scripts as processes that start at once: forked from one that has imported what most of them need.
 
 A new Python needs many seconds for torch, transformers and sentence-transformers alone, a launcher the same once more.
-Launchers themselves are used where the README's commands are run, and where SAEs are trained and states built.
+A launcher itself is used where the documents' commands are run.
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ def test_a_question_of_another_world_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_built_states_come_from_the_files_and_marks_are_what_they_are_called(world: World, tmp_path: Path) -> None:
-    cfg = BuiltConfig(layers=(2,), sae=SAETrainConfig(d_sae=64, k=4, steps=5, batch_size=128), talk=2)
+def test_built_states_come_from_the_files_and_marks_are_what_they_are_called(tmp_path: Path) -> None:
+    world = make_world(WorldConfig(train=1, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0))
+    cfg = BuiltConfig(layers=(2,), sae=SAETrainConfig(d_sae=64, k=4, steps=2, batch_size=64), talk=1)
     saes = train_saes(cfg, "nano", tmp_path / "sae")
     folder = build_world(cfg, world, "nano", saes, tmp_path / "states", tmp_path / "cache")
     rows = [json.loads(line) for line in (tmp_path / "states.jsonl").read_text().splitlines()]
