@@ -67,7 +67,7 @@ RECIPES: dict[str, str] = {
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
     "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
     "--probes '[]'",
-    "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 2]'",
+    "experiments.cost": "--lengths '[2048]'",
     "experiments.evidence": "--limit 1",
     "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
