@@ -56,7 +56,7 @@ class LoggedBank(Bank):
 
     def first(self) -> int:
         """Place of the next operation in the log."""
-        return self.store.counts()["journal"] + 1
+        return self.store.logged() + 1
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
         """Memories as the entries they are."""
@@ -81,7 +81,7 @@ class LoggedBank(Bank):
         for number, cosine in self.store.nearest(vector, 1):
             if cosine < least:
                 break
-            if self.store.memory(number).kind == kind:
+            if self.store.kind(number) == kind:
                 return [number]
         return []
 

@@ -30,6 +30,7 @@ _APPLICATION = 0x524D4D42
 #: Memories that stay in memory until the bank changes.
 _HELD = 10_000
 _FORMAT = 1
+_SOURCES = "FROM turns JOIN sources ON turn = number WHERE memory = ? ORDER BY number"
 _DATED = "time GLOB '[0-9][0-9][0-9][0-9]-*'"
 _TABLES = f"""{TABLES}
 CREATE TABLE about (value TEXT NOT NULL);
@@ -49,6 +50,7 @@ CREATE TABLE keys (row INTEGER PRIMARY KEY, memory INTEGER NOT NULL, text TEXT);
 CREATE TABLE journal (number INTEGER PRIMARY KEY, entry TEXT NOT NULL);
 CREATE INDEX keys_of ON keys (memory);
 CREATE INDEX shortest ON memories (tokens);
+CREATE INDEX kinds ON memories (kind);
 CREATE INDEX dated ON sessions (number) WHERE {_DATED};
 """
 
@@ -268,6 +270,10 @@ class Store:
         """Number of memories."""
         return self._count
 
+    def logged(self) -> int:
+        """Entries of the journal."""
+        return self._one("SELECT max(number) FROM journal") or 0
+
     def counts(self) -> dict[str, int]:
         """Rows of sessions, turns, memories, keys and journal."""
         names = ("sessions", "turns", "memories", "keys", "journal")
@@ -279,10 +285,9 @@ class Store:
 
     def numbers(self, *kinds: str) -> list[int]:
         """Of all memories, or of all of these kinds, ascending."""
-        query = (
-            "SELECT number FROM memories WHERE ?1 = '[]' OR kind IN (SELECT value FROM json_each(?1)) ORDER BY number"
-        )
-        return [number for (number,) in self._db.execute(query, (json.dumps(kinds),))]
+        where = "WHERE kind IN (SELECT value FROM json_each(?)) " if kinds else ""
+        given = (json.dumps(kinds),) if kinds else ()
+        return [number for (number,) in self._db.execute(f"SELECT number FROM memories {where}ORDER BY number", given)]
 
     def memory(self, number: int, score: float = 0.0) -> Memory:
         """A memory by its number."""
@@ -294,11 +299,15 @@ class Store:
             return replace(held, score=score)
         row = self._db.execute("SELECT text, kind, time, tokens FROM memories WHERE number = ?", (number,)).fetchone()
         text, kind, when, tokens = row
-        turns = self._turns_of(number)
         if text is None:
-            text = _words(turns)
-        made = Memory(f"m{number}", text, kind, tuple(t.id for t in turns) or None, when, score, tokens)
+            text = self._words(number)
+        sources = tuple(name for (name,) in self._db.execute(f"SELECT id {_SOURCES}", (number,)))
+        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens)
         return self._read[1].setdefault(number, made)
+
+    def kind(self, number: int) -> str:
+        """Of a memory."""
+        return str(self._db.execute("SELECT kind FROM memories WHERE number = ?", (number,)).fetchone()[0])
 
     def note(self, number: int) -> Any:
         """The system's own JSON value of a memory, or None."""
@@ -377,20 +386,12 @@ class Store:
                 raise DataError("a memory's source is no turn of the bank", self.folder, name)
             yield row[0]
 
-    def _turns_of(self, memory: int) -> list[Turn]:
-        rows = self._db.execute(
-            "SELECT id, speaker, text, time, images FROM turns JOIN sources ON turn = number WHERE memory = ? "
-            "ORDER BY number",
-            (memory,),
-        )
-        return [_turn(row) for row in rows]
+    def _words(self, memory: int) -> str:
+        """The turns of a memory as a reader sees them."""
+        query = f"SELECT id, speaker, text, time, images {_SOURCES}"
+        return "\n".join(turn_text(_turn(row)) for row in self._db.execute(query, (memory,)))
 
 
 def _turn(row: Sequence[Any]) -> Turn:
     name, speaker, text, when, images = row
     return Turn(name, speaker, text, when, tuple(Image(*image) for image in json.loads(images or "[]")))
-
-
-def _words(turns: Sequence[Turn]) -> str:
-    """Turns as a reader sees them."""
-    return "\n".join(map(turn_text, turns))

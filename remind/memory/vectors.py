@@ -151,12 +151,13 @@ class Vectors:
         self._sealed: int = self._db.execute("SELECT count(*) FROM shards").fetchone()[0]
         blobs = [blob for (blob,) in self._db.execute("SELECT vector FROM tail ORDER BY row")]
         self._count = len(blobs)
-        self._tail = torch.empty(0, 0)
+        self._tail, self._norms = torch.empty(0, 0), torch.empty(SHARD)
         if blobs:
             rows = torch.frombuffer(bytearray(b"".join(blobs)), dtype=torch.float32).view(len(blobs), -1)
             # room for a shard: pages that are not written take no memory
             self._tail = torch.empty(SHARD, rows.shape[1])
             self._tail[: len(rows)] = rows
+            self._norms[: len(rows)] = rows.norm(dim=-1)
 
     def sweep(self) -> None:
         """Remove files that no transaction names."""
@@ -197,7 +198,8 @@ class Vectors:
             self._db.executemany("INSERT INTO tail VALUES (?, ?)", blobs)
             if not self._tail.shape[1]:
                 self._tail = torch.empty(SHARD, dimension)
-            self._tail.numpy()[self._count : self._count + len(part)] = part
+            here = slice(self._count, self._count + len(part))
+            self._tail.numpy()[here], self._norms.numpy()[here] = part, np.linalg.norm(part, axis=1)
             number, self._count = number + len(part), self._count + len(part)
             if self._count == SHARD:
                 self._seal()
@@ -257,7 +259,7 @@ class Vectors:
         if not self._count:
             # a bank that was opened with full shards alone has no tail, of whatever dimension
             return np.zeros(0)
-        return Scan(self._tail[: self._count], {}).exact(vector)
+        return Scan(self._tail[: self._count], {"norms": self._norms[: self._count]}).exact(vector)
 
     # inside
 

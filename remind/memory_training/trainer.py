@@ -22,6 +22,7 @@ from remind.memory_training.objective import (
     k3,
     mean_logp,
 )
+from remind.memory_training.packing import Packed, can_pack, pack, packed_logp
 
 trl = optional("trl", "reinforcement learning")
 #: Largest difference in log-probability that the reference may have from the policy before the first step.
@@ -49,6 +50,7 @@ class Chunk:
         pairs: (role, gap, rows of the winner, rows of the loser).
         total: real traces of the generation, over all processes.
         groups: groups of the generation, over all processes.
+        packed: the same traces with each prompt once; None: the model cannot take them so, or no prompt is shared.
     """
 
     prompt: Tensor
@@ -64,6 +66,7 @@ class Chunk:
     groups: int
     old: Tensor | None = None
     ref: Tensor | None = None
+    packed: Packed | None = None
 
 
 def grpo_arguments(out: str, seed: int, **changes: Any) -> Any:
@@ -226,6 +229,10 @@ class MemoryGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
             rows, real = [(Trace("", eos, eos), 0.0, 1.0)], torch.zeros(1, device=device)
         prompt, prompt_mask = self._padded([trace.prompt for trace, *_ in rows], "left")
         completion, mask = self._padded([trace.completion for trace, *_ in rows], "right")
+        packed = None
+        if can_pack(self.model.config):
+            prompts, completions = zip(*((trace.prompt, trace.completion) for trace, *_ in rows), strict=True)
+            packed = pack(prompts, completions, self._tokenizer.pad_token_id)
         return Chunk(
             prompt=prompt,
             prompt_mask=prompt_mask,
@@ -238,6 +245,7 @@ class MemoryGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
             pairs=tuple(pairs),
             total=max(total, 1),
             groups=max(groups, 1),
+            packed=packed and packed.to(device),
         )
 
     def _padded(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
@@ -252,6 +260,9 @@ class MemoryGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
 
     def _logp(self, model: Any, chunk: Chunk) -> Tensor:
         """Log-probabilities of the completions at the temperature of sampling, [B, T]."""
+        if chunk.packed is not None:
+            with self.accelerator.autocast():
+                return packed_logp(model, chunk.packed) * chunk.mask
         ids = torch.cat([chunk.prompt, chunk.completion], 1)
         mask = torch.cat([chunk.prompt_mask, chunk.mask], 1)
         logp: Tensor = self._get_per_token_logps_and_entropies(model, ids, mask, chunk.completion.shape[1])[0]
