@@ -89,7 +89,19 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
     ends: dict[Direction, tuple[list[float], list[float]]] = {"fall": (aligned, base), "rise": (base, aligned)}
     for (direction, arm, k), values in counts.hits.items():
         rows.append(_row(direction, arm, k, values, counts.dialogues, cfg, ends[cast(Direction, direction)]))
-    results = {"config": asdict(cfg), "questions": len(base), "chosen on": chosen_on, "rows": rows}
+    paired = []
+    for (direction, arm, k), values in counts.hits.items():
+        for other in _CHOSEN[1:] if arm == _CHOSEN[0] else ():
+            less = [a - b for a, b in zip(values, counts.hits[direction, other, k], strict=True)]
+            difference = bootstrap(less, cfg.resamples, clusters=counts.dialogues)
+            paired.append({"direction": direction, "k": k, "minus": other, "difference": difference})
+    results = {
+        "config": asdict(cfg),
+        "questions": len(base),
+        "chosen on": chosen_on,
+        "rows": rows,
+        "paired": paired,
+    }
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", results)
@@ -171,7 +183,10 @@ def _row(
     row: dict[str, Any] = {"direction": direction, "arm": arm, "k": k}
     row["accuracy"] = bootstrap(values, cfg.resamples, clusters=dialogues)
     if ends is not None:
-        pairs = [(value - start, end - start) for value, start, end in zip(values, *ends, strict=True)]
+        sign = 1 if sum(ends[1]) > sum(ends[0]) else -1
+        pairs = [
+            (sign * (value - start), sign * (end - start)) for value, start, end in zip(values, *ends, strict=True)
+        ]
         row["way"] = ratio(pairs, dialogues, cfg.resamples)
     return row
 
@@ -187,6 +202,12 @@ def table(results: Mapping[str, Any]) -> str:
         )
         shown = f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
         lines.append(f"| {row['direction']} | {row['arm']} | {row['k'] or ''} | {shown} | {cell} |")
+    lines += ["", "Right answers, the changed features less others:", "", "| patched | k | less | difference |"]
+    lines.append("|---|---|---|---|")
+    for row in results["paired"]:
+        one = row["difference"]
+        shown = f"{one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+        lines.append(f"| {row['direction']} | {row['k']} | {row['minus']} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

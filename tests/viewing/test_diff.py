@@ -212,6 +212,13 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
     rows = {(row["direction"], row["arm"], row["k"]): row["accuracy"]["value"] for row in results["rows"]}
     assert {arm for _, arm, _ in rows} == {"", "changed", "largest", "random", "all features", "residual"}
     assert (tmp_path / "inside" / "patching.png").stat().st_size > 5000
+    ways = {(row["direction"], row["arm"]): row["way"]["value"] for row in results["rows"] if "way" in row}
+    end = {name: rows[name, "", 0] for name in ("before", "after")}
+    if end["before"] != end["after"]:
+        share = (rows["fall", "residual", 0] - end["after"]) / (end["before"] - end["after"])
+        assert ways["fall", "residual"] == pytest.approx(share)
+    paired = {(row["direction"], row["k"], row["minus"]): row["difference"]["value"] for row in results["paired"]}
+    assert paired["rise", 64, "largest"] == rows["rise", "changed", 64] - rows["rise", "largest", 64]
     # the same run twice: twice as many questions, the same shares
     twice = {"after": [given["after"]] * 2, "states": [given["states"]] * 2}
     settings_of = {**given, **twice, "out": str(tmp_path / "both"), "ks": (1, 64), "draws": 1, "resamples": 50}
