@@ -183,10 +183,9 @@ def _row(
     row: dict[str, Any] = {"direction": direction, "arm": arm, "k": k}
     row["accuracy"] = bootstrap(values, cfg.resamples, clusters=dialogues)
     if ends is not None:
-        sign = 1 if sum(ends[1]) > sum(ends[0]) else -1
-        pairs = [
-            (sign * (value - start), sign * (end - start)) for value, start, end in zip(values, *ends, strict=True)
-        ]
+        pairs = [(value - start, end - start) for value, start, end in zip(values, *ends, strict=True)]
+        if sum(way for _, way in pairs) < 0:
+            pairs = [(-gone, -way) for gone, way in pairs]
         row["way"] = ratio(pairs, dialogues, cfg.resamples)
     return row
 

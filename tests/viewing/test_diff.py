@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.inside import InsideConfig, inside
+from experiments.inside import InsideConfig, _row, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.models.backbone import Backbone
@@ -212,11 +212,6 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
     rows = {(row["direction"], row["arm"], row["k"]): row["accuracy"]["value"] for row in results["rows"]}
     assert {arm for _, arm, _ in rows} == {"", "changed", "largest", "random", "all features", "residual"}
     assert (tmp_path / "inside" / "patching.png").stat().st_size > 5000
-    ways = {(row["direction"], row["arm"]): row["way"]["value"] for row in results["rows"] if "way" in row}
-    end = {name: rows[name, "", 0] for name in ("before", "after")}
-    if end["before"] != end["after"]:
-        share = (rows["fall", "residual", 0] - end["after"]) / (end["before"] - end["after"])
-        assert ways["fall", "residual"] == pytest.approx(share)
     paired = {(row["direction"], row["k"], row["minus"]): row["difference"]["value"] for row in results["paired"]}
     assert paired["rise", 64, "largest"] == rows["rise", "changed", 64] - rows["rise", "largest", 64]
     # the same run twice: twice as many questions, the same shares
@@ -227,6 +222,14 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
     assert [row["accuracy"]["value"] for row in both["rows"]] == list(rows.values())
     with pytest.raises(ConfigError, match="2 models after, 1 states"):
         inside(InsideConfig(**{**settings_of, "states": given["states"]}))
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_the_share_of_the_way_whichever_way_it_leads(start: float) -> None:
+    cfg = InsideConfig("nano", "a", "s", "f", "o", resamples=20)
+    ends = ([start] * 4, [1 - start] * 4)
+    row = _row("fall", "changed", 1, [start, start, start, 1 - start], list("abcd"), cfg, ends)
+    assert row["way"]["value"] == 0.25
 
 
 def test_what_cannot_be_compared(tmp_path: Path, before: Backbone, after: Backbone) -> None:
