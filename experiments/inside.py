@@ -212,7 +212,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 def plot(results: Mapping[str, Any]) -> Picture:
     """Right answers over patched features, a panel for each direction."""
-    figure = new_figure(9, 3.4)
+    figure = new_figure(10, 3.4)
     found = {(row["direction"], row["arm"], row["k"]): row["accuracy"] for row in results["rows"]}
     titles = {"fall": "aligned model, features of the untrained", "rise": "untrained model, features of the aligned"}
     for axes, (direction, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
@@ -228,10 +228,13 @@ def plot(results: Mapping[str, Any]) -> Picture:
             value = next(one["value"] for (d, name, _), one in found.items() if (d, name) == (end, arm))
             axes.axhline(value, color=colour, linestyle=style, linewidth=1, label=arm or f"{end}, unpatched")
         axes.set_xscale("log")
+        ks = sorted({k for _, arm, k in found if arm in _CHOSEN})
+        axes.set_xticks(ks, [str(k) for k in ks])
+        axes.minorticks_off()
         axes.set_xlabel("features patched")
         axes.set_title(title, fontsize=9)
     figure.axes[0].set_ylabel("right under x0")
-    figure.axes[1].legend(frameon=False, fontsize=7)
+    figure.axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return Picture(figure)
 
 
