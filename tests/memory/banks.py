@@ -81,7 +81,7 @@ def dump(bank: Bank) -> list[str]:
 
 
 def killed_after(statements: int, opening: Callable[[], Bank], change: Callable[[Bank], object]) -> bool:
-    """Change a bank in a process that kills itself at a statement to the database; whether it lived to be."""
+    """Change a bank in a process that kills itself at a statement to the database; whether it got that far."""
 
     def work() -> None:
         count = 0

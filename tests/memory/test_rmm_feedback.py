@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sqlite3
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from banks import killed_after
 from scripted import services, session
 from words import WordEncoder
 
@@ -160,35 +156,6 @@ def test_no_citation_is_a_penalty_for_all(tmp_path: Path) -> None:
         assert memory.weights.load().ema == -1.0
 
 
-def _killed_after(statements: int, folder: Path) -> bool:
-    """Give the feedback that is missing in a process that kills itself at a statement; whether it was killed."""
-
-    def work() -> None:
-        seen = count(1)
-
-        def look(_: str) -> None:
-            if next(seen) == statements:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        connect = sqlite3.connect
-
-        def watched(*given: Any, **options: Any) -> sqlite3.Connection:
-            database = connect(*given, **options)
-            database.set_trace_callback(look)
-            return database
-
-        sqlite3.connect = watched  # type: ignore[assignment]
-        with bank(folder) as memory:
-            for query in QUERIES[_told(memory) :]:
-                ask(memory, query)
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(60)
-    assert process.exitcode in (-signal.SIGKILL, 0)
-    return process.exitcode != 0
-
-
 def _told(memory: RmmBank) -> int:
     return sum(entry["event"] == "feedback" for entry in memory.store.journal())
 
@@ -201,9 +168,14 @@ def test_kills_leave_journal_and_weights_in_step(tmp_path: Path) -> None:
                 ask(memory, query)
             states.append((dump(memory), weights(memory)))
     filled(tmp_path / "b").close()
+
+    def tell(memory: Any) -> None:
+        for query in QUERIES[_told(memory) :]:
+            ask(memory, query)
+
     kills, told = 0, 0
     # a process of its own gets further each time, and is killed at another place of the way
-    while _killed_after(20 + kills, tmp_path / "b"):
+    while killed_after(20 + kills, lambda: bank(tmp_path / "b"), tell):
         kills += 1
         with bank(tmp_path / "b") as memory:
             assert _told(memory) >= told
