@@ -7,7 +7,8 @@ and the untrained one rises with those of the aligned one. Features are chosen o
 their mean contribution to the stream changed; answers are counted on the other half. Beside them as many random active
 features and as many of the largest mean contribution, and as ceilings all features and the whole residual stream.
 
-An answer is right if each of its tokens between the answer tags is the most probable one after those before it.
+An answer is right if each of its tokens between the answer tags is the most probable one after those before it. Where
+few are, as with a small model and free answers, the mean log-probability of these tokens says more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap
-from remind.viewing.patching import patches, rankings, right, whole
+from remind.viewing.patching import AnswerScore, answer_score, patches, rankings, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Seed, check_ranges
 
@@ -84,17 +85,20 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
     for number, (after, states, sae) in enumerate(_runs(cfg)):
         print(f"{after}: features of {sae}, questions of {states}", file=sys.stderr)
         chosen_on += _count(cfg, before, (after, states, sae), number, counts)
-    base, aligned = (counts.hits.pop((arm, "", 0)) for arm in ("before", "after"))
+    base, aligned = (counts.scores.pop((arm, "", 0)) for arm in ("before", "after"))
     rows = [_row(arm, "", 0, one, counts.dialogues, cfg) for arm, one in (("before", base), ("after", aligned))]
-    ends: dict[Direction, tuple[list[float], list[float]]] = {"fall": (aligned, base), "rise": (base, aligned)}
-    for (direction, arm, k), values in counts.hits.items():
+    ends: dict[Direction, tuple[list[AnswerScore], list[AnswerScore]]]
+    ends = {"fall": (aligned, base), "rise": (base, aligned)}
+    for (direction, arm, k), values in counts.scores.items():
         rows.append(_row(direction, arm, k, values, counts.dialogues, cfg, ends[cast(Direction, direction)]))
-    paired = []
-    for (direction, arm, k), values in counts.hits.items():
+    paired: list[dict[str, Any]] = []
+    for (direction, arm, k), values in counts.scores.items():
         for other in _CHOSEN[1:] if arm == _CHOSEN[0] else ():
-            less = [a - b for a, b in zip(values, counts.hits[direction, other, k], strict=True)]
-            difference = bootstrap(less, cfg.resamples, clusters=counts.dialogues)
-            paired.append({"direction": direction, "k": k, "minus": other, "difference": difference})
+            row: dict[str, Any] = {"direction": direction, "k": k, "minus": other}
+            for measure, ours, theirs in _by_measure(values, counts.scores[direction, other, k]):
+                less = [a - b for a, b in zip(ours, theirs, strict=True)]
+                row[measure] = bootstrap(less, cfg.resamples, clusters=counts.dialogues)
+            paired.append(row)
     results = {
         "config": asdict(cfg),
         "questions": len(base),
@@ -113,13 +117,20 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
 
 @dataclass
 class _Counts:
-    """Right answers by direction, patched arm and k, question by question, and the dialogue of each question."""
+    """Scores by direction, patched arm and k, question by question, and the dialogue of each question."""
 
     dialogues: list[str]
-    hits: dict[tuple[str, str, int], list[float]]
+    scores: dict[tuple[str, str, int], list[AnswerScore]]
 
-    def add(self, direction: str, arm: str, k: int, value: float) -> None:
-        self.hits.setdefault((direction, arm, k), []).append(value)
+    def add(self, direction: str, arm: str, k: int, drawn: Sequence[AnswerScore]) -> None:
+        """The mean over draws."""
+        mean = AnswerScore(*(sum(values) / len(drawn) for values in zip(*drawn, strict=True)))
+        self.scores.setdefault((direction, arm, k), []).append(mean)
+
+
+def _by_measure(*columns: Sequence[AnswerScore]) -> list[tuple[Any, ...]]:
+    """For each measure its name and its values in every column."""
+    return [(name, *([one[n] for one in column] for column in columns)) for n, name in enumerate(AnswerScore._fields)]
 
 
 def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
@@ -156,15 +167,15 @@ def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], numbe
     counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
     for question in track(counted, "patch", len(counted)):
         counts.dialogues.append(f"{number} {question.record.dialogue_id}")
-        counts.add("before", "", 0, right(before, question))
-        counts.add("after", "", 0, right(after, question))
+        counts.add("before", "", 0, [answer_score(before, question)])
+        counts.add("after", "", 0, [answer_score(after, question)])
         for direction, (recipient, donor) in models.items():
             given = donor.hidden_states(question.ids(0)[None], None, list(saes))
             for arm, drawn in orders.items():
                 for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
-                    answers = [right(recipient, question, patches(saes, order[:k], given)) for order in drawn]
-                    counts.add(direction, arm, k, sum(answers) / len(answers))
-            counts.add(direction, "residual", 0, right(recipient, question, whole(given)))
+                    edits = [patches(saes, order[:k], given) for order in drawn]
+                    counts.add(direction, arm, k, [answer_score(recipient, question, edit) for edit in edits])
+            counts.add(direction, "residual", 0, [answer_score(recipient, question, whole(given))])
     return len(choosing)
 
 
@@ -172,48 +183,55 @@ def _row(
     direction: str,
     arm: str,
     k: int,
-    values: Sequence[float],
+    values: Sequence[AnswerScore],
     dialogues: Sequence[str],
     cfg: InsideConfig,
-    ends: tuple[Sequence[float], Sequence[float]] | None = None,
+    ends: tuple[Sequence[AnswerScore], Sequence[AnswerScore]] | None = None,
 ) -> dict[str, Any]:
-    """Accuracy, and the share of the way from the recipient's (ends[0]) to the donor's (ends[1])."""
+    """Both measures, and the share of the way from the recipient's (ends[0]) to the donor's (ends[1])."""
     from remind.viewing.compare_models import ratio
 
     row: dict[str, Any] = {"direction": direction, "arm": arm, "k": k}
-    row["accuracy"] = bootstrap(values, cfg.resamples, clusters=dialogues)
-    if ends is not None:
-        pairs = [(value - start, end - start) for value, start, end in zip(values, *ends, strict=True)]
-        if sum(way for _, way in pairs) < 0:
-            pairs = [(-gone, -way) for gone, way in pairs]
-        row["way"] = ratio(pairs, dialogues, cfg.resamples)
+    for measure, own, *bounds in _by_measure(values, *(ends or ())):
+        row[measure] = bootstrap(own, cfg.resamples, clusters=dialogues)
+        if bounds:
+            pairs = [(value - start, end - start) for value, start, end in zip(own, *bounds, strict=True)]
+            if sum(way for _, way in pairs) < 0:
+                pairs = [(-gone, -way) for gone, way in pairs]
+            row[f"{measure}_way"] = ratio(pairs, dialogues, cfg.resamples)
     return row
 
 
 def table(results: Mapping[str, Any]) -> str:
     """The rows as Markdown."""
     lines = [f"{results['questions']} questions; features chosen on {results['chosen on']} of other dialogues", ""]
-    lines += ["| patched | features | k | right | share of the way |", "|---|---|---|---|---|"]
+    lines += ["| patched | features | k | right | share of the way | nats a token | share of the way |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for row in results["rows"]:
-        way, accuracy = row.get("way"), row["accuracy"]
-        cell = (
-            "" if way is None or way["value"] is None else f"{way['value']:.2f} [{way['low']:.2f}, {way['high']:.2f}]"
-        )
-        shown = f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
-        lines.append(f"| {row['direction']} | {row['arm']} | {row['k'] or ''} | {shown} | {cell} |")
-    lines += ["", "Right answers, the changed features less others:", "", "| patched | k | less | difference |"]
-    lines.append("|---|---|---|---|")
+        cells = [row["direction"], row["arm"], str(row["k"] or "")]
+        for measure in AnswerScore._fields:
+            cells += [_cell(row[measure], ".3f"), _cell(row.get(f"{measure}_way"), ".2f")]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "The changed features less others:", "", "| patched | k | less | right | nats a token |"]
+    lines.append("|---|---|---|---|---|")
     for row in results["paired"]:
-        one = row["difference"]
-        shown = f"{one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
-        lines.append(f"| {row['direction']} | {row['k']} | {row['minus']} | {shown} |")
+        cells = [row["direction"], str(row["k"]), row["minus"]]
+        cells += [_cell(row[measure], "+.3f") for measure in AnswerScore._fields]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(figures: Mapping[str, Any] | None, form: str) -> str:
+    """A value and its interval; nothing where there is none."""
+    if figures is None or figures["value"] is None:
+        return ""
+    return f"{figures['value']:{form}} [{figures['low']:{form}}, {figures['high']:{form}}]"
 
 
 def plot(results: Mapping[str, Any]) -> Picture:
     """Right answers over patched features, a panel for each direction."""
     figure = new_figure(10, 3.4)
-    found = {(row["direction"], row["arm"], row["k"]): row["accuracy"] for row in results["rows"]}
+    found = {(row["direction"], row["arm"], row["k"]): row["right"] for row in results["rows"]}
     titles = {"fall": "aligned model, features of the untrained", "rise": "untrained model, features of the aligned"}
     for axes, (direction, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
         for arm, colour in zip(_CHOSEN, COLOURS, strict=False):

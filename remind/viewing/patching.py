@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,9 +89,18 @@ def whole(donor: Mapping[int, Tensor]) -> Edits:
     return {deepest: lambda _: donor[deepest]}
 
 
-@torch.no_grad()
-def right(backbone: Backbone, question: Reading, edits: Edits | None = None) -> float:
+class AnswerScore(NamedTuple):
+    """What a model makes of the gold answer of a question under x0."""
+
+    right: float
     """1 if every token between the answer tags is the most probable one, else 0."""
+    log_probability: float
+    """Mean over these tokens, in nats."""
+
+
+@torch.no_grad()
+def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None) -> AnswerScore:
+    """Read x0 and the gold answer, with the edits, and score the answer's tokens."""
     from sae.hooks import edited
 
     ids = question.ids(0)[None].to(backbone.device)
@@ -102,4 +111,6 @@ def right(backbone: Backbone, question: Reading, edits: Edits | None = None) -> 
         ).logits[0]
     assert question.record.target is not None
     inside_tags = answer_tokens(backbone.tokenizer, question.record.target)
-    return float((logits.argmax(-1).cpu() == question.answer)[inside_tags].all())
+    logits, answer = logits.cpu().float()[inside_tags], question.answer[inside_tags]
+    chances = logits.log_softmax(-1).gather(-1, answer[:, None])
+    return AnswerScore(float((logits.argmax(-1) == answer).all()), float(chances.mean()))

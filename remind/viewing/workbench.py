@@ -65,9 +65,9 @@ class Workbench:
 
     def examples(self, per_feature: int = 10) -> dict[int, TopExamples]:
         """The strongest examples of every feature over all sessions, by layer."""
-        from sae.probe import collect
+        from remind.viewing.examples import read_examples
 
-        return collect(self.probe, self.texts(), per_feature=per_feature)
+        return read_examples(self, self.layers, per_feature).texts
 
     def explanations(self, folder: str | Path) -> dict[int, dict[int, Explanation]]:
         """Names of features that `remind feature-pages` wrote, by layer and feature. Raises as `read_explanations`."""

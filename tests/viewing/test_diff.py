@@ -24,7 +24,7 @@ from remind.states.records import StateRecord
 from remind.viewing.compare_models import compare_models, ratio
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, measure, readings
-from remind.viewing.patching import patches, right
+from remind.viewing.patching import AnswerScore, answer_score, patches
 from sae import TopKSAE, layer_folder
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")
@@ -173,7 +173,7 @@ def test_patches(before: Backbone, after: Backbone, questions: list[Reading]) ->
     torch.testing.assert_close(edit[3](other[3]), expected)
     # the donor's own states are left alone
     torch.testing.assert_close(edit[3](donor[3]), donor[3])
-    assert right(before, questions[0], patches(coders, [(3, 9)], donor)) == right(before, questions[0])
+    assert answer_score(before, questions[0], patches(coders, [(3, 9)], donor)) == answer_score(before, questions[0])
 
 
 def states_folder(folder: Path, count: int = 3) -> Path:
@@ -209,17 +209,20 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
 
     results = inside(InsideConfig(**given, out=str(tmp_path / "inside"), ks=(1, 64), draws=1, resamples=50))
     assert results["questions"] == 1
-    rows = {(row["direction"], row["arm"], row["k"]): row["accuracy"]["value"] for row in results["rows"]}
+    rows = {(row["direction"], row["arm"], row["k"]): row["right"]["value"] for row in results["rows"]}
     assert {arm for _, arm, _ in rows} == {"", "changed", "largest", "random", "all features", "residual"}
     assert (tmp_path / "inside" / "patching.png").stat().st_size > 5000
-    paired = {(row["direction"], row["k"], row["minus"]): row["difference"]["value"] for row in results["paired"]}
+    paired = {(row["direction"], row["k"], row["minus"]): row["right"]["value"] for row in results["paired"]}
     assert paired["rise", 64, "largest"] == rows["rise", "changed", 64] - rows["rise", "largest", 64]
     # the same run twice: twice as many questions, the same shares
     twice = {"after": [given["after"]] * 2, "states": [given["states"]] * 2}
     settings_of = {**given, **twice, "out": str(tmp_path / "both"), "ks": (1, 64), "draws": 1, "resamples": 50}
     both = inside(InsideConfig(**settings_of))
     assert both["questions"] == 2
-    assert [row["accuracy"]["value"] for row in both["rows"]] == list(rows.values())
+    assert [row["right"]["value"] for row in both["rows"]] == list(rows.values())
+    # the whole stream of layer 3 of 4 leaves one block of the recipient's own, so what it says differs from both ends
+    chances = {(row["direction"], row["arm"]): row["log_probability"]["value"] for row in results["rows"]}
+    assert all(value < 0 for value in chances.values()) and len(set(chances.values())) > 4
     with pytest.raises(ConfigError, match="2 models after, 1 states"):
         inside(InsideConfig(**{**settings_of, "states": given["states"]}))
 
@@ -227,9 +230,9 @@ def test_the_commands(tmp_path: Path, before: Backbone, after: Backbone, capsys:
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_the_share_of_the_way_whichever_way_it_leads(start: float) -> None:
     cfg = InsideConfig("nano", "a", "s", "f", "o", resamples=20)
-    ends = ([start] * 4, [1 - start] * 4)
-    row = _row("fall", "changed", 1, [start, start, start, 1 - start], list("abcd"), cfg, ends)
-    assert row["way"]["value"] == 0.25
+    one, other = AnswerScore(start, -start - 1), AnswerScore(1 - start, start - 2)
+    row = _row("fall", "changed", 1, [one, one, one, other], list("abcd"), cfg, ([one] * 4, [other] * 4))
+    assert row["right_way"]["value"] == row["log_probability_way"]["value"] == 0.25
 
 
 def test_what_cannot_be_compared(tmp_path: Path, before: Backbone, after: Backbone) -> None:
