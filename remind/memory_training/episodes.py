@@ -50,6 +50,9 @@ class Scores:
 class Task(Protocol):
     """What a policy is trained on."""
 
+    def __len__(self) -> int:
+        """Training rows."""
+
     def episode(self, row: int) -> Episode:
         """A fresh rollout of a training row."""
 

@@ -11,7 +11,7 @@ import torch
 from remind.memory.operations import State
 from remind.memory_training.pico import REPLY, View, remember, view
 from remind.memory_training.rewards import ROLES
-from remind.testbed.memory_world import Life, read
+from remind.testbed.memory_world import Ask, Life, read
 
 #: Prompts that are answered at once.
 BATCH = 64
@@ -20,13 +20,13 @@ Answerer = Callable[[Sequence[View]], list[str]]
 
 @dataclass(frozen=True)
 class Report:
-    """Shares and counts over all dialogues.
+    """Shares and counts of a dialogue, or their means over several.
 
     Attributes:
         final: share of right answers to the questions on whole dialogues.
         rewarded, held_out: the same to the two kinds of questions on sessions, each asked after its session.
         valid: share of replies all of whose operations were applied.
-        words: in the memory at the end, mean of the dialogues.
+        words: in the memory at the end.
     """
 
     final: float
@@ -35,12 +35,9 @@ class Report:
     valid: float
     words: float
 
-    def value(self) -> dict[str, float]:
-        return asdict(self)
 
-
-def evaluate(answer: Answerer, lives: Iterable[Life]) -> Report:
-    """Go through dialogues side by side, session by session.
+def evaluate(answer: Answerer, lives: Iterable[Life]) -> list[Report]:
+    """Go through dialogues side by side, session by session; a report of each.
 
     Args:
         answer: replies to views, in order.
@@ -48,23 +45,34 @@ def evaluate(answer: Answerer, lives: Iterable[Life]) -> Report:
     """
     lives = list(lives)
     states = [State() for _ in lives]
-    right: dict[str, list[bool]] = {"final": [], "rewarded": [], "held_out": [], "valid": []}
+    right = [{name: list[bool]() for name in ("final", "rewarded", "held_out", "valid")} for _ in lives]
     for number in range(len(lives[0].meetings)):
         views = [view(role, life.meetings[number], s) for life, s in zip(lives, states, strict=True) for role in ROLES]  # type: ignore[arg-type]
         replies = iter(zip(views, answer(views), strict=True))
         for n, life in enumerate(lives):
             states[n], proposed = remember(states[n], life.id, [next(replies) for _ in ROLES])
-            right["valid"] += [all(one.status == "applied" for one in own) for own in proposed]
+            right[n]["valid"] += [all(one.status == "applied" for one in own) for own in proposed]
             for kind in ("rewarded", "held_out"):
-                asks = getattr(life.meetings[number], kind)
-                readings = read(states[n], asks)
-                right[kind] += [ask.answer == one.answer for ask, one in zip(asks, readings, strict=True)]
-    for life, state in zip(lives, states, strict=True):
-        readings = read(state, life.final)
-        right["final"] += [ask.answer == one.answer for ask, one in zip(life.final, readings, strict=True)]
-    words = [sum(len(one.text.split()) for one in state.current(*ROLES)) for state in states]
-    shares = {name: sum(values) / len(values) for name, values in right.items()}
-    return Report(**shares, words=sum(words) / len(words))
+                right[n][kind] += _right(states[n], getattr(life.meetings[number], kind))
+    for life, state, own in zip(lives, states, right, strict=True):
+        own["final"] = _right(state, life.final)
+    return [
+        Report(
+            **{name: sum(values) / len(values) for name, values in own.items()},
+            words=sum(len(one.text.split()) for one in state.current(*ROLES)),
+        )
+        for state, own in zip(states, right, strict=True)
+    ]
+
+
+def _right(state: State, asks: Sequence[Ask]) -> list[bool]:
+    return [ask.answer == one.answer for ask, one in zip(asks, read(state, asks), strict=True)]
+
+
+def mean(reports: Sequence[Report]) -> Report:
+    """Every figure, averaged over dialogues."""
+    rows = [asdict(report) for report in reports]
+    return Report(**{name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
 
 
 def greedy(model: Any, tokenizer: Any) -> Answerer:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -25,7 +26,8 @@ from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
 from remind.memory_training.config import TrainMemoryConfig
-from remind.memory_training.evaluate import evaluate, greedy
+from remind.memory_training.episodes import Task
+from remind.memory_training.evaluate import evaluate, greedy, mean
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.pico import Lesson, lessons, write_pico
 from remind.models.load import describe, load_backbone
@@ -36,10 +38,13 @@ POLICY, START, REPORT = "policy", "start", "report.json"
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate"})
 
 
-def train_memory(cfg: TrainMemoryConfig) -> Path:
+def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] = MemBuilderTask) -> Path:
     """Train a policy, or go on with it; prints what it remembers at the end.
 
     After SIGTERM the step under way is ended and saved, and SystemExit raised with status 143.
+
+    Args:
+        task: of adrpo; made from the lessons, the tokenizer, the reward settings and alpha.
 
     Returns:
         The run folder.
@@ -54,7 +59,7 @@ def train_memory(cfg: TrainMemoryConfig) -> Path:
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
         start = _claim(cfg, out, main)
-        run = _Run(cfg, out, start, termination)
+        run = _Run(cfg, out, start, termination, task)
         if run.done < cfg.steps:
             run.train()
         if termination.requested and run.done < cfg.steps:
@@ -90,8 +95,15 @@ def _claim(cfg: TrainMemoryConfig, out: Path, main: bool) -> Path | None:
 class _Run:
     """One run. `done` counts finished steps; of reinforcement learning a step is a generation."""
 
-    def __init__(self, cfg: TrainMemoryConfig, out: Path, start: Path | None, termination: Termination) -> None:
-        self.cfg, self.out, self.termination = cfg, out, termination
+    def __init__(
+        self,
+        cfg: TrainMemoryConfig,
+        out: Path,
+        start: Path | None,
+        termination: Termination,
+        task: Callable[..., Task],
+    ) -> None:
+        self.cfg, self.out, self.termination, self.make_task = cfg, out, termination, task
         self.done = checkpoint.read_state(start)["step"] if start else 0
         self.updates = 1 if cfg.method == "sft" else cfg.rl.inner_epochs
         folder = Path(cfg.model)
@@ -180,7 +192,7 @@ class _Run:
                 f"batch_size {cfg.batch_size} is no multiple of rl.micro_groups {rl.micro_groups} times "
                 f"{self._processes()} processes"
             )
-        task = MemBuilderTask(self.lessons(), self.tokenizer, cfg.reward, rl.alpha)
+        task = self.make_task(self.lessons(), self.tokenizer, cfg.reward, rl.alpha)
         changes = self._arguments()
         args = grpo_arguments(
             changes.pop("output_dir"),
@@ -240,7 +252,7 @@ class _Run:
         put_folder(self.out / f".{POLICY}", self.out / POLICY)
         world = self.cfg.world
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
-        report = evaluate(greedy(self.model, self.tokenizer), lives).value()
+        report = asdict(mean(evaluate(greedy(self.model, self.tokenizer), lives)))
         write_json(self.out / REPORT, report)
         print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
 

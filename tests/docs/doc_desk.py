@@ -78,6 +78,8 @@ RECIPES: dict[str, str] = {
     "experiments.official.score": "--bootstrap 20",
     "experiments.paper": f"--world.test 1 {_SHORT.format('world')} {_PART.format('built')} --built.sae.steps 2"
     " --built.sae.d_sae 32 --built.talk 1 --resamples 20",
+    "experiments.policies": "--seeds '[1]' --arms '[adrpo]' --dialogues 2 --resamples 100 --sft.steps 1 --rl.steps 1 "
+    "--sft.world.dialogues 2 --sft.world.evaluate 1 --rl.world.dialogues 2 --rl.world.evaluate 1 --rl.batch_size 1",
     "experiments.pretrain": "--steps 2 --lessons 40 --batch 2 --hidden_size 32 --layers 2 --threads 1",
     "experiments.proof": f"{_BENCH} --arms '[sft]' --choose.conditions '[clean]' --choose.grids '{{}}' "
     "--conditions '[none]' --arm_conditions '{}' --wrong_conditions '[]' --wrong_arms '[]' --seeds '[1]' "
