@@ -32,6 +32,7 @@ KINDS = {
     "inspect": ("inspect", "--question q"),
     "objective": ("train-pra", "--states s --out o"),
     "pra": ("train-pra", "--states s --out o"),
+    "policies": ("experiments.policies:PoliciesConfig", ""),
     "proof": ("experiments.proof.config:ProofConfig", "--model m --out o"),
     "membuilder": ("train-memory", ""),
     "memory": ("run-memory", ""),

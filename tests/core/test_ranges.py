@@ -42,7 +42,7 @@ ZERO = {
         FaithfulnessConfig.seed FilterConfig.seed ItemsConfig.seed LabelConfig.seed LadderConfig.seed PaperConfig.seeds
         ProofConfig.seeds ReaderConfig.seed RefMemConfig.seed SAETrainConfig.seed ScoreOfficialConfig.seed
         ScoreRetrievalConfig.seed SplitConfig.seed StabilityConfig.seeds TrainConfig.seed WorldConfig.seed
-        PretrainConfig.seed InsideConfig.seed MemoryExperimentConfig.seeds RerankerConfig.seed
+        PoliciesConfig.seeds PretrainConfig.seed InsideConfig.seed MemoryExperimentConfig.seeds RerankerConfig.seed
         ScoreMemoryConfig.seed MemoryWorldConfig.seed TrainMemoryConfig.seed""",
     "a number that counts from 0: a layer, a level, a fold": """
         BuiltConfig.layers FeaturePagesConfig.layers InferenceCostConfig.sae_layers TrainSAEConfig.layers
