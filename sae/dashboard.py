@@ -41,8 +41,8 @@ def neighbours(coder: TopKSAE, features: Sequence[int], n: int = 6) -> list[list
 @torch.no_grad()
 def promoted_tokens(
     model: nn.Module, tokenizer: Any, coder: TopKSAE, features: Sequence[int], n: int = 8
-) -> list[list[str]] | None:
-    """For each feature the tokens whose output embeddings have the largest product with its decoder row.
+) -> list[tuple[list[str], list[str]]] | None:
+    """For each feature the tokens whose output embeddings have the largest product with its decoder row, and the least.
 
     None for a model without a language-model head. Of early layers this says little.
     """
@@ -51,10 +51,12 @@ def promoted_tokens(
     if weight is None or weight.shape[-1] != coder.d_in:
         return None
     rows = coder.W_dec.detach()[list(features)].to(weight.device, torch.float32)
-    result: list[list[str]] = []
+    result: list[tuple[list[str], list[str]]] = []
     for part in rows.split(max(1, _CHUNK // len(weight))):
-        best = (part @ weight.float().t()).topk(min(n, len(weight)), dim=1).indices.tolist()
-        result += [[tokenizer.decode([token]) for token in row] for row in best]
+        products = part @ weight.float().t()
+        ends = [products.topk(min(n, len(weight)), 1, largest).indices.tolist() for largest in (True, False)]
+        words = [[[tokenizer.decode([token]) for token in row] for row in end] for end in ends]
+        result += zip(*words, strict=True)
     return result
 
 
@@ -92,7 +94,7 @@ def write_dashboard(
             words of the examples ("words"), and by name of a score {"value", "low", "high", "n"} or None.
         pictures: of the layer, on which features fire, too; None: text alone.
         show: from the source of a picture its small image as a data: URL, and a caption.
-        probe: with a language model, to show the tokens each feature promotes; None: left out.
+        probe: with a language model, to show the tokens each feature promotes and suppresses; None: left out.
         title: of the page, e.g. model and layer.
 
     Raises ConfigError or ShapeError for a feature that does not exist or another coder, StorageError.

@@ -125,7 +125,7 @@ def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE])
         rows = [row for listed in kinds.values() for row in listed]
         numbers = [row["feature"] for row in rows]
         promoted = promoted_tokens(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
-        for row, tokens in zip(rows, promoted or [], strict=False):
+        for row, (tokens, _) in zip(rows, promoted or [], strict=False):
             row["promotes"] = tokens
 
 

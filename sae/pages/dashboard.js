@@ -43,7 +43,9 @@ function body(one) {
     return el("li", { class: "small" }, known ? el("button", { type: "button", class: "num", onclick: () => openFeature(other) }, String(other)) : el("span", { class: "num" }, String(other)),
       el("span", { class: "num" }, ` cosine ${shown(cosine, 2)} `), el("bdi", { class: "words" }, words));
   })));
-  if (one.tokens) side.append(el("h3", {}, "Tokens it promotes"), el("p", { class: "small" }, ...one.tokens.flatMap((token) => [el("bdi", {}, token.trim() || "␣"), " · "]).slice(0, -1)));
+  for (const [n, title] of (one.tokens ? ["Tokens it promotes", "Tokens it suppresses"] : []).entries()) {
+    side.append(el("h3", {}, title), el("p", { class: "small" }, ...one.tokens[n].flatMap((token) => [el("bdi", {}, token.trim() || "␣"), " · "]).slice(0, -1)));
+  }
   const examples = one.examples.map((example) => {
     const { pieces, value, note } = fromCorpus(example);
     return snippet(pieces, `${shown(value)} · ${note}`);

@@ -79,13 +79,13 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: Any, tmp_path:
     assert data["features"][0]["tokens"] is None
 
 
-def test_promoted_tokens_are_the_largest_products(probe: Probe, gpt2: Any, bert: Any) -> None:
+def test_promoted_and_suppressed_tokens_are_the_ends_of_the_products(probe: Probe, gpt2: Any, bert: Any) -> None:
     coder = probe.coders[2]
     promoted = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
-    for feature, tokens in zip((0, 7), promoted, strict=True):
+    for feature, (most, least) in zip((0, 7), promoted, strict=True):
         scores = [float(coder.W_dec[feature] @ row) for row in gpt2.get_output_embeddings().weight]
-        order = sorted(range(len(scores)), key=lambda i: -scores[i])[:3]
-        assert tokens == [probe.tokenizer.decode([i]) for i in order]
+        order = [probe.tokenizer.decode([i]) for i in sorted(range(len(scores)), key=lambda i: -scores[i])]
+        assert (most, least) == (order[:3], order[:-4:-1])
     assert promoted_tokens(bert, probe.tokenizer, coder, [0]) is None
 
 
