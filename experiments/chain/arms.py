@@ -17,7 +17,7 @@ PROBES = {
 VARIANTS = tuple(PROBES)
 #: Arms that answer from these, and those that answer under other caps of retrieval; the others are told by x0 alone.
 PROBED, CURVES = ("untrained", "sft"), ("sft", "sft_longer", "pra")
-Labels = Literal["gold", "none", "decoded"]
+Labels = Literal["gold", "none", "decoded", "on_policy"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Arm:
         pool: it learns from the pool of questions, not from the labelled ones.
         variant: of the states it learns from.
         labels: of its questions. gold: the answers of the dataset; none: none, and the trainer decodes answers under
-            x2; decoded: answers that the starting model gives under x2, taken for labels.
+            x2; decoded: answers that the starting model gives under x2, taken for labels; on_policy: none, and the
+            higher states teach at the answers that the model itself gives from x0.
         trained: False for the untrained model.
     """
 
@@ -43,8 +44,8 @@ class Arm:
     trained: bool = True
 
 
-def _pra(title: str, variant: str = "built") -> Arm:
-    return Arm(title, "sft", aligns=True, pool=True, variant=variant, labels="none")
+def _pra(title: str, variant: str = "built", labels: Labels = "none") -> Arm:
+    return Arm(title, "sft", aligns=True, pool=True, variant=variant, labels=labels)
 
 
 #: In the order of the tables.
@@ -59,7 +60,9 @@ ARMS = {
     "pra_random": _pra("PRA without labels, random marks", "random"),
     "pra_none": _pra("PRA without labels, no marks", "none"),
     "pra_other": _pra("control: summary of another question", "other"),
+    "pra_on_policy": _pra("PRA without labels, at its own answers", labels="on_policy"),
+    "pra_on_policy_other": _pra("the same, summary of another question", "other", "on_policy"),
     "pra_null": _pra("control: random marks, summary of another question", "null"),
 }
 #: What every trained arm is compared with, where it was run.
-RIVALS = ("sft", "sft_longer", "pra_other", "pra_null")
+RIVALS = ("sft", "sft_longer", "pra_other", "pra_on_policy_other", "pra_null")

@@ -208,7 +208,8 @@ class FoldRuns:
         role = "pool" if arm.pool else "labelled"
         # answers that a model gave are those of one run
         decoded = arm.labels == "decoded"
-        states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{arm.labels}"
+        labels = "gold" if arm.labels == "gold" else "none"
+        states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{labels}"
         if states.exists():
             return states
         train = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
@@ -233,7 +234,8 @@ class FoldRuns:
         rate, steps = cfg.pra_lr if arm.aligns else cfg.sft_lr, cfg.sft_steps if arm.start is None else cfg.pra_steps
         data = DataConfig(
             on_long="skip",
-            unlabelled="x2" if arm.labels == "none" else "skip",
+            unlabelled="x2" if arm.labels in ("none", "on_policy") else "skip",
+            targets="on_policy" if arm.labels == "on_policy" else "gold",
             max_decoded=cfg.max_new_tokens,
             cache=str(self.chain.out / "cache"),
         )

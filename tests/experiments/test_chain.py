@@ -205,7 +205,7 @@ def small(folder: Path, out: Path, **values: Any) -> ChainConfig:
     )
     build.perception.retrieve.max_context_tokens = 60
     given: dict[str, Any] = {
-        "arms": ("untrained", "sft_x2", "pra", "pra_null"),
+        "arms": ("untrained", "sft_x2", "pra", "pra_on_policy", "pra_null"),
         "probes": ("other",),
         "contexts": (30,),
         "folds": 3,
@@ -261,7 +261,7 @@ def test_a_small_chain_that_is_killed_ends_like_one_that_is_not(folder: Path, tm
     asked = {(row["arm"], row["variant"], row["level"]) for row in rows}
     probes = {("built", "x0"), ("built", "oracle"), ("other", "x2")}
     assert asked == {(arm, *probe) for arm in ("untrained", "sft") for probe in probes} | {
-        (arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_null")
+        (arm, "built", "x0") for arm in ("sft_x2", "pra", "pra_on_policy", "pra_null")
     }
     assert {row["arm"] for row in rows if row["cap"] == 30} == {"sft", "pra"}
     result = read_json(out / "result.json")
