@@ -25,6 +25,8 @@ Row = Mapping[str, Any]
 Cell = tuple[str, str, str, int | None]
 #: Scores of dev questions on the way of a training run, in its folder.
 TRACE = "trace.jsonl"
+#: What arms are compared by: value_of, and how probable the gold answer was.
+_MEASURES = ("score", "log_probability")
 #: Taken from predictions.jsonl as they are.
 _KEPT = (
     *("locomo_f1", "memory_recall_text", "evidence_recall"),
@@ -101,7 +103,9 @@ class Comparison:
         seeds = list(set.intersection(*map(set, seeded))) if seeded else [None]
         answers = [[run[None] if None in run else run[seed] for seed in seeds] for run in runs]
         taking = [
-            {key for key, row in one.items() if row[name] is not None and which(row)} for run in answers for one in run
+            {key for key, row in one.items() if row.get(name) is not None and which(row)}
+            for run in answers
+            for one in run
         ]
         questions = sorted(set.intersection(*taking)) if taking else []
         if not questions:
@@ -143,7 +147,7 @@ def summarise(answers: Comparison) -> dict[str, Any]:
             "questions": len({row["question_id"] for row in rows}),
             "dialogues": len({row["dialogue_id"] for row in rows}),
             "seeds": sorted({row["seed"] for row in rows} - {None}),
-            **{name: answers.mean(cell, name) for name in ("score", "locomo_f1", "accuracy", "quoted")},
+            **{name: answers.mean(cell, name) for name in (*_MEASURES, "locomo_f1", "accuracy", "quoted")},
             "by_category": {
                 name: answers.mean(cell, "locomo_f1", lambda row, name=name: row["category"] == name)  # type: ignore[misc]
                 for name in sorted({row["category"] for row in rows} - {None})
@@ -153,13 +157,16 @@ def summarise(answers: Comparison) -> dict[str, Any]:
             "malformed": sum(row["malformed"] for row in rows),
             "failed": sum(row["failure"] is not None for row in rows),
             "against": {
-                rival: answers.mean(cell, less=arms[rival]) for rival in RIVALS if rival in arms.keys() - {arm}
+                rival: {name: answers.mean(cell, name, less=arms[rival]) for name in _MEASURES}
+                for rival in RIVALS
+                if rival in arms.keys() - {arm}
             },
         }
         for variant, level in probes:
             if (probe := (arm, variant, level, None)) in answers.cells:
                 about = {"arm": arm, "state": "gold evidence alone" if level == "oracle" else f"{variant} {level}"}
                 figures = {"score": answers.mean(probe), "gain": answers.mean(probe, less=cell)}
+                figures["log_probability"] = answers.mean(probe, "log_probability", less=cell)
                 # where x0 holds no gold evidence, no mark can help
                 held = answers.mean(probe, which=lambda row: bool(row["evidence_recall"]), less=cell)
                 result["probes"].append({**about, **figures, "gain_held": held})
@@ -196,28 +203,39 @@ def render(result: Mapping[str, Any]) -> str:
     for arm, row in arms.items():
         means = [row["by_category"].get(name) for name in categories] + [row["accuracy"], row["quoted"]]
         counts = [str(row[name]) for name in ("answers", "cut off", "malformed", "failed")]
-        figures.append([ARMS[arm].title, percent(row["score"], interval=True), *map(percent, means), *counts])
-        compared = [percent(row["against"].get(rival), interval=True, signed=True) for rival in rivals]
-        differences.append([ARMS[arm].title, *compared])
+        likely = _nats(row["log_probability"], signed=False)
+        figures.append([ARMS[arm].title, percent(row["score"], interval=True), likely, *map(percent, means), *counts])
+        compared = [row["against"].get(rival, {}) for rival in rivals]
+        points = [percent(one.get("score"), interval=True, signed=True) for one in compared]
+        differences.append([ARMS[arm].title, *points, *(_nats(one.get("log_probability")) for one in compared)])
     probes = [
         [ARMS[row["arm"]].title, row["state"], percent(row["score"], interval=True)]
         + [percent(row[name], interval=True, signed=True) for name in ("gain", "gain_held")]
+        + [_nats(row["log_probability"])]
         for row in result["probes"]
     ]
-    heads = ["arm", "score", *(f"F1 cat. {name}" for name in categories), "accuracy", "evidence quoted"]
+    heads = ["arm", "score", "log p", *(f"F1 cat. {name}" for name in categories), "accuracy", "evidence quoted"]
     parts = [
         "# The chain on real dialogues",
         f"{first['questions']} questions of {first['dialogues']} dialogues that no arm was trained on; in %, seeds: "
         f"{max(len(row['seeds']) for row in arms.values())}. Brackets: 95 % intervals over seeds and dialogues. Score: "
-        "LoCoMo's F1, or accuracy where there are options.",
+        "LoCoMo's F1, or accuracy where there are options. Log p: of the gold answer's tokens, mean in nats.",
         "## From x0",
         _markdown([*heads, "answers", "cut off", "malformed", "failed"], figures),
-        "## Paired differences, in points",
-        _markdown(["arm", *(f"− {rival}" for rival in rivals)], differences),
+        "## Paired differences, in points and in nats",
+        _markdown(["arm", *(f"− {rival}" for rival in rivals), *(f"log p − {rival}" for rival in rivals)], differences),
         "## What the higher states give",
-        _markdown(["model", "state", "score", "− x0", "− x0 where it holds evidence"], probes),
+        _markdown(["model", "state", "score", "− x0", "− x0 where it holds evidence", "log p − x0"], probes),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _nats(estimate: Mapping[str, Any] | None, signed: bool = True) -> str:
+    if estimate is None:
+        return "–"
+    sign = "+" if signed else ""
+    text = f"{estimate['value']:{sign}.3f}"
+    return f"{text} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]" if signed else text
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -25,6 +25,7 @@ from remind.alignment.tokens import decode
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
 from remind.core.processes import TERMINATED, sole_writer
+from remind.core.progress import track
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
@@ -32,15 +33,18 @@ from remind.evaluation.predictions import PREDICTIONS, read_rows
 from remind.evaluation.run import evaluate
 from remind.evaluation.scores import parse_all, score
 from remind.llm.auxiliary import open_llm
+from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import generate
 from remind.models.load import load_backbone
 from remind.pipeline import build_states
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import read_manifest, read_states
-from remind.states.records import StateRecord
+from remind.states.records import LEVELS, StateRecord
 from remind.testbed.accuracy import MonitoredTrainer
 from remind.testbed.ladder import write_records
+from remind.viewing.diff import readings
+from remind.viewing.patching import answer_score
 
 #: Settings of the build that change how it is made, not what.
 _BUILD_FREE = ("workers", "cache", "device", "out", "overwrite", "shard")
@@ -87,6 +91,18 @@ def _claim(cfg: ChainConfig, path: Path) -> None:
     if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
         raise ConfigError(f"{path.parent} was begun with other settings ({', '.join(wrong)}); choose another out")
     write_json(path, kept)
+
+
+def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level: str) -> dict[str, float]:
+    """Mean log-probability of the gold answer's tokens under a state, in nats, by question.
+
+    Answers of a small model are few words that are right or wrong; this says how near it was.
+    """
+    found = readings(backbone, records)
+    return {
+        one.record.question_id: answer_score(backbone, one, level=LEVELS.index(level)).log_probability
+        for one in track(found, "score gold answers", len(found))
+    }
 
 
 class Chain:
@@ -187,7 +203,11 @@ class FoldRuns:
         )
         evaluate(evaluation, answerer=answerer)
         by_id = {record.question_id: record for record in records}
-        return [outcome(row, by_id[row["question_id"]]) for _, row in read_rows(out / PREDICTIONS, "an output")]
+        sure = log_probabilities(answerer.backbone, records, asked.level) if asked.level in LEVELS else {}
+        rows = (row for _, row in read_rows(out / PREDICTIONS, "an output"))
+        return [
+            outcome(row, by_id[row["question_id"]]) | {"log_probability": sure.get(row["question_id"])} for row in rows
+        ]
 
     def _model(self, name: str) -> str:
         """The model of an arm, trained first where it is not there."""

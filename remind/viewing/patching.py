@@ -90,7 +90,7 @@ def whole(donor: Mapping[int, Tensor]) -> Edits:
 
 
 class AnswerScore(NamedTuple):
-    """What a model makes of the gold answer of a question under x0."""
+    """What a model makes of the gold answer of a question under one of its states."""
 
     right: float
     """1 if every token between the answer tags is the most probable one, else 0."""
@@ -99,11 +99,11 @@ class AnswerScore(NamedTuple):
 
 
 @torch.no_grad()
-def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None) -> AnswerScore:
-    """Read x0 and the gold answer, with the edits, and score the answer's tokens."""
+def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None, level: int = 0) -> AnswerScore:
+    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens."""
     from sae.hooks import edited
 
-    ids = question.ids(0)[None].to(backbone.device)
+    ids = question.ids(level)[None].to(backbone.device)
     places = backbone.position_ids({"input_ids": ids})
     with edited(backbone.model, edits) if edits else nullcontext():
         logits = backbone.model(
