@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from experiments.evidence.controls import Remembering
 from experiments.evidence.crossval import CrossValidation
 from experiments.evidence.data import load
 from experiments.evidence.methods import ABLATIONS, BASELINES, METHODS, PARTS, SIGMA
@@ -96,7 +97,10 @@ def bench_evidence(cfg: BenchEvidenceConfig) -> dict[str, Any]:
     sae_data = [cfg.sae_data] if isinstance(cfg.sae_data, str) else list(cfg.sae_data or [])
     folder = folder_of_saes(cfg.sae, sae_data, cfg.backbone, cfg.cache, cfg.device, cfg.dtype)
     saes, _ = load_saes(folder)
-    encoder = SparseEncoder(load_backbone(cfg.backbone, cfg.dtype, cfg.device), saes, cfg.grounding.sink_ratio, 16)
+    backbone = load_backbone(cfg.backbone, cfg.dtype, cfg.device)
+    if cfg.controls:
+        backbone = Remembering.of(backbone)
+    encoder = SparseEncoder(backbone, saes, cfg.grounding.sink_ratio, 16)
     sentences = SentenceEncoder(device=cfg.device)
     cache = Path(cfg.cache).expanduser()
     perception = Perception(cfg.perception, sentences, OfflineLLM(sentences), cache / "index")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -158,6 +159,32 @@ def principal_directions(sample: Tensor, k: int) -> SignedProjection:
     centred = exact - mean
     directions = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0)
     return SignedProjection(directions.float().contiguous(), mean.float(), k)
+
+
+class Remembering(Backbone):
+    """A backbone that keeps the hidden states it gave: controls read the same windows as the SAEs do.
+
+    Memory: as many numbers as the texts have tokens, times layers and width.
+    """
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> Remembering:
+        return cls(backbone.name, backbone.model, backbone.tokenizer, backbone.processor, backbone.kind)
+
+    @cached_property
+    def _given(self) -> dict[tuple[object, ...], dict[int, Tensor]]:
+        return {}
+
+    def hidden_states(
+        self, input_ids: Tensor, attention_mask: Tensor | None, layers: Sequence[int], **kwargs: Any
+    ) -> dict[int, Tensor]:
+        if kwargs:
+            return super().hidden_states(input_ids, attention_mask, layers, **kwargs)
+        mask = None if attention_mask is None else attention_mask.numpy().tobytes()
+        key = (input_ids.numpy().tobytes(), input_ids.shape, mask, tuple(layers))
+        if key not in self._given:
+            self._given[key] = super().hidden_states(input_ids, attention_mask, layers)
+        return self._given[key]
 
 
 def hidden_sample(

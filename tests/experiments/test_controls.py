@@ -11,6 +11,7 @@ import torch
 
 from experiments.evidence.controls import (
     CONTROLS,
+    Remembering,
     Shuffled,
     ablations,
     controls_for,
@@ -51,6 +52,17 @@ def states(n: int = 300, seed: int = 1) -> torch.Tensor:
     scale = torch.linspace(0.2, 3.0, D)[torch.randperm(D, generator=generator)]
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator)).Q
     return (torch.randn(n, D, generator=generator) * scale) @ turn + 2 * torch.randn(D, generator=generator)
+
+
+def test_a_remembering_backbone_gives_the_same_and_reads_once(nano: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    remembering, expected = Remembering.of(nano), nano.hidden_states(ids, mask, [1, 2])
+    other = nano.hidden_states(ids, None, [1, 2])
+    assert not torch.equal(expected[2], other[2])
+    for given, states in ((mask, expected), (None, other)):
+        assert all(torch.equal(remembering.hidden_states(ids, given, [1, 2])[layer], states[layer]) for layer in states)
+    monkeypatch.setattr(remembering, "model", None)
+    assert torch.equal(remembering.hidden_states(ids, mask, [1, 2])[2], expected[2])
 
 
 @pytest.fixture(scope="module")
