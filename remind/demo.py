@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,7 +27,7 @@ from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 from remind.testbed.built import BuiltConfig, build_world, train_saes
 from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import target, write_records
+from remind.testbed.ladder import labelled, write_records
 from remind.testbed.world import World, WorldConfig, make_world
 from sae.ranges import Seed, Share, Workers, check_ranges
 
@@ -144,16 +144,7 @@ def demo(cfg: DemoConfig) -> Path:
 def _labelled(cfg: DemoConfig, world: World, records: Sequence[StateRecord], out: Path) -> Path:
     """The states with labels, of which some are wrong."""
     labels = with_labels(world.questions, LabelConfig(cfg.noise, seed=cfg.seed))
-    questions = {item.question.id: item.question for item in labels}
-    return write_records(
-        [
-            replace(record, answers=question.answers, target=target(question))
-            for record in records
-            for question in [questions[record.question_id]]
-        ],
-        out,
-        {"noise": cfg.noise},
-    )
+    return write_records(labelled(records, labels), out, {"noise": cfg.noise})
 
 
 def _marked_turns(records: Sequence[StateRecord]) -> float:

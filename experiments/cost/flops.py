@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from remind.core.errors import ModelError
@@ -104,22 +103,27 @@ class Shape:
 
 
 def load_config(model: str) -> Any:
-    """The Hugging Face configuration of a size by name or of a folder.
+    """The Hugging Face configuration of a size by name, of a folder, or of a hub id that was fetched before.
 
     Raises:
-        ModelError: neither, no decoder, or a configuration that names kernels from elsewhere.
+        ModelError: none of these, no decoder, or a configuration that names kernels from elsewhere.
     """
     if model in _BUILT_IN:
         from experiments.flops import config_of
 
         return config_of(model, None)  # type: ignore[arg-type]
-    folder = Path(model).expanduser()
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{model}: neither one of {', '.join(_BUILT_IN)} nor a folder with a config.json")
     from transformers import AutoConfig
 
     from remind.models.kernels import check_kernels
-    from remind.models.load import kind_of
+    from remind.models.load import kind_of, model_folder
+
+    try:
+        folder = model_folder(model)
+    except ModelError:
+        folder = None
+    if folder is None or not (folder / "config.json").is_file():
+        known = ", ".join(_BUILT_IN)
+        raise ModelError(f"{model}: neither one of {known} nor a folder with a config.json, nor fetched from the hub")
 
     check_kernels(str(folder))
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cost.curve import SHORTEST
-from sae.figures import Picture, new_figure
+from sae.figures import COLOURS, Picture, new_figure
 
 #: Colour, marker and its size by what the prompt is. Okabe and Ito's colours, which the colour-blind can tell apart;
 #: markers that coincide stay visible inside each other.
@@ -97,10 +97,11 @@ def plot(results: Mapping[str, Any], path: str | Path) -> None:
     lengths = cfg["lengths"]
     figure = new_figure(11, 5.4)
     panels = figure.subplots(1, 2)
+    others = iter(COLOURS * len(rows))
     for name in dict.fromkeys(row["way"] for row in rows):
         own = [row for row in rows if row["way"] == name]
         kind, _, questions = name.partition("/")
-        colour, marker, size = _STYLES[kind]
+        colour, marker, size = _STYLES[kind] if kind in _STYLES else (next(others), "x", 4)
         line = ("-", "--", ":", "-.")[(1 + cfg["questions"].index(int(questions)) if questions else 0) % 4]
         look = {"marker": marker, "markersize": size, "markerfacecolor": "none", "color": colour, "linestyle": line}
         panels[0].plot(lengths, [row["operations"] for row in own], label=own[0]["title"], **look)

@@ -6,10 +6,9 @@ that was written from the marked turns, so that removing the markers removes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from experiments.cost.report import markdown_table
 from experiments.paper.cells import bars, product, side_by_side
@@ -21,6 +20,7 @@ from remind.data.dialogue import Corpus
 from remind.data.readers import read
 from remind.evaluation.compare import Rows, difference
 from remind.evaluation.identity import states_hash
+from remind.evaluation.intervals import Difference
 from remind.evaluation.tables import percent
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
@@ -40,6 +40,8 @@ STAGES = {
     "all (x2)": (True, True, True),
 }
 BASE, WHOLE = "evidence", "all (x2)"
+#: Records, their dialogues, whether strategy and markers stay → the records changed.
+Change = Callable[[Sequence[StateRecord], Corpus, bool, bool], list[StateRecord]]
 #: Rows that are x0, x1 and x2.
 _LAYERS = ("evidence + strategy (x0)", "all - summary (x1)", WHOLE)
 #: States folder ("": as built; else with those parts left out) → condition asked there → row.
@@ -79,23 +81,32 @@ def without(
     return changed
 
 
-def _variant(setting: Setting, out: Path, strategy: bool, markers: bool) -> Path:
-    """States of the setting's split with parts left out; kept from an earlier start."""
+def variant(
+    setting: Setting, out: Path, strategy: bool = True, markers: bool = True, change: Change = without, split: str = ""
+) -> Path:
+    """States with parts left out; kept from an earlier start.
+
+    Args:
+        change: makes the records, as `without` does.
+        split: the one split that is kept; none: all.
+    """
     states = setting.evaluate.states
     about = {
         "strategy": strategy,
         "markers": markers,
+        "change": change.__name__,
+        "split": split,
         "of": states_hash(states),
         "inputs": read_manifest(states)["inputs"],
     }
     if not (out / "manifest.json").exists() or any(read_manifest(out).get(k) != v for k, v in about.items()):
-        corpus = _corpus(setting)
-        records = [record for record in read_states(states) if record.split == setting.evaluate.split]
-        write_records(without(records, corpus, strategy, markers), out, about)
+        records = [record for record in read_states(states) if split in ("", record.split)]
+        write_records(change(records, corpus_of(setting), strategy, markers), out, about)
     return out
 
 
-def _corpus(setting: Setting) -> Corpus:
+def corpus_of(setting: Setting) -> Corpus:
+    """The dialogue files of the states. Raises ConfigError where the config names none."""
     paths = setting.evaluate.corpus
     if not paths:
         raise ConfigError("the config of evaluate names no corpus: set it to the files the states were built from")
@@ -108,33 +119,40 @@ def fig4(cfg: PaperConfig) -> Result:
     found: dict[str, list[tuple[Setting, Rows]]] = {}
     for setting in settings(cfg):
         folder = Path(cfg.out) / f"seed-{setting.seed}"
-        _corpus(setting)
+        corpus_of(setting)
         # the same model answers everything: it is loaded once
         answerer = answerer_of(setting)
         for (strategy, markers), asked in _ASKED.items():
             name = "-".join(["states", *["no-strategy"] * (not strategy), *["no-markers"] * (not markers)])
-            states = None if strategy and markers else _variant(setting, folder / name, strategy, markers)
+            states = None
+            if not (strategy and markers):
+                states = variant(setting, folder / name, strategy, markers, split=setting.evaluate.split)
             runs = ask(setting, folder / name.replace("states", "answers"), list(asked), states, answerer)
             for condition, row in asked.items():
                 found.setdefault(row, []).append((setting, runs[condition].rows))
     order = [*STAGES, "altered order", "no context"]
     rows = {name: pooled(found[name]) for name in order}
     products = {name: product(own, cfg.resamples) for name, own in rows.items()}
-    steps = {
-        name: {
-            "added to evidence": difference(rows[BASE], rows[name], "accuracy", None, cfg.resamples),
-            "removed from all": difference(rows[WHOLE], rows[name], "accuracy", None, cfg.resamples),
-        }
-        for name in order
-    }
+    steps = {name: differences(rows, name, cfg.resamples) for name in order}
     layers = {name: products[row] for name, row in zip(("x0", "x1", "x2"), _LAYERS, strict=True)}
-    text = f"{side_by_side(products, 'Prompt')}\n{_steps(steps)}\n(d)\n\n{side_by_side(layers, 'Layer')}"
+    text = f"{side_by_side(products, 'Prompt')}\n{steps_table(steps)}\n(d)\n\n{side_by_side(layers, 'Layer')}"
     data = {"rows": products, "differences": steps, "layers": layers, "by_seed": by_seed(found)}
     shown = [format for format in ("multi", "single", "direct") if format in products[BASE]]
     panels = {f: {n: products[n].get(f, {}).get("all", {}).get("accuracy") for n in order} for f in (*shown, "all")}
     return Result(data, text, bars(panels, "Accuracy in percent by what the prompt holds"))
 
 
-def _steps(steps: Mapping[str, Mapping[str, Any]]) -> str:
+def differences(rows: Mapping[str, Rows], name: str, resamples: int) -> dict[str, Difference | None]:
+    """Accuracy of a row less that of the base (what it holds is added) and of the whole (what it lacks is removed)."""
+    against = {"added to evidence": BASE, "removed from all": WHOLE}
+    return {
+        what: difference(rows[base], rows[name], "accuracy", None, resamples)
+        for what, base in against.items()
+        if base in rows
+    }
+
+
+def steps_table(steps: Mapping[str, Mapping[str, Difference | None]]) -> str:
+    """`differences` of every row, as Markdown."""
     lines = [[name, *(percent(one, interval=True, signed=True) for one in row.values())] for name, row in steps.items()]
-    return "\n".join(markdown_table(["Acc less that of", BASE, WHOLE], lines))
+    return "\n".join(markdown_table(["Acc", *next(iter(steps.values()))], lines))

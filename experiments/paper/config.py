@@ -42,6 +42,16 @@ class PaperConfig:
     """table2: files of the benchmark, with dialogues and questions."""
     runs: list[str] = field(default_factory=list)
     """fig14: run folders of `remind train-pra`."""
+    train: list[str] = field(default_factory=list)
+    """fig4_trained: config files of `remind train-pra`, the last one that names a field decides; states and out are the
+    item's, the model is the one that every row starts from."""
+    launcher: str | None = None
+    """fig4_trained, full form: config file of accelerate, such as configs/accelerate/fsdp2_bf16_2gpu.yaml, under which
+    every row is trained."""
+    rows: list[str] = field(default_factory=list)
+    """fig4_trained: the rows to make; none: all."""
+    steps: PositiveInt = 40
+    """fig4_trained, small form: steps that every row is trained."""
     cost: str | None = None
     """fig12_table8: config file of `python -m experiments.cost`."""
     question: str | None = None

@@ -18,6 +18,8 @@ NEEDS = {
     "systems": "finished runs or answers as NAME=PATH, or runs of memory systems",
     "benchmark": "files of the benchmark",
     "runs": "run folders of remind train-pra, trained with configs/paper/pra_full.yaml or another",
+    "train": "config files of remind train-pra, such as configs/paper/pra_lora.yaml and "
+    "configs/paper/objective_recommended.yaml",
     "cost": "config file of experiments.cost, such as configs/inference_cost.yaml",
 }
 
@@ -70,6 +72,7 @@ class Item:
 
 _BUILD = ("configs/paper/build.yaml",)
 _GROUNDING = (*_BUILD, "configs/paper/grounding_as_printed.yaml", "configs/paper/grounding_recommended.yaml")
+_TRAIN = ("configs/paper/pra_lora.yaml", "configs/paper/pra_full.yaml")
 ITEMS = {
     "fig4": Item(
         "Figure 4: (a-c) strategy, markers and summary, each added to retrieved evidence and removed from the whole; "
@@ -78,6 +81,14 @@ ITEMS = {
         ("evaluate",),
         "measured, 45 s (26 of them to make the world, for all items): nano, 2 dialogues of the world",
         _BUILD,
+    ),
+    "fig4_trained": Item(
+        "Figure 4 (a-c) with training: models taught by evidence with strategy, markers and summary, each added and "
+        "removed; answers from x0",
+        "trained:fig4_trained",
+        ("evaluate", "train"),
+        "TODO",
+        (*_BUILD, *_TRAIN),
     ),
     "table1": Item(
         "Tables 1 and 4-7: systems by format and dimension: Acc, MemR, B1, F1, share of outputs that parse",

@@ -54,8 +54,11 @@ def from_file(kind: type[C], path: str, out: str | Path) -> C:
     return parse(kind, f"config of {kind.__name__}", ["--config", path, "--out", str(out)])
 
 
-def settings(cfg: PaperConfig) -> list[Setting]:
+def settings(cfg: PaperConfig, trains: bool = False) -> list[Setting]:
     """One for each seed.
+
+    Args:
+        trains: each seed trains models of its own on what may be the same states.
 
     Raises:
         ConfigError: several seeds that a config file makes no use of, or a dry run.
@@ -73,7 +76,7 @@ def settings(cfg: PaperConfig) -> list[Setting]:
             text.replace("{seed}", str(seed)) for text in (given.states, given.model, *given.corpus)
         )
         found.append(Setting(seed, replace(given, states=states, model=model, corpus=corpus)))
-    if len({(one.evaluate.states, one.evaluate.model) for one in found}) < len(found):
+    if not trains and len({(one.evaluate.states, one.evaluate.model) for one in found}) < len(found):
         raise ConfigError(f"{cfg.evaluate}: with several seeds, states or model must name {{seed}}")
     return found
 

@@ -16,7 +16,7 @@ from remind.states.pyramid import AttentionalState, ReflectiveState, Span
 from remind.states.rebuild import blocks_of
 from remind.testbed.built import Marks, build_world, marked, train_saes
 from remind.testbed.labels import LabelConfig, with_labels
-from remind.testbed.ladder import LadderConfig, make_states, mark_blocks, records, target, to_record, write_records
+from remind.testbed.ladder import LadderConfig, labelled, make_states, mark_blocks, records, to_record, write_records
 from remind.testbed.world import World, WorldConfig, make_world
 
 if TYPE_CHECKING:
@@ -123,12 +123,7 @@ def built_records(
             build_world(built, world, store.model, saes, states, folder / "cache")
         if not variant.exists():
             write_records(marked(list(read_states(states)), world, marks, built.reader), variant, {"marks": marks})
-    questions = {item.question.id: item.question for item in with_labels(world.questions, labels or LabelConfig())}
-    return [
-        replace(record, answers=questions[record.question_id].answers, target=target(questions[record.question_id]))
-        for record in read_states(variant)
-        if record.question_id in questions
-    ]
+    return labelled(read_states(variant), with_labels(world.questions, labels or LabelConfig()))
 
 
 def evidence_in_marks(store: RunStore, marks: Marks) -> dict[str, float]:

@@ -270,8 +270,8 @@ def _spent(rows: Sequence[Mapping[str, Any]], among: int) -> dict[str, float]:
     sums = {
         name: sum(part[name] for part in parts) for name in ("calls", "prompt_tokens", "completion_tokens", "cost_usd")
     }
-    tokens = sums["prompt_tokens"] + sums["completion_tokens"]
-    return {"calls": sums["calls"] / among, "tokens": tokens / among, "usd": sums["cost_usd"] / among}
+    sums["tokens"], sums["usd"] = sums["prompt_tokens"] + sums["completion_tokens"], sums.pop("cost_usd")
+    return {name: value / among for name, value in sums.items()}
 
 
 def _nearest(ordered: Sequence[float], percent: int) -> float | None:

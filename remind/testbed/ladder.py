@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,13 @@ def write_states(
         raise ConfigError(f"{out} exists; choose another folder or set overwrite")
     about: dict[str, Any] = {"world": world.config, "ladder": ladder, "labels": labels or LabelConfig()}
     return write_records(records(world, ladder, labels), out, {name: asdict(config) for name, config in about.items()})
+
+
+def labelled(records: Iterable[StateRecord], questions: Sequence[WorldQuestion]) -> list[StateRecord]:
+    """Records of these questions, with their answers and targets of this world; others are left out."""
+    known = {item.question.id: item.question for item in questions}
+    kept = [(record, known[record.question_id]) for record in records if record.question_id in known]
+    return [replace(record, answers=question.answers, target=target(question)) for record, question in kept]
 
 
 def write_records(items: Sequence[StateRecord], out: str | Path, about: Mapping[str, Any]) -> Path:

@@ -13,11 +13,13 @@ from fault_proxy import Proxy, completion
 from running import use_words
 from scripted_answers import Lines
 
+from experiments.cost.config import InferenceCostConfig
+from experiments.cost.flops import Shape, load_config
 from experiments.paper.__main__ import run, with_flag
 from experiments.paper.ablation import STAGES, without
 from experiments.paper.cells import product, side_by_side, summary
 from experiments.paper.config import PaperConfig
-from experiments.paper.costs import by_stage
+from experiments.paper.costs import by_stage, operations_of
 from experiments.paper.grounding import marked_share
 from experiments.paper.items import ITEMS, NEEDS, listing
 from experiments.paper.judging import read_sheet, sample
@@ -174,7 +176,8 @@ def test_a_run_of_memory_systems_against_a_hand_count(
     # by hand: a call for each question, of 10 and 3 tokens, for 10 and 0 USD
     rows = {row["system"]: row for row in taken([run])}
     assert [*rows] == ["no_context", "full_context", "gold", "bm25", "session"]
-    assert rows["bm25"]["question"] == {"calls": 1, "tokens": 13, "usd": pytest.approx(10)}
+    spent = {"calls": 1, "prompt_tokens": 10, "completion_tokens": 3, "tokens": 13, "usd": pytest.approx(10)}
+    assert rows["bm25"]["question"] == spent
     assert rows["bm25"]["ingest"]["calls"] == 0
     (line,) = [line for line in memory_table([*rows.values()]) if line.startswith("| bm25 |")]
     assert line.startswith(f"| bm25 | refmem | {len(records)} | 0 | 0 | 0.0000 | 1.00 | 13.0 | 10.000000 |")
@@ -262,6 +265,26 @@ def test_stages_hold_all_operations_once() -> None:
     assert [row[name] for name in row if name.startswith("(")] == [21, 54300, 6.5]
 
 
+def test_operations_of_a_memory_system_by_hand() -> None:
+    """Ten turns ingested by five calls of 200 and 20 tokens; a question takes two of 100 and 10."""
+    ingest = {"calls": 5, "prompt_tokens": 1000, "completion_tokens": 100}
+    question = {"calls": 2, "prompt_tokens": 200, "completion_tokens": 20}
+    row = {"system": "mem0", "dataset": "locomo", "turns": 10, "ingest": ingest, "question": question}
+    cost = InferenceCostConfig("", "nano", "nano", lengths=(400, 4000), questions=(1, 50))
+    shape = Shape.of(load_config("nano"))
+    found = operations_of(row, cost, shape)
+    assert (found["turn"], found["question"]) == (shape.reply(200, 20) / 2, 2 * shape.reply(100, 10))
+    # torch counts all of the square
+    assert found["counted"] == 2 * shape.prefill(100, dense=True)
+    # 100 turns of 40 tokens for 50 questions
+    assert found["curve"][1]["operations"] == 2 * found["turn"] + found["question"]
+    assert found["curve"][1]["calls"] == {"all": 2 * 5 / 10 + 2}
+    retrieval = operations_of(
+        {**row, "ingest": dict.fromkeys(ingest, 0), "question": dict.fromkeys(question, 0)}, cost, shape
+    )
+    assert (retrieval["turn"], retrieval["question"], retrieval["counted"]) == (0, 0, None)
+
+
 def test_phases_of_training_by_hand() -> None:
     rows: list[dict[str, Any]] = [
         {"step": step, "kind": "train", "share_hard": step / 10, "jsd01": float(step)} for step in range(1, 11)
@@ -344,7 +367,7 @@ def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.Capture
     assert "--evaluate (config file of remind evaluate" in told
     assert "--cost (" in told
     assert not (tmp_path / "a").exists()
-    assert "no item 'fig7'; there are fig4, table1" in refused("run", "fig7", "--out", str(tmp_path))
+    assert "no item 'fig7'; there are fig4, fig4_trained, table1" in refused("run", "fig7", "--out", str(tmp_path))
     assert "needs --out" in refused("run", "fig4", "--small")
     assert "seeds must be distinct" in refused("run", "fig4", "--seeds", "[1, 1]")
     (tmp_path / "b").mkdir()

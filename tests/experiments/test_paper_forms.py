@@ -53,7 +53,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("item", ITEMS)
+@pytest.mark.parametrize("item", [name for name in ITEMS if name != "fig4_trained"])
 def test_a_small_form(item: str, make: Callable[..., Path]) -> None:
     values: dict[str, Any] = {
         "fig5": {"alphas": (6.0,), "betas": (0.0, 4.0)},
