@@ -195,6 +195,7 @@ def _memory(setting: Setting, tune: Literal["full", "lora"], nf4: bool = False) 
     from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
     from remind.alignment.memory import memory_plan
     from remind.alignment.optim import make_optimizer
+    from remind.core.memory import capacity
 
     cfg, lora = _step_config(setting, tune), LoraConfig() if tune == "lora" else None
     trainer = TrainerConfig(
@@ -204,7 +205,11 @@ def _memory(setting: Setting, tune: Literal["full", "lora"], nf4: bool = False) 
     model, batch = build(cfg, tune, nf4), microbatch(cfg)
     # the answer's last token is not read
     longest = max(ids.shape[1] for ids in batch.input_ids) + 1
-    planned = memory_plan(model, settings, longest, cfg.answer).total()
+    planned, there = memory_plan(model, settings, longest, cfg.answer).total(), capacity(torch.device(setting.device))
+    if planned > there:
+        return [
+            Figure(f"memory by computation; not run, since there are {there / 2**30:.0f} GiB", planned / 2**30, "GiB")
+        ]
     step = make_step("shared", model, batch)
     optimizer = make_optimizer(model, trainer.optimizer, trainer.lr, trainer.weight_decay)
 

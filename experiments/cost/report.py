@@ -42,13 +42,14 @@ def table(results: Mapping[str, Any]) -> str:
     def numbers(value: Any, names: Iterable[str] = titles) -> dict[str, list[str]]:
         return {name: [_number(value(rows[name, n])) for n in lengths] for name in names}
 
+    unit, size = ("TFLOPs", 1e12) if min(row["operations"] for row in results["rows"]) >= 1e11 else ("GFLOPs", 1e9)
     operations = {
         name: [cell + ("" if rows[name, n]["fits"] else "*") for cell, n in zip(cells, lengths, strict=True)]
-        for name, cells in numbers(lambda row: row["operations"] / 1e12).items()
+        for name, cells in numbers(lambda row: row["operations"] / size).items()
     }
     lines = ["# Cost of a question at inference", ""]
     lines += ["Attention in a prefill: half of the square, as a fused kernel computes it.", ""]
-    lines += block("TFLOPs per question", operations)
+    lines += block(f"{unit} per question", operations)
     if not all(row["fits"] for row in results["rows"]):
         positions = results["shapes"][cfg["model"]]["positions"]
         lines += [f"\\* more than the {positions:,} tokens the model was made for", ""]

@@ -25,7 +25,7 @@ def table2(cfg: PaperConfig) -> Result:
         DataError, FormatError: files that cannot be read.
     """
     paths = cfg.benchmark or [str(sample_path())]
-    corpus = Corpus.merge([read(path) for path in paths], paths)
+    corpus = Corpus.merge([read(path, cfg.format) for path in paths], paths)
     encoder, pieces = SentenceEncoder(), 0
     for dialogue in track(corpus.dialogues, "segments", len(corpus.dialogues)):
         texts = [turn_text(turn) for turn in dialogue.turns]

@@ -40,6 +40,8 @@ class PaperConfig:
     """table3: the label sheet with its column label filled in (1 or 0, yes or no, true or false)."""
     benchmark: list[str] = field(default_factory=list)
     """table2: files of the benchmark, with dialogues and questions."""
+    format: str | None = None
+    """table2: their format, or the mapping file (.yaml) they are read by; None: recognised from the content."""
     runs: list[str] = field(default_factory=list)
     """fig14: run folders of `remind train-pra`."""
     train: list[str] = field(default_factory=list)
@@ -50,7 +52,7 @@ class PaperConfig:
     every row is trained."""
     rows: list[str] = field(default_factory=list)
     """fig4_trained: the rows to make; none: all."""
-    steps: PositiveInt = 40
+    steps: PositiveInt = 60
     """fig4_trained, small form: steps that every row is trained."""
     cost: str | None = None
     """fig12_table8: config file of `python -m experiments.cost`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from experiments.cost.report import markdown_table
 from experiments.evidence.data import gold_turns
-from experiments.paper.cells import cell, product
+from experiments.paper.cells import cell, product, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, answerer_of, ask, by_seed, pooled, settings, small_saes, sources
@@ -124,22 +126,28 @@ def fig5(cfg: PaperConfig) -> Result:
             ground = Ground.of(setting)
             config = ground.grounder.config
         grid = {point: replace(config, alpha=point[0], beta=point[1]) for point in points}
-        own = _ground_all(setting, ground, grid, folder)
+        own, asked = _ground_all(setting, ground, grid, folder), ground.asked
+        # the device's memory is the answering model's now
+        del ground
+        gc.collect()
+        torch.cuda.empty_cache()
         answerer = answerer_of(setting)
         # the limit has been applied already
         whole = replace(setting, evaluate=replace(setting.evaluate, limit=None))
         for point, states in own.items():
-            for record, (_, state, gold) in zip(_in_order(states, ground), ground.asked, strict=True):
+            for record, (_, state, gold) in zip(_in_order(states, asked), asked, strict=True):
                 if gold:
                     share = marked_share(state, blocks_of(record.x1), gold)
                     ratios[point].append((share, _dialogue(setting, record)))
             runs = ask(whole, folder / states.name.replace("states", "answers"), ["x1"], states, answerer)
             found[point].append((setting, runs["x1"].rows))
     rows = []
-    for alpha, beta in points:
-        figures = product(pooled(found[alpha, beta]), cfg.resamples)["all"]["all"]
+    products = {point: product(pooled(found[point]), cfg.resamples) for point in points}
+    for (alpha, beta), figures in products.items():
         ratio = _estimate(ratios[alpha, beta], cfg.resamples)
-        rows.append({"alpha": alpha, "beta": beta, "evidence_ratio": ratio, **figures})
+        formats = {format: one["all"] for format, one in figures.items() if format != "all"}
+        row = {"alpha": alpha, "beta": beta, "evidence_ratio": ratio, **figures["all"]["all"], "by_format": formats}
+        rows.append(row)
     seeds = by_seed({f"alpha {alpha:g}, beta {beta:g}": parts for (alpha, beta), parts in found.items()})
     lines = [
         [f"{row['alpha']:g}", f"{row['beta']:g}", percent(row["evidence_ratio"], interval=True)]
@@ -147,7 +155,9 @@ def fig5(cfg: PaperConfig) -> Result:
         for row in rows
     ]
     heads = ["α", "β", "gold evidence marked", "Acc from x1", "MemR from x1"]
-    return Result({"grid": rows, "by_seed": seeds}, "\n".join(markdown_table(heads, lines)), _curves(cfg, rows))
+    by_format = side_by_side({f"{alpha:g}, {beta:g}": one for (alpha, beta), one in products.items()}, "α, β")
+    tables = "\n".join([*markdown_table(heads, lines), by_format])
+    return Result({"grid": rows, "by_seed": seeds}, tables, _curves(cfg, rows))
 
 
 def _ground_all(
@@ -176,9 +186,9 @@ def _ground_all(
     return own
 
 
-def _in_order(states: Path, ground: Ground) -> list[StateRecord]:
+def _in_order(states: Path, asked: Sequence[tuple[StateRecord, FactualState, frozenset[int]]]) -> list[StateRecord]:
     records = {record.question_id: record for record in read_states(states)}
-    return [records[record.question_id] for record, *_ in ground.asked]
+    return [records[record.question_id] for record, *_ in asked]
 
 
 def _dialogue(setting: Setting, record: StateRecord) -> str:

@@ -87,7 +87,7 @@ ITEMS = {
         "removed; answers from x0",
         "trained:fig4_trained",
         ("evaluate", "train"),
-        "TODO",
+        "measured, 190 s: nano, 60 steps a row on 4 dialogues of the world with 40 % wrong labels, 2 for the answers",
         (*_BUILD, *_TRAIN),
     ),
     "table1": Item(

@@ -18,8 +18,10 @@ from remind.core.files import sha256_file, write_rows
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import load_questions
+from remind.evaluation.judge import load_judge
 from remind.models.chat import Content
 from remind.models.generate import Generation
+from remind.states.parquet import read_part, state_parts
 from remind.states.records import StateRecord
 
 #: Conditions of the answering model by the name of their row.
@@ -41,7 +43,7 @@ class FileAnswers(Answerer):
     image indices as a JSON list.
 
     Args:
-        known: ids of the split's questions. asked: those of them that are put to every system.
+        known: ids of the states' questions. asked: those of them that are put to every system.
 
     Raises:
         DataError: a row that is no answer, an id twice, ids that are no question's, or questions without an answer;
@@ -112,11 +114,11 @@ def memory_runs(systems: Sequence[str]) -> list[Path]:
 
 
 def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
-    """The records that every system is asked, without their prompts, and the ids of all of the split."""
+    """The records that every system is asked, without their prompts, and the ids of all splits: a run of memory systems
+    answers every question of a file."""
     cfg = setting.evaluate
-    every = load_questions(cfg.states, cfg.split, []).records
-    asked = every if cfg.limit is None else load_questions(cfg.states, cfg.split, [], limit=cfg.limit).records
-    return asked, [record.question_id for record in every]
+    asked = load_questions(cfg.states, cfg.split, [], limit=cfg.limit).records
+    return asked, [record.question_id for path in state_parts(cfg.states) for record in read_part(path, levels=())]
 
 
 def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
@@ -125,12 +127,16 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
     A system that explains nothing takes no part in MemR.
 
     Raises:
-        DataError: answers that cannot be used, or a run on other questions.
+        DataError: answers that cannot be used, or a run on other questions or with another judge.
     """
     asked, known = split_records(setting)
     ids = [record.question_id for record in asked]
     if path.is_dir():
-        rows = load_run(path).rows
+        run = load_run(path)
+        if not _judged_by(setting, judge := str(run.report["identity"]["judge"])):
+            message = f"was judged by {judge}, not by the judge of the config"
+            raise DataError(f"{message}; run `remind evaluate` on it again, which asks for no answer twice", path)
+        rows = run.rows
         if set(rows) != set(ids):
             other = sorted(set(rows) ^ set(ids))
             raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
@@ -141,6 +147,15 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
         return rows
     nothing = dict.fromkeys(("memory_recall", "memory_recall_text", "memory_recall_visual"))
     return {question: {**row, **nothing} for question, row in rows.items()}
+
+
+def _judged_by(setting: Setting, name: str) -> bool:
+    """Whether that is the name of the setting's judge, which is not loaded."""
+    cfg = setting.evaluate
+    if cfg.judge == "offline":
+        return name == load_judge("offline").name
+    endpoint = cfg.llm.judge or cfg.llm.default
+    return endpoint is not None and f"judge={endpoint.identity}" in name
 
 
 def gold_answers(setting: Setting, path: Path) -> Path:

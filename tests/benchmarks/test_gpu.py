@@ -75,6 +75,14 @@ def test_peak_memory_is_set_against_the_plan(setting: Setting, monkeypatch: pyte
         assert not over.holds
 
 
+def test_what_the_device_cannot_hold_is_not_run(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remind.core.memory.capacity", lambda _: 2**20)
+    monkeypatch.setattr(gpu, "_peak", lambda *_: pytest.fail("run"))
+    (figure,) = CHECKS["memory-full"].run(setting)
+    assert "not run, since there are 0 GiB" in figure.quantity
+    assert figure.value > 2**-10
+
+
 def test_four_bits_are_left_out_with_their_reason(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "bitsandbytes" else name)
     assert run_all(setting, ["memory-qlora"], 1)["memory-qlora"]["why"] == "needs bitsandbytes"

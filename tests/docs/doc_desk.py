@@ -114,6 +114,7 @@ BY_CONFIG: dict[str, str] = {
     "paper/build": "--device cpu --dtype float32 --llm.cues.base_url {url} --llm.strategy.base_url {url} "
     "--llm.summary.base_url {url}",
     "paper/evaluate": "--llm.judge.base_url {url}",
+    "paper/evaluate_base": "--answers local --llm.judge.base_url {url} --llm.summary.base_url {url}",
 }
 #: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
 PROCESSES = ("compare",)
