@@ -26,7 +26,7 @@ from experiments.paper.judging import read_sheet, sample
 from experiments.paper.memory import table as memory_table
 from experiments.paper.memory import taken
 from experiments.paper.settings import Setting, pooled, settings
-from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths
+from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths, split_records
 from experiments.paper.trajectory import phases
 from remind.core.cli import main
 from remind.core.errors import ConfigError, DataError
@@ -118,6 +118,20 @@ def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path
     silent = pooled([(asked, foreign_rows(asked, "bare", bare, tmp_path / "out-bare"))])
     assert summary(silent.values(), 20)["memory_recall"] is None
     assert summary(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
+
+
+def test_a_system_may_have_answered_other_splits(tmp_path: Path) -> None:
+    states = write_states(make_world(replace(WORLD, train=1)), tmp_path / "states", LadderConfig())
+    asked, known = split_records(Setting(0, EvaluateConfig(str(states), "none", "")))
+    ids = {record.question_id: record.split for record in read_states(states)}
+    assert {record.question_id for record in asked} == {name for name, split in ids.items() if split == "test"}
+    assert sorted(known) == sorted(ids)
+
+
+def test_the_preset_of_the_tables_is_read() -> None:
+    preset = Path(__file__).parents[2] / "configs" / "paper" / "evaluate_base.yaml"
+    (one,) = settings(PaperConfig(evaluate=str(preset), out="o"))
+    assert (one.evaluate.answers, one.evaluate.judge, len(one.evaluate.corpus)) == ("vllm", "llm", 1)
 
 
 def test_answers_that_cannot_be_used(tmp_path: Path) -> None:

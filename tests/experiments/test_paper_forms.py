@@ -20,6 +20,7 @@ from experiments.paper.systems import foreign_rows
 from remind.core.errors import DataError
 from remind.core.files import read_json
 from remind.data.sample import sample_path
+from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
@@ -154,3 +155,7 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
     with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
         foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+    llm = LLMConfig(judge=EndpointConfig("m", "http://localhost:1/v1"))
+    other = replace(asked_now, evaluate=replace(asked_now.evaluate, judge="llm", llm=llm))
+    with pytest.raises(DataError, match="was judged by offline"):
+        foreign_rows(other, "own", tmp_path / "out" / "answers", tmp_path / "unused")
