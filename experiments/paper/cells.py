@@ -93,6 +93,8 @@ def recalls(products: Mapping[str, Figures]) -> str:
 def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequence[str]) -> str:
     """Systems as rows, dimensions and measures as columns, for one format (Tables 4 to 7)."""
     shown = [d for d in DIMENSIONS if any(d in one.get(format, {}) for one in products.values())]
+    if not shown:
+        return "Its questions have no dimension.\n"
     heads = ["System", *(f"{SHORT[d]} {HEADS[m]}" for d in shown for m in measures)]
     lines = [
         [name, *(cell(one.get(format, {}).get(d), m) for d in shown for m in measures)]
