@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: What an option must name for a full form, and where the paper's settings are.
 NEEDS = {
-    "evaluate": "config file of remind evaluate, such as configs/paper/evaluate.yaml",
+    "evaluate": "config file of remind evaluate, such as configs/paper/evaluate_base.yaml",
     "systems": "finished runs or answers as NAME=PATH, or runs of memory systems",
     "benchmark": "files of the benchmark",
     "runs": "run folders of remind train-pra, trained with configs/paper/pra_full.yaml or another",
