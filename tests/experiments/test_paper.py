@@ -128,12 +128,6 @@ def test_a_system_may_have_answered_other_splits(tmp_path: Path) -> None:
     assert sorted(known) == sorted(ids)
 
 
-def test_the_preset_of_the_tables_is_read() -> None:
-    preset = Path(__file__).parents[2] / "configs" / "paper" / "evaluate_base.yaml"
-    (one,) = settings(PaperConfig(evaluate=str(preset), out="o"))
-    assert (one.evaluate.answers, one.evaluate.judge, len(one.evaluate.corpus)) == ("vllm", "llm", 1)
-
-
 def test_answers_that_cannot_be_used(tmp_path: Path) -> None:
     def refused(rows: list[dict[str, Any]]) -> str:
         path = write_answers(tmp_path / "answers.jsonl", rows)

@@ -159,3 +159,9 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     other = replace(asked_now, evaluate=replace(asked_now.evaluate, judge="llm", llm=llm))
     with pytest.raises(DataError, match="was judged by offline"):
         foreign_rows(other, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+
+
+def test_the_preset_of_the_tables_is_read() -> None:
+    preset = Path(__file__).parents[2] / "configs" / "paper" / "evaluate_base.yaml"
+    (one,) = settings(PaperConfig(evaluate=str(preset), out="o"))
+    assert (one.evaluate.answers, one.evaluate.judge, len(one.evaluate.corpus)) == ("vllm", "llm", 1)
