@@ -2,15 +2,16 @@
 
 Every seed learns an expert's replies first, its mistakes with them, and goes on from there in several ways: with the
 rewards of MemBuilder and its attribution (ADRPO), with the rewards alone (GRPO), with controls, and with more of the
-same imitation. All policies then live through dialogues that none was trained on, each with the memory that it has made
-itself, and answer the questions at their ends. Intervals are over seeds and dialogues together.
+same imitation; as SaliMory's roles with one kind of its rewards after another. All policies then live through dialogues
+that none was trained on, each with the memory that it has made itself, and answer the questions at their ends.
+Intervals are over seeds and dialogues together.
 
 What is done stays done: the same command goes on where it was stopped, and another list of seeds or arms adds to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -21,13 +22,14 @@ import numpy as np
 from experiments.proof.statistics import estimate
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
-from remind.memory_training.config import TrainMemoryConfig
+from remind.memory_training.config import Method, TrainMemoryConfig
 from sae.ranges import PositiveInt, Seed, check_ranges
 
 if TYPE_CHECKING:
-    from remind.memory_training.evaluate import Answerer, Report
-    from remind.testbed.memory_world import Life
+    from remind.memory_training.evaluate import Answerer
 
+#: Of a test dialogue by name.
+Figures = dict[str, float]
 Control = Literal["random_role", "uniform", "null", "difference"]
 
 
@@ -36,26 +38,53 @@ class Arm:
     """A way to go on from the first imitation.
 
     Attributes:
-        rl: settings of reinforcement learning that differ; None: imitation goes on.
+        settings: field of `PoliciesConfig` with its settings.
+        changes: settings of its rl, of SaliMory's arms of its salimory, that differ.
         control: what takes the place of the rewards or weights of MemBuilder.
+        start: the arm whose policy it begins with; None: a policy with random weights.
     """
 
     title: str
-    rl: Mapping[str, Any] | None = field(default_factory=dict)
+    settings: str = "rl"
+    changes: Mapping[str, Any] = field(default_factory=dict)
     control: Control | None = None
+    start: str | None = "sft"
 
 
-#: In the order of the table. All but the first start from it.
+def _salimory(title: str, **changes: Any) -> Arm:
+    return Arm(title, "salimory", changes, start="salimory_sft")
+
+
+_ANSWERS = {"memory_penalty": 0.0, "memory_bonus": 0.0, "profile_weight": 0.0, "filter_weight": 0.0}
+#: In the order of the tables.
 ARMS = {
-    "sft": Arm("imitation (SFT)", None),
-    "sft_longer": Arm("imitation, as much processor time more as ADRPO takes", None),
+    "sft": Arm("imitation (SFT)", "sft", start=None),
+    "sft_longer": Arm("imitation, as much processor time more as ADRPO takes", "sft_longer"),
     "adrpo": Arm("ADRPO"),
-    "grpo": Arm("GRPO (α = 1)", {"alpha": 1.0}),
-    "printed": Arm("ADRPO, Eq. 12 as printed", {"weighting": "printed"}),
+    "grpo": Arm("GRPO (α = 1)", changes={"alpha": 1.0}),
+    "printed": Arm("ADRPO, Eq. 12 as printed", changes={"weighting": "printed"}),
     "random_role": Arm("control: α on a random one of the retrieved roles", control="random_role"),
     "uniform": Arm("control: the same mean weight for all roles", control="uniform"),
     "null": Arm("control: rewards of other rollouts", control="null"),
-    "difference": Arm("each role by what its replies add to the reward", {"alpha": 1.0}, "difference"),
+    "difference": Arm("each role by what its replies add to the reward", "rl", {"alpha": 1.0}, "difference"),
+    "salimory_sft": Arm("SaliMory: imitation (SFT)", "salimory_sft", start=None),
+    "salimory_r1": _salimory("answers alone (R1)", **_ANSWERS, boost=0.0, utilize=0.0),
+    "salimory_r3": _salimory("R1, R2 and R3", boost=0.0, utilize=0.0),
+    "salimory_boost": _salimory("the same and the booster's contrast", utilize=0.0),
+    "salimory": _salimory("the same and the utilizer's contrast: SaliMory"),
+    "salimory_e2": _salimory("SaliMory, Appendix E.2 as printed", e2_literal=True),
+}
+#: Figures of the tables by the arm that others are measured against.
+FIGURES = {
+    "sft": {"rewarded": "rewarded", "held_out": "held out", "valid": "valid replies", "words": "words kept"},
+    "salimory_sft": {
+        "factual": "factual",
+        "vague": "vague",
+        "profile": "μ",
+        "filter": "κ",
+        "valid": "valid replies",
+        "words": "words kept",
+    },
 }
 
 
@@ -66,13 +95,17 @@ class PoliciesConfig:
     out: str
     """Folder of the runs, answers.json files and results."""
     sft: TrainMemoryConfig = field(default_factory=lambda: TrainMemoryConfig(""))
-    """The first imitation. Of all three its out, seed and model are not read."""
+    """The first imitation. Of this and the others out, seed and model are not read."""
     sft_longer: TrainMemoryConfig = field(default_factory=lambda: TrainMemoryConfig(""))
     """More of it."""
     rl: TrainMemoryConfig = field(default_factory=lambda: TrainMemoryConfig("", method="adrpo"))
     """Of every arm of reinforcement learning; the arms change its rl."""
+    salimory_sft: TrainMemoryConfig = field(default_factory=lambda: TrainMemoryConfig("", method="salimory_sft"))
+    """The first imitation of SaliMory's roles."""
+    salimory: TrainMemoryConfig = field(default_factory=lambda: TrainMemoryConfig("", method="salimory"))
+    """Of every arm of SaliMory; the arms change its salimory."""
     arms: tuple[str, ...] = tuple(ARMS)
-    """Which of the arms, sft always."""
+    """Which of the arms, and always those that they start from."""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """Of the policies' first weights, of the order of sessions and of sampling; the test dialogues are the same."""
     dialogues: PositiveInt = 100
@@ -85,6 +118,10 @@ class PoliciesConfig:
         self.arms, self.seeds = tuple(self.arms), tuple(self.seeds)
         if unknown := [name for name in self.arms if name not in ARMS]:
             raise ConfigError(f"no arm {unknown[0]!r}; there are {', '.join(ARMS)}")
+        for name in ("sft", "sft_longer", "rl", "salimory_sft", "salimory"):
+            method, wanted = getattr(self, name).method, {"sft_longer": "sft", "rl": "adrpo"}.get(name, name)
+            if method != wanted:
+                raise ConfigError(f"{name}.method must be {wanted}, not {method}")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
             raise ConfigError("seeds must be distinct, and at least one")
 
@@ -97,73 +134,108 @@ def policies(cfg: PoliciesConfig) -> dict[str, Any]:
         RemindError: of the first run that failed; what was done stays.
     """
     out = Path(cfg.out)
-    found: dict[str, list[list[Report]]] = {}
+    found: dict[str, list[list[Figures]]] = {}
+    wanted = {*cfg.arms, *(ARMS[name].start for name in cfg.arms)}
     for seed in cfg.seeds:
         for name in ARMS:
-            if name == "sft" or name in cfg.arms:
+            if name in wanted:
                 found.setdefault(name, []).append(_of_arm(cfg, name, seed))
-    references = {title: [_reports(cfg, answer)] for title, answer in _references(cfg).items()}
-    results = {"config": asdict(cfg), "rows": _rows(cfg, found, references)}
+    rows = []
+    for start in (name for name in FIGURES if name in found):
+        arms = {name: reports for name, reports in found.items() if start in (name, ARMS[name].start)}
+        method = getattr(cfg, ARMS[start].settings).method
+        references = {title: [_reports(cfg, method, answer)] for title, answer in _references(cfg, method).items()}
+        rows += _rows(cfg, start, arms, references)
+    results = {"config": asdict(cfg), "rows": rows}
     write_json(out / "results.json", results)
     write_text(out / "table.md", table(results))
     print(table(results))
     return results
 
 
-def _of_arm(cfg: PoliciesConfig, name: str, seed: int) -> list[Report]:
-    """A report of every test dialogue; the arm is trained first where it is not."""
-    from remind.memory_training.evaluate import Report, greedy
+def _of_arm(cfg: PoliciesConfig, name: str, seed: int) -> list[Figures]:
+    """Figures of every test dialogue; the arm is trained first where it is not."""
+    from remind.memory_training.evaluate import greedy
     from remind.memory_training.train import POLICY, train_memory
     from remind.models.load import load_backbone
 
     arm, home = ARMS[name], Path(cfg.out) / f"seed-{seed}"
     file = home / name / f"test-{cfg.dialogues}.json"
     if not file.exists():
-        settings = cfg.rl if arm.rl is not None else cfg.sft if name == "sft" else cfg.sft_longer
-        start = "pico" if name == "sft" else str(home / "sft" / POLICY)
-        settings = replace(settings, out=str(home / name), seed=seed, model=start, resume=True)
-        if arm.rl is not None:
-            settings = replace(settings, rl=replace(settings.rl, **arm.rl))
+        start = str(home / arm.start / POLICY) if arm.start else "pico"
+        settings = replace(getattr(cfg, arm.settings), out=str(home / name), seed=seed, model=start, resume=True)
+        part = "salimory" if arm.settings == "salimory" else "rl"
+        settings = replace(settings, **{part: replace(getattr(settings, part), **arm.changes)})
         train_memory(settings, **({"task": controlled(arm.control, seed)} if arm.control else {}))
         trained = load_backbone(home / name / POLICY)
-        write_json(file, [asdict(one) for one in _reports(cfg, greedy(trained.model, trained.tokenizer))])
-    return [Report(**row) for row in read_json(file)]
+        write_json(file, _reports(cfg, settings.method, greedy(trained.model, trained.tokenizer)))
+    found: list[Figures] = read_json(file)
+    return found
 
 
-def _reports(cfg: PoliciesConfig, answer: Answerer) -> list[Report]:
-    from remind.memory_training.evaluate import evaluate
-
-    return evaluate(answer, _lives(cfg))
-
-
-def _lives(cfg: PoliciesConfig) -> list[Life]:
-    """Dialogues of no training run, nor of the evaluation at the end of one."""
+def _reports(cfg: PoliciesConfig, method: Method, answer: Answerer) -> list[Figures]:
+    """Figures of dialogues of no training run, nor of the evaluation at the end of one."""
+    from remind.memory_training.train import remembered
     from remind.testbed.memory_world import make_life
 
     world = cfg.rl.world
-    return [make_life(world.seed, -1_000_001 - number, world.sessions) for number in range(cfg.dialogues)]
+    lives = [make_life(world.seed, -1_000_001 - number, world.sessions) for number in range(cfg.dialogues)]
+    return [asdict(one) for one in remembered(method, answer, lives)]
 
 
-def _references(cfg: PoliciesConfig) -> dict[str, Answerer]:
+def _references(cfg: PoliciesConfig, method: Method) -> dict[str, Answerer]:
     """Who needs no training: the expert that is imitated, one without mistakes, and policies of no use."""
-    from remind.memory_training.pico import END, View, expert_reply
+    from remind.memory_training import pico
+    from remind.memory_training import salimory as sali
     from remind.testbed.memory_world import ORACLE, Expert
+
+    world, end = cfg.rl.world, pico.END
+    expert = Expert(world.blind, world.missed, world.kept, world.blurred)
+
+    def each(reply: Callable[[Any], str]) -> Answerer:
+        return lambda views: list(map(reply, views))
+
+    if method == "salimory_sft":
+
+        def saying(text: Callable[[sali.Asked], str]) -> Answerer:
+            """Keeps every turn as a fact with such a text, and tells all of it."""
+
+            def reply(asked: sali.Asked) -> str:
+                if asked.turn:
+                    return sali.YES if asked.role == "filter" else f"ADD FACT {text(asked)} {end}"
+                return " ".join([*(f"m{n}" for n in range(1, len(asked.entries) + 1)), end])
+
+            return each(reply)
+
+        return {
+            "the expert that is imitated": each(lambda one: sali.expert_reply(one, expert, Random(one.prompt()))),
+            "an expert without mistakes": each(lambda one: sali.expert_reply(one, ORACLE, Random(one.prompt()))),
+            "keeps everything, and tells all of it": saying(lambda one: one.turn.text if one.turn else ""),
+            "writes the names of what is asked about": saying(lambda one: f"my {one.turn.key if one.turn else ''} is"),
+            "writes that the answer is right": saying(lambda one: "the answer is right"),
+            "keeps nothing": each(lambda one: sali.NO if one.role == "filter" else end),
+        }
 
     def of(expert: Expert) -> Answerer:
         # one judgement of a session's turns for all roles
-        return lambda views: [
-            expert_reply(one, expert, Random(" ".join(turn.text for turn in one.meeting.turns))) for one in views
-        ]
+        return each(lambda one: pico.expert_reply(one, expert, Random(" ".join(t.text for t in one.meeting.turns))))
 
-    def everything(view: View) -> str:
-        return " ".join(f"ADD t{n}" for n in range(1, len(view.meeting.turns) + 1)) + f" {END}"
+    def everything(view: pico.View) -> str:
+        return " ".join(f"ADD t{n}" for n in range(1, len(view.meeting.turns) + 1))
 
-    world = cfg.rl.world
+    def giant(view: pico.View) -> str:
+        """Episodic keeps all turns, and merges what it sees into one entry."""
+        if view.role != "episodic":
+            return end
+        merged = "MERGE m1 m2" if len(view.entries) > 1 else ""
+        return " ".join([merged, everything(view), end])
+
     return {
-        "the expert that is imitated": of(Expert(world.blind, world.missed, world.kept)),
+        "the expert that is imitated": of(expert),
         "an expert without mistakes": of(ORACLE),
-        "keeps everything, in every store": lambda views: [everything(one) for one in views],
-        "keeps nothing": lambda views: [END for _ in views],
+        "keeps everything, in every store": each(lambda view: f"{everything(view)} {end}"),
+        "keeps everything, merged into long entries": each(giant),
+        "keeps nothing": each(lambda view: end),
     }
 
 
@@ -204,20 +276,24 @@ def controlled(control: Control, seed: int) -> Any:
 
 
 def _rows(
-    cfg: PoliciesConfig, found: Mapping[str, list[list[Report]]], references: Mapping[str, list[list[Report]]]
+    cfg: PoliciesConfig,
+    start: str,
+    found: Mapping[str, list[list[Figures]]],
+    references: Mapping[str, list[list[Figures]]],
 ) -> list[dict[str, Any]]:
     """Of each arm the means over seeds and dialogues, and its final questions less those of some other arms."""
     names = [str(number) for number in range(cfg.dialogues)]
 
-    def values(reports: list[list[Report]], figure: str) -> Any:
-        return np.array([[getattr(one, figure) for one in run] for run in reports])
+    def values(reports: list[list[Figures]], figure: str) -> Any:
+        return np.array([[one[figure] for one in run] for run in reports])
 
     rows = []
     for name, reports in {**found, **references}.items():
-        row: dict[str, Any] = {"arm": name, "title": ARMS[name].title if name in ARMS else name, "seeds": len(reports)}
-        for figure in ("final", "rewarded", "held_out", "valid", "words"):
+        title = ARMS[name].title if name in ARMS else name
+        row: dict[str, Any] = {"arm": name, "start": start, "title": title, "seeds": len(reports)}
+        for figure in ("final", *FIGURES[start]):
             row[figure] = estimate(values(reports, figure), names, cfg.resamples)
-        for other in ("sft", "grpo") if name in found else ():
+        for other in (start, "grpo") if name in found else ():
             if other in found and other != name:
                 less = values(reports, "final") - values(found[other], "final")
                 row[f"less {other}"] = estimate(less, names, cfg.resamples)
@@ -226,14 +302,20 @@ def _rows(
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The rows as Markdown."""
-    lines = ["| | final questions | less SFT | less GRPO | rewarded | held out | valid replies | words kept |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for row in results["rows"]:
-        cells = [row["title"], *(_percent(row.get(name)) for name in ("final", "less sft", "less grpo"))]
-        cells += [f"{100 * row[name]['value']:.1f}" for name in ("rewarded", "held_out", "valid")]
-        lines.append(f"| {' | '.join(cells)} | {row['words']['value']:.0f} |")
-    return "\n".join(lines) + "\n"
+    """The rows as Markdown, a table for each way to remember."""
+    tables = []
+    for start, figures in FIGURES.items():
+        rows = [row for row in results["rows"] if row["start"] == start]
+        less = [start, *(["grpo"] if start == "sft" else [])]
+        heads = ["", "final questions", *("less GRPO" if one == "grpo" else "less SFT" for one in less)]
+        lines = [f"| {' | '.join([*heads, *figures.values()])} |", f"|{'---|' * (len(heads) + len(figures))}"]
+        for row in rows:
+            cells = [row["title"], _percent(row["final"]), *(_percent(row.get(f"less {one}")) for one in less)]
+            values = {name: row[name]["value"] for name in figures}
+            cells += [f"{value:.0f}" if name == "words" else f"{100 * value:.1f}" for name, value in values.items()]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables += ["\n".join([*lines, ""])] if rows else []
+    return "\n".join(tables)
 
 
 def _percent(one: Mapping[str, float] | None) -> str:

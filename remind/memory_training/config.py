@@ -16,7 +16,7 @@ from sae.ranges import (
     check_ranges,
 )
 
-Method = Literal["sft", "adrpo"]
+Method = Literal["sft", "adrpo", "salimory_sft", "salimory"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class MemoryWorldConfig:
     """Chance that it overlooks a fact of these."""
     kept: Share = 0.45
     """Chance that it keeps a joke or what holds for others."""
+    blurred: Share = 0.3
+    """Share of attributes, places and tasks of which SaliMory's expert mostly writes no detail."""
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
 
@@ -69,6 +71,41 @@ class RewardConfig:
             raise ConfigError(f"reward.core_free {self.core_free} is not below core_full {self.core_full}")
         if not self.least < self.low <= self.high < self.most:
             raise ConfigError("reward needs least < low <= high < most")
+
+
+@dataclass(frozen=True)
+class SaliMoryConfig:
+    """Episodes, rewards (Eq. 1-3) and contrastive terms (Eq. 4-6) of SaliMory. The defaults are the paper's.
+
+    With 0 a term is left out: R1 alone is memory_penalty, memory_bonus, profile_weight, filter_weight, boost and
+    utilize 0; R1 to R3 are boost and utilize 0.
+    """
+
+    turns: PositiveInt = 16
+    """Turns of an episode, at most."""
+    memory_penalty: NonNegativeFloat = 0.5
+    """λ_pen of Eq. 2."""
+    memory_bonus: NonNegativeFloat = 0.3
+    """λ_bon of Eq. 2."""
+    profile_weight: NonNegativeFloat = 0.15
+    """λ_μ of Eq. 3."""
+    filter_weight: NonNegativeFloat = 0.1
+    """λ_κ of Eq. 3."""
+    recall_weight: Share = 0.6
+    """w_r of κ: the share of recall."""
+    similarity: Share = 0.15
+    """τ_sim of Eq. 4: two rollouts of the utilizer are compared where their memories are more alike."""
+    boost: NonNegativeFloat = 0.15
+    """λ_b of Eq. 5: weight of the booster's contrastive term."""
+    utilize: NonNegativeFloat = 0.1
+    """λ_u of Eq. 5: weight of the utilizer's."""
+    contrast_scale: PositiveFloat = 0.15
+    """η of the contrastive terms, in nats a token."""
+    e2_literal: bool = False
+    """Reward an empty memory as the instructions to the paper's judge do (Appendix E.2): most of all."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -113,19 +150,22 @@ class TrainMemoryConfig:
     out: str
     """Run folder: config.yaml, metrics.jsonl, checkpoints/, and policy/ when done, a plain Hugging Face folder."""
     method: Method = "sft"
-    """sft: next tokens of the expert's replies. adrpo: MemBuilder's rewards and weights."""
+    """sft: next tokens of the replies of MemBuilder's expert. adrpo: its rewards and weights. salimory_sft, salimory:
+    the same two for SaliMory's roles, with its rewards and contrastive terms."""
     model: str = "pico"
     """Folder of the policy to begin with; pico: a small one with random weights that knows the memory world's words."""
     world: MemoryWorldConfig = field(default_factory=MemoryWorldConfig)
     """Where it is trained."""
     rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
-    """Of adrpo."""
+    """Of adrpo and salimory."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """Of adrpo."""
+    salimory: SaliMoryConfig = field(default_factory=SaliMoryConfig)
+    """Of salimory; its turns of salimory_sft, too."""
     steps: PositiveInt = 150
-    """Generations, or optimiser steps of sft."""
+    """Generations, or optimiser steps of SFT."""
     batch_size: PositiveInt = 8
-    """Sessions of a generation, over all processes; replies of a step of sft."""
+    """Sessions or episodes of a generation, over all processes; replies of a step of SFT."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate of AdamW."""
     schedule: Literal["cosine", "constant"] = "constant"

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from remind.memory.operations import State
-from remind.memory_training.pico import REPLY, View, remember, view
-from remind.memory_training.rewards import ROLES
+from remind.memory_training.pico import REPLY, remember, view
+from remind.memory_training.rewards import ROLES, filter_quality
+from remind.memory_training.salimory import Outcome, rollout, shares, told
 from remind.testbed.memory_world import Ask, Life, read
 
 #: Prompts that are answered at once.
 BATCH = 64
-Answerer = Callable[[Sequence[View]], list[str]]
+
+
+class Shown(Protocol):
+    """What a role is shown."""
+
+    def prompt(self) -> str:
+        """As text."""
+
+
+Answerer = Callable[[Sequence[Any]], list[str]]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ def evaluate(answer: Answerer, lives: Iterable[Life]) -> list[Report]:
     """Go through dialogues side by side, session by session; a report of each.
 
     Args:
-        answer: replies to views, in order.
+        answer: replies to what is shown, in order.
         lives: of equally many sessions.
     """
     lives = list(lives)
@@ -69,17 +80,78 @@ def _right(state: State, asks: Sequence[Ask]) -> list[bool]:
     return [ask.answer == one.answer for ask, one in zip(asks, read(state, asks), strict=True)]
 
 
-def mean(reports: Sequence[Report]) -> Report:
-    """Every figure, averaged over dialogues."""
+@dataclass(frozen=True)
+class BankReport:
+    """SaliMory's shares and counts of a dialogue, or their means over several.
+
+    Attributes:
+        final: share of right answers to the questions on whole dialogues.
+        factual, vague: shares of the entries at the end; of an empty bank 1 and 0.
+        profile, filter: μ, averaged over the final questions, and κ, where all facts are salient.
+        valid: share of replies that could be read and applied.
+        words: in the memory at the end.
+    """
+
+    final: float
+    factual: float
+    vague: float
+    profile: float
+    filter: float
+    valid: float
+    words: float
+
+
+def evaluate_bank(answer: Answerer, lives: Iterable[Life]) -> list[BankReport]:
+    """As `evaluate`, for the roles of SaliMory."""
+    lives = list(lives)
+    outcomes = together(
+        [rollout(one.id, [told(meeting) for meeting in one.meetings], one.final) for one in lives], answer
+    )
+    return [_bank_report(life, outcome) for life, outcome in zip(lives, outcomes, strict=True)]
+
+
+def _bank_report(life: Life, outcome: Outcome) -> BankReport:
+    turns = {one.id: one for meeting in life.meetings for one in told(meeting)}
+    factual, vague = shares(outcome.bank, turns)
+    asked = list(zip(outcome.profiles, life.final, strict=True))
+    salient = {one.id for one in turns.values() if one.said.store}
+    return BankReport(
+        final=sum(profile.answer(ask) == ask.answer for profile, ask in asked) / len(asked),
+        factual=1.0 if factual is None else factual,
+        vague=0.0 if vague is None else vague,
+        profile=sum(profile.quality(ask) for profile, ask in asked) / len(asked),
+        filter=filter_quality(outcome.flagged, salient) or 0.0,
+        valid=sum(outcome.valid) / len(outcome.valid),
+        words=sum(len(one.text.split()) for one in outcome.bank),
+    )
+
+
+def together(runs: Sequence[Generator[list[Any], list[str], Made]], answer: Answerer) -> list[Made]:
+    """What rollouts return that are answered side by side."""
+    made: dict[int, Made] = {}
+    asked = {n: next(run) for n, run in enumerate(runs)}
+    while asked:
+        replies = iter(answer([one for own in asked.values() for one in own]))
+        for n, own in list(asked.items()):
+            try:
+                asked[n] = runs[n].send([next(replies) for _ in own])
+            except StopIteration as end:
+                made[n] = end.value
+                del asked[n]
+    return [made[n] for n in range(len(runs))]
+
+
+def mean(reports: Sequence[Any]) -> dict[str, float]:
+    """Every figure of some reports of one kind, averaged over dialogues."""
     rows = [asdict(report) for report in reports]
-    return Report(**{name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def greedy(model: Any, tokenizer: Any) -> Answerer:
     """The most likely replies of a policy."""
 
     @torch.no_grad()
-    def answer(views: Sequence[View]) -> list[str]:
+    def answer(views: Sequence[Shown]) -> list[str]:
         model.eval()
         replies: list[str] = []
         for start in range(0, len(views), BATCH):

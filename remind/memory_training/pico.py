@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from remind.core.files import atomic_folder
 from remind.memory.operations import Entry, Operation, State, fold
-from remind.memory.proposals import Occasion, Role, propose
+from remind.memory.proposals import BANKS, Occasion, Role, propose
 from remind.memory_training.rewards import ROLES
-from remind.testbed.memory_world import Expert, Life, Meeting, vocabulary
+from remind.testbed.memory_world import FORMS, Expert, Life, Meeting, vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, END = "<pad>", "<end>"
 MAX_TURNS, SHOWN = 10, 4
+#: Entries that SaliMory's utilizer is shown.
+LISTED = 12
+#: SaliMory's roles.
+SALIMORY = ("filter", "booster", "utilizer")
 #: Command by its number of turns and entries, in the order they follow it.
 COMMANDS = {"ADD": "t", "UPDATE": "mt", "MERGE": "mm", "SKIP": "t"}
 #: Tokens of a reply, at most.
@@ -34,7 +38,10 @@ REPLY = 24
 def words() -> list[str]:
     """The vocabulary: a token is a word."""
     places = [*(f"m{n + 1}" for n in range(SHOWN)), *(f"t{n + 1}" for n in range(MAX_TURNS))]
-    return [PAD, END, "<ops>", *(f"<{role}>" for role in ROLES), *COMMANDS, *places, *vocabulary()]
+    membuilder = [PAD, END, "<ops>", *(f"<{role}>" for role in ROLES), *COMMANDS, *places, *vocabulary()]
+    salimory = [*(f"<{role}>" for role in SALIMORY), "YES", "NO", "DELETE", *map(str.upper, BANKS), *FORMS]
+    more = [f"m{n + 1}" for n in range(SHOWN, LISTED)]
+    return [*membuilder, *salimory, *more]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -25,13 +24,15 @@ from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
-from remind.memory_training.config import TrainMemoryConfig
+from remind.memory_training.config import Method, TrainMemoryConfig
 from remind.memory_training.episodes import Task
-from remind.memory_training.evaluate import evaluate, greedy, mean
+from remind.memory_training.evaluate import Answerer, BankReport, Report, evaluate, evaluate_bank, greedy, mean
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.pico import Lesson, lessons, write_pico
+from remind.memory_training.salimory import SaliMoryTask, windows
+from remind.memory_training.salimory import lessons as salimory_lessons
 from remind.models.load import describe, load_backbone
-from remind.testbed.memory_world import Expert, make_life
+from remind.testbed.memory_world import Expert, Life, make_life
 
 POLICY, START, REPORT = "policy", "start", "report.json"
 #: Settings that may change when a run is gone on with.
@@ -105,7 +106,8 @@ class _Run:
     ) -> None:
         self.cfg, self.out, self.termination, self.make_task = cfg, out, termination, task
         self.done = checkpoint.read_state(start)["step"] if start else 0
-        self.updates = 1 if cfg.method == "sft" else cfg.rl.inner_epochs
+        self.imitates, self.salimory = cfg.method in ("sft", "salimory_sft"), cfg.method.startswith("salimory")
+        self.updates = 1 if self.imitates else cfg.rl.inner_epochs
         folder = Path(cfg.model)
         if cfg.model == "pico":
             folder = out / START
@@ -122,7 +124,7 @@ class _Run:
         if (out / METRICS).is_file():
             kept = [row for row in read_metrics(out) if row["step"] <= self.done * self.updates]
             write_text(out / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))
-        self.expert = Expert(cfg.world.blind, cfg.world.missed, cfg.world.kept)
+        self.expert = Expert(cfg.world.blind, cfg.world.missed, cfg.world.kept, cfg.world.blurred)
 
     def train(self) -> None:
         cfg = self.cfg
@@ -133,16 +135,38 @@ class _Run:
         )
         with ProgressBar("train-memory", total, offset) as bar:
             callbacks = [_Recorder(self, bar)]
-            trainer = (self._sft if cfg.method == "sft" else self._grpo)(callbacks, (self.optimizer, schedule))
+            trainer = (self._sft if self.imitates else self._grpo)(callbacks, (self.optimizer, schedule))
             # every number goes into metrics.jsonl
             trainer.remove_callback(PrinterCallback)
             trainer.train()
 
-    def lessons(self) -> list[Lesson]:
-        """The sessions of the training dialogues with the expert's memories and replies."""
+    def lives(self) -> Iterator[Life]:
+        """The training dialogues."""
         world = self.cfg.world
-        lives = (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
-        return [lesson for life in lives for lesson in lessons(life, self.expert, world.seed)]
+        return (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
+
+    def lessons(self) -> list[Lesson]:
+        """Their sessions with the memories and replies of MemBuilder's expert."""
+        return [one for life in self.lives() for one in lessons(life, self.expert, self.cfg.world.seed)]
+
+    def replies(self) -> Iterator[tuple[str, str]]:
+        """Prompts, and what the expert replies."""
+        if not self.salimory:
+            for one in self.lessons():
+                yield from ((shown.prompt(), reply) for shown, reply in zip(one.views, one.replies, strict=True))
+            return
+        turns, seed = self.cfg.salimory.turns, self.cfg.world.seed
+        for life in self.lives():
+            for asked, reply in salimory_lessons(life, self.expert, turns, seed):
+                yield asked.prompt(), reply
+
+    def task(self) -> Task:
+        """Of reinforcement learning."""
+        cfg = self.cfg
+        if not self.salimory:
+            return self.make_task(self.lessons(), self.tokenizer, cfg.reward, cfg.rl.alpha)
+        rows = [one for life in self.lives() for one in windows(life, cfg.salimory.turns)]
+        return SaliMoryTask(rows, self.tokenizer, cfg.salimory)
 
     def rows(self, count: int) -> list[int]:
         """Row numbers of the remaining steps: a permutation an epoch, a function of the seed."""
@@ -156,10 +180,9 @@ class _Run:
 
         trl = optional("trl", "train-memory")
         examples = []
-        for lesson in self.lessons():
-            for shown, reply in zip(lesson.views, lesson.replies, strict=True):
-                prompt, target = self.tokenizer([shown.prompt(), reply])["input_ids"]
-                examples.append({"input_ids": prompt + target, "labels": [-100] * len(prompt) + target})
+        for texts in self.replies():
+            prompt, target = self.tokenizer(list(texts))["input_ids"]
+            examples.append({"input_ids": prompt + target, "labels": [-100] * len(prompt) + target})
         rows = self.rows(len(examples))
         args = trl.SFTConfig(
             **self._arguments(),
@@ -192,7 +215,7 @@ class _Run:
                 f"batch_size {cfg.batch_size} is no multiple of rl.micro_groups {rl.micro_groups} times "
                 f"{self._processes()} processes"
             )
-        task = self.make_task(self.lessons(), self.tokenizer, cfg.reward, rl.alpha)
+        task = self.task()
         changes = self._arguments()
         args = grpo_arguments(
             changes.pop("output_dir"),
@@ -209,7 +232,10 @@ class _Run:
             top_p=rl.top_p,
             beta=rl.beta,
         )
-        settings = Settings(rl.clip, rl.weighting, rl.scale_rewards, kl_stop=rl.kl_stop)
+        contrast = {"booster": cfg.salimory.boost, "utilizer": cfg.salimory.utilize}
+        settings = Settings(
+            rl.clip, rl.weighting, rl.scale_rewards, contrast, cfg.salimory.contrast_scale, kl_stop=rl.kl_stop
+        )
         rows = self.rows(len(task))
         return MemoryGRPOTrainer(
             task, rows, settings, self.model, self.tokenizer, args, self.done, callbacks, optimizers
@@ -252,9 +278,15 @@ class _Run:
         put_folder(self.out / f".{POLICY}", self.out / POLICY)
         world = self.cfg.world
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
-        report = asdict(mean(evaluate(greedy(self.model, self.tokenizer), lives)))
+        answer = greedy(self.model, self.tokenizer)
+        report = mean(remembered(self.cfg.method, answer, lives))
         write_json(self.out / REPORT, report)
         print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
+
+
+def remembered(method: Method, answer: Answerer, lives: Iterable[Life]) -> Sequence[Report | BankReport]:
+    """A report of each dialogue, by the roles that a method trains."""
+    return evaluate_bank(answer, lives) if method.startswith("salimory") else evaluate(answer, lives)
 
 
 class _Recorder(TrainerCallback):  # type: ignore[misc]

@@ -137,6 +137,12 @@ class Knowledge:
         steps = self.routines.get(key)
         return steps[("first", "second", "third").index(form)] if steps else UNKNOWN
 
+    def claims(self) -> set[tuple[object, ...]]:
+        """Every single thing that was learnt."""
+        attributes = {(key, value) for key, told in self.attributes.items() for _, value in told}
+        events = {(place, *visit) for place, visits in self.events.items() for visit in visits.items()}
+        return {*attributes, *events, *self.routines.items()}
+
     def questions(self) -> Iterator[Ask]:
         """All that can be asked and has an answer."""
         forms: list[tuple[Mapping[str, object], tuple[str, ...]]] = [
@@ -169,15 +175,16 @@ def make_life(seed: int, number: int, sessions: int = 8) -> Life:
         here, before = [ask for ask in asks if ask.key in told], [ask for ask in asks if ask.key not in told]
         random.shuffle(here)
         random.shuffle(before)
-        chosen = [*here[:8], *before[:1], _unknown(random, known)]
+        chosen = [*here[:8], *before[:1], unknown(random, known)]
         random.shuffle(chosen)
         meetings.append(Meeting(f"S{n + 1}", day, tuple(turns), tuple(chosen[::2]), tuple(chosen[1::2])))
     asks = list(known.questions())
     random.shuffle(asks)
-    return Life(f"life-{seed}-{number}", tuple(meetings), (*asks[:18], *(_unknown(random, known) for _ in range(2))))
+    return Life(f"life-{seed}-{number}", tuple(meetings), (*asks[:18], *(unknown(random, known) for _ in range(2))))
 
 
-def _unknown(random: Random, known: Knowledge) -> Ask:
+def unknown(random: Random, known: Knowledge) -> Ask:
+    """A question that what was told does not answer."""
     keys = [key for group in ATTRIBUTES.values() for key in group if key not in known.attributes]
     places = [place for place in PLACES if place not in known.events]
     return Ask("current", random.choice(keys), UNKNOWN) if keys else Ask("when", random.choice(places), UNKNOWN)
@@ -254,11 +261,17 @@ def _reading(block: Sequence[str], words: Sequence[tuple[Entry, list[str]]], ask
         if ask.key in text and len(found) < TOP and len(text) <= room:
             found.append((entry, " ".join(text)))
             room -= len(text)
+    known = learnt([*block, *(line for _, text in reversed(found) for line in text.split(" | "))])
+    return Reading(known.answer(ask.form, ask.key), tuple(entry.store for entry, _ in found))
+
+
+def learnt(lines: Iterable[str]) -> Knowledge:
+    """What lines tell, each with its day before it, oldest first; others tell nothing."""
     known = Knowledge()
-    for line in [*block, *(line for _, text in reversed(found) for line in text.split(" | "))]:
+    for line in lines:
         if match := _DATED.fullmatch(line):
             known.learn(date.fromisoformat(match[1]), match[2])
-    return Reading(known.answer(ask.form, ask.key), tuple(entry.store for entry, _ in found))
+    return known
 
 
 def core_lines(state: State) -> list[str]:
@@ -282,15 +295,23 @@ class Expert:
         blind: share of keys that it overlooks mostly.
         missed: chance that it overlooks a fact of such a key.
         kept: chance that it keeps a joke or what holds for others.
+        blurred: share of keys of which it mostly tells without detail, where it writes in its own words (SaliMory).
     """
 
     blind: float = 0.4
     missed: float = 0.75
     kept: float = 0.45
+    blurred: float = 0.3
 
     def overlooks(self, key: str) -> bool:
         """Whether the key is a blind spot; the same in every dialogue."""
         return Random(f"blind {key}").random() < self.blind
+
+    def tells(self, turn: Said, random: Random) -> str:
+        """What it writes of a turn: its words, or the first half of them."""
+        blurs = turn.store and Random(f"blurred {turn.key}").random() < self.blurred and random.random() < self.missed
+        words = turn.text.split()
+        return " ".join(words[: len(words) // 2] if blurs else words)
 
     def keeps(self, turn: Said, random: Random) -> str:
         """The store that it puts a turn in; ""; none."""
@@ -300,7 +321,7 @@ class Expert:
 
 
 #: Who makes no mistakes: the upper bound of what can be had in this world.
-ORACLE = Expert(blind=0, missed=0, kept=0)
+ORACLE = Expert(blind=0, missed=0, kept=0, blurred=0)
 
 
 def vocabulary() -> list[str]:

@@ -1,0 +1,355 @@
+"""SaliMory's task in the memory world (arXiv 2606.04120): a filter, a booster and a utilizer, one after the other.
+
+An episode is a stretch of a dialogue and a question on it. The filter replies `YES` or `NO` to every turn, the booster
+writes what it keeps in words of its own (`ADD FACT my pet is dog`, `UPDATE m2 PREFERENCE my food is now rice`,
+`DELETE m1 WORKING`), the utilizer names the entries that answer the question (`m1 m4`). What judges decide in the paper
+is a rule here: whether an answer is right, and what an entry tells, against what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from remind.memory.operations import Entry, Operation, State, fold
+from remind.memory.proposals import BANKS, Occasion, propose, undated
+from remind.memory_training.config import SaliMoryConfig
+from remind.memory_training.episodes import Episode, Prompt, Scores
+from remind.memory_training.pico import END, LISTED, SALIMORY, SHOWN
+from remind.memory_training.rewards import (
+    bank_similarity,
+    contrastive_pair,
+    filter_quality,
+    memory_reward,
+    response_reward,
+    utilization_reward,
+)
+from remind.testbed.memory_world import (
+    ATTRIBUTES,
+    CONTEXT_WORDS,
+    ENTRY_WORDS,
+    Ask,
+    Expert,
+    Knowledge,
+    Life,
+    Meeting,
+    Said,
+    learnt,
+    unknown,
+)
+
+YES, NO = f"YES {END}", f"NO {END}"
+#: Days that an entry stays in working memory.
+WINDOW = timedelta(7)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A turn, and when it was said."""
+
+    id: str
+    session: str
+    day: date
+    said: Said
+
+
+@dataclass(frozen=True)
+class Window:
+    """What an episode is about.
+
+    Attributes:
+        asks: questions that are trained on; the first is the episode's, and all say which turns are salient.
+    """
+
+    life: str
+    told: tuple[Told, ...]
+    asks: tuple[Ask, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a role is asked.
+
+    Attributes:
+        entries: of the memory, shown as m1, m2, ...
+        turn: of filter and booster.
+        ask: of the utilizer.
+    """
+
+    role: str
+    entries: tuple[Entry, ...] = ()
+    turn: Said | None = None
+    ask: Ask | None = None
+
+    def prompt(self) -> str:
+        """As words of pico's vocabulary."""
+        shown = [f"{one.store.upper()} {undated(one.text)} m{n}" for n, one in enumerate(self.entries, start=1)]
+        what = self.turn.text if self.turn else f"{self.ask.form} {self.ask.key}" if self.ask else ""
+        return " ".join([f"<{self.role}>", *shown, what, "<ops>"])
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the utilizer was shown for a question, and the entries that it named in its order; None: unreadable."""
+
+    shown: tuple[Entry, ...]
+    used: tuple[Entry, ...] | None
+
+    def answer(self, ask: Ask) -> str:
+        """By the reader of the memory world, from as many entries as it is given room for."""
+        lines: list[tuple[str, str]] = []
+        room = CONTEXT_WORDS
+        for one in self.used or ():
+            words = one.text.split()[:ENTRY_WORDS]
+            if len(words) <= room:
+                room -= len(words)
+                lines.append((one.time or "", " ".join(words)))
+        known = learnt(line for _, line in sorted(lines, key=lambda one: one[0]))
+        return known.answer(ask.form, ask.key)
+
+    def quality(self, ask: Ask) -> float:
+        """μ: F1 of the entries that it named among those that tell of what is asked about."""
+        right = {one.id for one in self.shown if ask.key in undated(one.text).split()}
+        named = {one.id for one in self.used or ()}
+        if self.used is None or not (right and named):
+            return float(self.used is not None and right == named)
+        return 2 * len(right & named) / (len(right) + len(named))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the roles made of some turns and questions.
+
+    Attributes:
+        flagged: ids of the turns that the filter let through.
+        valid: of every reply, whether it could be read and applied.
+    """
+
+    state: State
+    flagged: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+    valid: tuple[bool, ...]
+
+    @property
+    def bank(self) -> list[Entry]:
+        """The entries at the end."""
+        return self.state.current(*BANKS)
+
+
+#: Yields what may be answered together, is sent the replies.
+Rollout = Generator[list[Asked], list[str], Outcome]
+
+
+def told(meeting: Meeting) -> list[Told]:
+    """The turns of a session."""
+    return [Told(f"{meeting.id}:{n}", meeting.id, meeting.day, said) for n, said in enumerate(meeting.turns, start=1)]
+
+
+def windows(life: Life, turns: int) -> Iterator[Window]:
+    """Stretches of a dialogue: each session after the one before it, the last turns of both."""
+    for number in range(len(life.meetings)):
+        both = life.meetings[max(number - 1, 0) : number + 1]
+        here = [one for meeting in both for one in told(meeting)][-turns:]
+        known, random = Knowledge(), Random(f"window {life.id} {number}")
+        for one in here:
+            if one.said.store:
+                known.learn(one.day, one.said.text)
+        asks = [*known.questions(), unknown(random, known)]
+        random.shuffle(asks)
+        yield Window(life.id, tuple(here), tuple(asks[::2]))
+
+
+def rollout(life: str, sessions: Sequence[Sequence[Told]], asks: Sequence[Ask]) -> Rollout:
+    """The roles go through sessions with an empty memory and then answer questions on it (Algorithm 1, phases A-C)."""
+    state, flagged, valid = State(), list[str](), list[bool]()
+    for turns in sessions:
+        verdicts = yield [Asked("filter", turn=one.said) for one in turns]
+        valid += [reply in (YES, NO) for reply in verdicts]
+        for one in (one for one, reply in zip(turns, verdicts, strict=True) if reply == YES):
+            flagged.append(one.id)
+            state = fold(_retired(state, life, one), state)
+            shown = _nearest(state, one.said.key, SHOWN)
+            (reply,) = yield [Asked("booster", shown, one.said)]
+            occasion = Occasion(life, one.session, one.day.isoformat(), (one.id,))
+            operations = propose("booster", compile_reply(reply, one.day), occasion, shown, state.seq + 1)
+            valid.append(all(op.status == "applied" for op in operations))
+            state = fold(operations, state)
+    lists = [_nearest(state, ask.key, LISTED) for ask in asks]
+    replies = yield [Asked("utilizer", shown, ask=ask) for shown, ask in zip(lists, asks, strict=True)]
+    profiles = tuple(Profile(shown, _named(reply, shown)) for shown, reply in zip(lists, replies, strict=True))
+    return Outcome(state, tuple(flagged), profiles, (*valid, *(one.used is not None for one in profiles)))
+
+
+def _nearest(state: State, key: str, most: int) -> tuple[Entry, ...]:
+    """Entries that tell of a key, then the newest; oldest first."""
+    entries = state.current(*BANKS)
+    near = sorted(range(len(entries)), key=lambda n: (key not in entries[n].text.split(), -n))[:most]
+    return tuple(entries[n] for n in sorted(near))
+
+
+def _retired(state: State, life: str, now: Told) -> list[Operation]:
+    """Deletions of what has left the window of working memory."""
+    old = [one for one in state.current("working") if now.day - date.fromisoformat(one.time or "") > WINDOW]
+    return [
+        Operation(seq, life, now.session, "working", "DELETE", refs=(one.id,))
+        for seq, one in enumerate(old, start=state.seq + 1)
+    ]
+
+
+def compile_reply(reply: str, day: date) -> str:
+    """The booster's commands as the JSON of `propose`; what is none comes back as it is, and is no JSON."""
+    tokens = reply.split()
+    if not tokens or tokens.pop() != END:
+        return reply
+    starts = [n for n, token in enumerate(tokens) if token in ("ADD", "UPDATE", "DELETE")]
+    if tokens and starts[:1] != [0]:
+        return reply
+    ops: list[dict[str, Any]] = []
+    for start, end in pairwise([*starts, len(tokens)]):
+        op, *rest = tokens[start:end]
+        target = {} if op == "ADD" else {"target": _number(rest.pop(0) if rest else "")}
+        store = rest.pop(0).lower() if rest else ""
+        text = {} if op == "DELETE" and not rest else {"text": f"{day.isoformat()}: {' '.join(rest)}" if rest else ""}
+        ops.append({"op": op, "store": store, **target, **text})
+    return json.dumps({"ops": ops})
+
+
+def _number(token: str) -> int:
+    return int(token[1:]) if re.fullmatch(r"m[0-9]{1,2}", token) else 0
+
+
+def _named(reply: str, shown: Sequence[Entry]) -> tuple[Entry, ...] | None:
+    tokens = reply.split()
+    if not tokens or tokens.pop() != END or len(set(tokens)) < len(tokens):
+        return None
+    numbers = [_number(token) for token in tokens]
+    return tuple(shown[n - 1] for n in numbers) if all(0 < n <= len(shown) for n in numbers) else None
+
+
+# what it is worth
+
+
+def shares(bank: Sequence[Entry], told: Mapping[str, Told]) -> tuple[float | None, float | None]:
+    """φ_f and φ_v: the share of entries that tell nothing but what was said, and of those that tell nothing at all.
+
+    Jokes and what holds for others say nothing of the user, so that an entry of them is not faithful.
+    """
+    if not bank:
+        return None, None
+    faithful, vague = [], []
+    for entry in bank:
+        claims = learnt([entry.text]).claims()
+        real = [one for one in map(told.__getitem__, entry.sources) if one.said.store]
+        truth = [claim for one in real for claim in learnt([f"{one.day.isoformat()}: {one.said.text}"]).claims()]
+        faithful.append(claims <= {*truth})
+        vague.append(not claims)
+    return sum(faithful) / len(bank), sum(vague) / len(bank)
+
+
+class SaliMoryTask:
+    """Each row is a window and its question; all roles of a rollout share one reward (Algorithm 1, line 8)."""
+
+    def __init__(self, rows: Sequence[Window], tokenizer: Any, cfg: SaliMoryConfig) -> None:
+        self.rows, self.tokenizer, self.cfg = rows, tokenizer, cfg
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def episode(self, row: int) -> Episode:
+        """Prompts of the roles in their order; returns the `Outcome`."""
+        window = self.rows[row]
+        inner = rollout(window.life, [window.told], window.asks[:1])
+        asked = next(inner)
+        while True:
+            replies = yield [Prompt(one.role, self.tokenizer(one.prompt())["input_ids"]) for one in asked]
+            try:
+                asked = inner.send(self.tokenizer.batch_decode(replies))
+            except StopIteration as end:
+                return end.value
+
+    def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
+        """R1 + R2 + R3 of each rollout (Eq. 1-3), and the pairs of booster and utilizer (Eq. 4-5).
+
+        No question of the world can be answered more or less personally: R1 is the accuracy.
+        """
+        cfg, window = self.cfg, self.rows[row]
+        ask, turns = window.asks[0], {one.id: one for one in window.told}
+        keys = {one.key for one in window.asks}
+        gold = {one.id for one in window.told if one.said.store and one.said.key in keys}
+        right = [float(one.profiles[0].answer(ask) == ask.answer) for one in outcomes]
+        banks = [[(entry.store, entry.text) for entry in one.bank] for one in outcomes]
+        quality = [shares(one.bank, turns) for one in outcomes]
+        memory = [
+            memory_reward(factual, vague, bool(gold), cfg.memory_penalty, cfg.memory_bonus, cfg.e2_literal)
+            for factual, vague in quality
+        ]
+        profile = [one.profiles[0].quality(ask) for one in outcomes]
+        filtering = [filter_quality(one.flagged, gold, cfg.recall_weight) for one in outcomes]
+        rewards = [
+            response_reward(a, None) + b + utilization_reward(c, d, cfg.profile_weight, cfg.filter_weight)
+            for a, b, c, d in zip(right, memory, profile, filtering, strict=True)
+        ]
+        recalled = [len(gold & {turn for entry in one.bank for turn in entry.sources}) for one in outcomes]
+        pairs = (
+            contrastive_pair("booster", memory, lambda w, l: cfg.e2_literal or recalled[w] >= recalled[l]),  # noqa: E741
+            contrastive_pair("utilizer", profile, lambda w, l: bank_similarity(banks[w], banks[l]) > cfg.similarity),  # noqa: E741
+        )
+        real = [(f, v) for f, v in quality if f is not None and v is not None]
+        return Scores(
+            dict.fromkeys(SALIMORY, rewards),
+            pairs=tuple(pair for pair in pairs if pair is not None),
+            metrics={
+                "accuracy": _mean(right),
+                "profile": _mean(profile),
+                "filter": _mean([one or 0.0 for one in filtering]),
+                "entries": _mean([len(bank) for bank in banks]),
+                "valid": _mean([_mean(one.valid) for one in outcomes]),
+                **({"factual": _mean([f for f, _ in real]), "vague": _mean([v for _, v in real])} if real else {}),
+            },
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# the expert's replies
+
+
+def expert_reply(asked: Asked, expert: Expert, random: Random) -> str:
+    """What an expert replies; as a utilizer it adds an entry too many about as often as it keeps chatter."""
+    turn, ask = asked.turn, asked.ask
+    if asked.role == "filter" and turn:
+        return YES if expert.keeps(turn, random) else NO
+    if turn:
+        taste = turn.key in ATTRIBUTES["semantic"]
+        store = "PREFERENCE" if taste else "FACT"
+        old = [n for n, one in enumerate(asked.entries, start=1) if f"my {turn.key} " in f"{one.text} "]
+        same = [n for n in old if asked.entries[n - 1].store == store.lower()]
+        command = f"UPDATE m{same[-1]}" if " now " in turn.text and same else "ADD"
+        return f"{command} {store} {expert.tells(turn, random)} {END}"
+    named = [ask is not None and ask.key in one.text.split() for one in asked.entries]
+    if (others := [n for n, right in enumerate(named) if not right]) and random.random() < expert.kept:
+        named[random.choice(others)] = True
+    return " ".join([*(f"m{n}" for n, right in enumerate(named, start=1) if right), END])
+
+
+def lessons(life: Life, expert: Expert, turns: int, seed: int = 0) -> Iterator[tuple[Asked, str]]:
+    """What the expert is asked in all windows of a dialogue, all their questions included, and replies."""
+    for number, window in enumerate(windows(life, turns)):
+        random = Random(f"expert {seed} {life.id} {number}")
+        inner = rollout(window.life, [window.told], window.asks)
+        asked = next(inner)
+        while asked:
+            replies = [expert_reply(one, expert, random) for one in asked]
+            yield from zip(asked, replies, strict=True)
+            try:
+                asked = inner.send(replies)
+            except StopIteration:
+                break
