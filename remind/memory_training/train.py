@@ -39,13 +39,13 @@ POLICY, START, REPORT = "policy", "start", "report.json"
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate"})
 
 
-def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] = MemBuilderTask) -> Path:
+def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None) -> Path:
     """Train a policy, or go on with it; prints what it remembers at the end.
 
     After SIGTERM the step under way is ended and saved, and SystemExit raised with status 143.
 
     Args:
-        task: of adrpo; made from the lessons, the tokenizer, the reward settings and alpha.
+        task: of adrpo in place of MemBuilder's; made from the lessons, the tokenizer, the reward settings and alpha.
 
     Returns:
         The run folder.
@@ -102,7 +102,7 @@ class _Run:
         out: Path,
         start: Path | None,
         termination: Termination,
-        task: Callable[..., Task],
+        task: Callable[..., Task] | None,
     ) -> None:
         self.cfg, self.out, self.termination, self.make_task = cfg, out, termination, task
         self.done = checkpoint.read_state(start)["step"] if start else 0
@@ -164,7 +164,8 @@ class _Run:
         """Of reinforcement learning."""
         cfg = self.cfg
         if not self.salimory:
-            return self.make_task(self.lessons(), self.tokenizer, cfg.reward, cfg.rl.alpha)
+            make = self.make_task or MemBuilderTask
+            return make(self.lessons(), self.tokenizer, cfg.reward, cfg.rl.alpha)
         rows = [one for life in self.lives() for one in windows(life, cfg.salimory.turns)]
         return SaliMoryTask(rows, self.tokenizer, cfg.salimory)
 

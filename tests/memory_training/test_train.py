@@ -17,7 +17,7 @@ from remind.core.files import read_json, sha256_file
 from remind.memory_training import pico, train
 from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
 from remind.memory_training.episodes import Scores
-from remind.memory_training.rewards import ROLES
+from remind.memory_training.rewards import ROLES, Pair
 
 WORLD = MemoryWorldConfig(dialogues=2, sessions=2, evaluate=1)
 
@@ -33,7 +33,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(start: Path, tmp_path: Path) -> Callable[..., TrainMemoryConfig]:
     def make(method: Any, name: str, **changes: Any) -> TrainMemoryConfig:
         common: dict[str, Any] = {"model": str(start), "world": WORLD, "lr": 1e-2, "save_every": 1, "steps": 3}
-        if method == "adrpo":
+        if method in ("adrpo", "salimory"):
             common |= {
                 "rl": PolicyGradientConfig(group=4, inner_epochs=2, reply_tokens=6),
                 "reward": RewardConfig(core_free=10, core_full=25, free_below=12),
@@ -48,7 +48,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize(("method", "place"), [("sft", 2), ("adrpo", 4)])
+@pytest.mark.parametrize(("method", "place"), [("sft", 2), ("adrpo", 4), ("salimory", 3)])
 def test_a_run_that_is_cut_off_ends_with_the_same_bits(
     method: str, place: int, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +60,15 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bits(
         def score(self, row: int, outcomes: Any) -> Scores:
             return Scores({role: [float(len(set(one[n].split()))) for one in outcomes] for n, role in enumerate(ROLES)})
 
+    class Numbers(train.SaliMoryTask):
+        """Rewards rollouts by their number, and compares the filters of two."""
+
+        def score(self, row: int, outcomes: Any) -> Scores:
+            rewards = [float(n) for n in range(len(outcomes))]
+            return Scores(dict.fromkeys(pico.SALIMORY, rewards), pairs=(Pair("utilizer", 0, 3, 0.5),))
+
     monkeypatch.setattr(train, "MemBuilderTask", Words)
+    monkeypatch.setattr(train, "SaliMoryTask", Numbers)
     whole = train.train_memory(config(method, "whole"))
     cut = config(method, "cut", resume=True)
     inner = train._Recorder.on_log
@@ -84,7 +92,8 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bits(
     steps = [row["step"] for row in rows[0]]
     assert steps == list(range(1, len(steps) + 1)) == [row["step"] for row in rows[1]]
     assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
-    assert {"final", "held_out", "rewarded", "valid", "words"} == read_json(whole / "report.json").keys()
+    more = {"factual", "vague", "profile", "filter"} if "salimory" in method else {"held_out", "rewarded"}
+    assert {"final", "valid", "words"} | more == read_json(whole / "report.json").keys()
     # what is trained moved, and nothing is left that another could unpickle
     assert sha256_file(whole / "policy/model.safetensors") != sha256_file(Path(cut.model) / "model.safetensors")
     names = {path.suffix for path in whole.rglob("*") if path.is_file()}
