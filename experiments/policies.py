@@ -122,6 +122,8 @@ class PoliciesConfig:
             method, wanted = getattr(self, name).method, {"sft_longer": "sft", "rl": "adrpo"}.get(name, name)
             if method != wanted:
                 raise ConfigError(f"{name}.method must be {wanted}, not {method}")
+        if not self.arms:
+            raise ConfigError("at least one of arms is needed")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
             raise ConfigError("seeds must be distinct, and at least one")
 

@@ -135,6 +135,13 @@ class PolicyGradientConfig:
     """Nucleus of sampling; below 1 the ratios are biased, since log-probabilities are of the whole distribution."""
     reply_tokens: PositiveInt = 24
     """Longest reply."""
+    vllm: Literal["off", "colocate", "server"] = "off"
+    """Who samples: the model itself, vLLM beside it on the same GPUs, or a vLLM server that is sent the weights. vLLM
+    draws from generators of its own: a resumed run then is not the same to the bit."""
+    vllm_server: str = "http://127.0.0.1:8000"
+    """Address of the server. Its weight endpoints ask nobody for a key: keep it on an address that only you reach."""
+    vllm_memory: PositiveShare = 0.3
+    """Share of a GPU's memory for vLLM (colocate)."""
     kl_stop: NonNegativeFloat | None = None
     """Nats a token between the policy that sampled and the present one beyond which the rest of a generation's steps is
     left out; none: never."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -51,9 +52,12 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         The run folder.
 
     Raises:
-        ConfigError: the folder holds a run and resume is off, or one with other settings; settings that do not fit.
+        ConfigError: the folder holds a run and resume is off, or one with other settings; settings that do not fit;
+            vLLM where it cannot run.
         ModelError: a policy or checkpoint that cannot be used, or TRL is missing.
     """
+    if cfg.rl.vllm != "off":
+        _check_vllm(cfg.rl.vllm)
     if cfg.model != "pico" and describe(cfg.model).kind != "causal":
         raise ModelError(f"{cfg.model}: no causal language model, which a policy has to be")
     out = Path(cfg.out)
@@ -70,10 +74,34 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     return out
 
 
-def _rank() -> int:
+def _check_vllm(mode: str) -> None:
+    """ConfigError where TRL could not sample with vLLM."""
+    optional("trl", "train-memory")
+    from trl.import_utils import is_vllm_available
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"rl.vllm {mode}: vLLM samples on a GPU, and there is none; leave it off")
+    if not is_vllm_available():
+        raise ConfigError(f"rl.vllm {mode}: needs the package vllm, which is not installed; TRL takes 0.22 to 0.31")
+
+
+def _joined() -> Any:
+    """`accelerate.PartialState`. ConfigError where launched processes did not join."""
     from accelerate import PartialState
 
-    return int(PartialState().process_index)
+    # without it, processes on a machine without a GPU would each train alone
+    state = PartialState(cpu=_on_cpu())
+    if int(os.environ.get("WORLD_SIZE", "1")) != state.num_processes:
+        raise ConfigError("launched as processes that did not join; see configs/accelerate/cpu_2.yaml")
+    return state
+
+
+def _rank() -> int:
+    return int(_joined().process_index)
+
+
+def _on_cpu() -> bool:
+    return torch.accelerator.current_accelerator(check_available=True) is None
 
 
 def _claim(cfg: TrainMemoryConfig, out: Path, main: bool) -> Path | None:
@@ -232,6 +260,10 @@ class _Run:
             temperature=rl.temperature,
             top_p=rl.top_p,
             beta=rl.beta,
+            use_vllm=rl.vllm != "off",
+            vllm_mode="colocate" if rl.vllm == "off" else rl.vllm,
+            vllm_server_base_url=rl.vllm_server,
+            vllm_gpu_memory_utilization=rl.vllm_memory,
         )
         contrast = {"booster": cfg.salimory.boost, "utilizer": cfg.salimory.utilize}
         settings = Settings(
@@ -243,15 +275,14 @@ class _Run:
         )
 
     def _processes(self) -> int:
-        from accelerate import PartialState
-
-        return int(PartialState().num_processes)
+        return int(_joined().num_processes)
 
     def _arguments(self) -> dict[str, Any]:
         return {
             "output_dir": str(self.out / ".trl"),
             "seed": self.cfg.seed,
             "max_grad_norm": self.cfg.max_grad_norm,
+            "use_cpu": _on_cpu(),
             "report_to": [],
             "save_strategy": "no",
             "bf16": False,

@@ -38,6 +38,7 @@ KINDS = {
     "memory": ("run-memory", ""),
     "refmem": ("build-refmem", "--input i --out o"),
     "sae": ("train-sae", "--out o"),
+    "salimory": ("train-memory", ""),
     "stability": ("experiments.stability:StabilityConfig", "--model m --out o"),
     "world": ("make-world", "--out o"),
 }

@@ -8,11 +8,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 
 from experiments.policies import Control, PoliciesConfig, controlled, policies
 from remind.core.errors import ConfigError
 from remind.memory_training import pico
-from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
+from remind.memory_training.config import (
+    MemoryWorldConfig,
+    PolicyGradientConfig,
+    RewardConfig,
+    SaliMoryConfig,
+    TrainMemoryConfig,
+)
 from remind.memory_training.episodes import Scores
 from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.rewards import ROLES
@@ -69,16 +76,36 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
     )
     learning = replace(imitation, method="adrpo", steps=1, batch_size=1, rl=PolicyGradientConfig(group=2), reward=SHORT)
     cfg = PoliciesConfig(
-        str(tmp_path), imitation, imitation, learning, ("adrpo", "null"), (1, 2), dialogues=3, resamples=50
+        str(tmp_path),
+        imitation,
+        imitation,
+        learning,
+        replace(imitation, method="salimory_sft"),
+        replace(learning, method="salimory", salimory=SaliMoryConfig(turns=4)),
+        ("adrpo", "null", "salimory_r1"),
+        (1, 2),
+        dialogues=3,
+        resamples=50,
     )
     results = policies(cfg)
-    rows = {row["arm"]: row for row in results["rows"]}
+    tables = {
+        start: {row["arm"]: row for row in results["rows"] if row["start"] == start}
+        for start in ("sft", "salimory_sft")
+    }
+    rows = tables["sft"]
     assert list(rows)[:3] == ["sft", "adrpo", "null"]
+    assert list(tables["salimory_sft"])[:2] == ["salimory_sft", "salimory_r1"]
     assert rows["adrpo"]["less sft"]["value"] == rows["adrpo"]["final"]["value"] - rows["sft"]["final"]["value"]
-    assert rows["keeps nothing"]["words"]["value"] == 0
-    assert rows["an expert without mistakes"]["final"]["value"] > rows["the expert that is imitated"]["final"]["value"]
+    for own in tables.values():
+        final = {name: row["final"]["value"] for name, row in own.items()}
+        assert final["an expert without mistakes"] > final["the expert that is imitated"]
+        useless = {name for name in final if name.startswith(("writes", "keeps nothing"))}
+        assert max(final[name] for name in useless) < final["the expert that is imitated"]
+        assert own["keeps nothing"]["words"]["value"] == 0
     trained = {path: path.stat().st_mtime_ns for path in tmp_path.glob("seed-*/*/policy/model.safetensors")}
-    assert len(trained) == 6
+    assert len(trained) == 10
+    settings = yaml.safe_load((tmp_path / "seed-1" / "salimory_r1" / "config.yaml").read_text())["salimory"]
+    assert (settings["boost"], settings["memory_penalty"], settings["turns"]) == (0, 0, 4)
     assert policies(cfg) == results
     assert trained == {path: path.stat().st_mtime_ns for path in trained}
     assert "| ADRPO |" in capsys.readouterr().out
@@ -93,3 +120,7 @@ def test_what_cannot_be_run() -> None:
         PoliciesConfig("out", arms=("ppo",))
     with pytest.raises(ConfigError, match="distinct"):
         PoliciesConfig("out", seeds=(1, 1))
+    with pytest.raises(ConfigError, match="at least one of arms"):
+        PoliciesConfig("out", arms=())
+    with pytest.raises(ConfigError, match=r"salimory\.method must be salimory, not sft"):
+        PoliciesConfig("out", salimory=TrainMemoryConfig(""))

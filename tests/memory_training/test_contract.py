@@ -37,6 +37,7 @@ def test_options_are_there_with_the_defaults_that_are_changed() -> None:
     expected = {"loss_type": "dapo", "beta": 0.0, "use_bias_correction_kl": True, "shuffle_dataset": True}
     assert {name: defaults[name] for name in expected} == expected
     needed = {"steps_per_generation", "num_iterations", "num_generations", "max_completion_length", "temperature"}
+    needed |= {"use_vllm", "vllm_mode", "vllm_server_base_url", "vllm_gpu_memory_utilization"}
     assert needed | {"top_p", "disable_dropout", "bf16", "gradient_checkpointing", "epsilon"} <= defaults.keys()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,18 @@ def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_a_policy(model: str, message: str, config: Any) -> None:
     cfg = config("sft", "run", model=model)
     with pytest.raises(ModelError, match=f"^{model}: {message}"):
+        train.train_memory(cfg)
+    assert not Path(cfg.out).exists()
+
+
+def test_vllm_is_refused_where_it_cannot_run(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config("adrpo", "run", rl=PolicyGradientConfig(vllm="colocate"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^rl\.vllm colocate: vLLM samples on a GPU"):
+        train.train_memory(cfg)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(import_module("trl.import_utils"), "is_vllm_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"needs the package vllm"):
         train.train_memory(cfg)
     assert not Path(cfg.out).exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,40 @@ def test_nothing_is_told_to_anyone(
 def scripted(prompts: list[list[int]]) -> list[list[int]]:
     """A completion that names its prompt; with an `a` after even prompts."""
     return [[2, prompt[0], END] if prompt[0] % 2 else [prompt[-1], END] for prompt in prompts]
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_vllm_answers_in_place_of_the_model(
+    mode: str, policy: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in with the interface that TRL has for it gets each lockstep's prompts, and new weights every step."""
+    told: list[Any] = []
+
+    class Engine:
+        class vllm_client:
+            get_server_info = staticmethod(lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}})
+
+        def __init__(self, mode: str, temperature: float, **_: Any) -> None:
+            told.append((mode, temperature))
+
+        def sync_weights(self) -> None:
+            told.append("weights")
+
+        def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any) -> Any:
+            assert (images, num_generations) == (None, 1)
+            told.append(len(prompts))
+            replies = scripted(prompts)
+            return None, replies, [[[0.0]] * len(reply) for reply in replies], None
+
+    theirs = import_module("trl.trainer.grpo_trainer")
+    monkeypatch.setattr(theirs, "VLLMGeneration", Engine)
+    trainer = make(policy, tokenizer, tmp_path, use_vllm=True, vllm_mode=mode, temperature=0.8)
+    chunks = scored(trainer, 0, 1)
+    assert told == [(mode, 0.8), "weights", 8, 4]
+    assert sum(chunk.total for chunk in chunks) / 2 == 12
+    trainer.state.global_step = 1
+    scored(trainer, 2, 3)
+    assert told[4:] == ["weights", 8, 4]
 
 
 @pytest.mark.parametrize("more", [0, 3])
