@@ -68,7 +68,8 @@ ZERO = {
         SplitConfig.train SplitConfig.dev StabilityConfig.lambda_hard TeacherConfig.ema_decay TrainSAEConfig.held_out
         TrainerConfig.warmup WorldConfig.second_voice WorldConfig.leads MemoryExperimentConfig.cited_useful
         MemoryExperimentConfig.cited_useless RerankerConfig.ema RerankerConfig.explore MemoryWorldConfig.blind
-        MemoryWorldConfig.missed MemoryWorldConfig.kept RewardConfig.length_penalty TrainMemoryConfig.warmup""",
+        MemoryWorldConfig.missed MemoryWorldConfig.kept RewardConfig.length_penalty TrainMemoryConfig.warmup
+        MemoryWorldConfig.blurred SaliMoryConfig.recall_weight SaliMoryConfig.similarity""",
     "a weight, price, width, rate or temperature that switches something off": """
         ChainConfig.sft_lr ChainConfig.pra_lr DataConfig.temperature Edge.gamma EndpointConfig.temperature
         EndpointConfig.price_prompt EndpointConfig.price_completion GroundingConfig.alpha GroundingConfig.beta
@@ -77,7 +78,9 @@ ZERO = {
         PaperConfig.alphas PaperConfig.betas PretrainConfig.letters RetrieveConfig.sigma SAETrainConfig.aux_coefficient
         StabilityConfig.lr StabilityConfig.gamma CheckSAEConfig.sink_factor TrainSAEConfig.sink_factor TrainerConfig.lr
         TrainerConfig.clip TrainerConfig.weight_decay PolicyGradientConfig.beta PolicyGradientConfig.kl_stop
-        RewardConfig.core_free RewardConfig.free_below TrainMemoryConfig.weight_decay""",
+        RewardConfig.core_free RewardConfig.free_below TrainMemoryConfig.weight_decay SaliMoryConfig.memory_penalty
+        SaliMoryConfig.memory_bonus SaliMoryConfig.profile_weight SaliMoryConfig.filter_weight SaliMoryConfig.boost
+        SaliMoryConfig.utilize""",
 }
 #: Fields that take -1 and 0: weights of a logit, thresholds in standard deviations, and a baseline of rewards.
 SIGNED = """
