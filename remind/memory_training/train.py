@@ -63,7 +63,11 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     out = Path(cfg.out)
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
-        start = _claim(cfg, out, main)
+        if main:
+            _claim(cfg, out)
+        # the others read what it has written
+        _joined().wait_for_everyone()
+        start = checkpoint.newest(out, report=main)
         run = _Run(cfg, out, start, termination, task)
         if run.done < cfg.steps:
             run.train()
@@ -104,8 +108,8 @@ def _on_cpu() -> bool:
     return torch.accelerator.current_accelerator(check_available=True) is None
 
 
-def _claim(cfg: TrainMemoryConfig, out: Path, main: bool) -> Path | None:
-    """The checkpoint to go on from; the folder then holds config.yaml."""
+def _claim(cfg: TrainMemoryConfig, out: Path) -> None:
+    """The folder then holds config.yaml, and the policy to begin with where the run makes it."""
     file = out / CONFIG
     if file.is_file():
         if not cfg.resume:
@@ -116,9 +120,10 @@ def _claim(cfg: TrainMemoryConfig, out: Path, main: bool) -> Path | None:
             raise ConfigError(f"{out} was run with other settings ({', '.join(changed)}); a resume must keep them")
     elif any(not path.name.startswith(".") for path in out.glob("*")):
         raise ConfigError(f"{out} holds what is not of a run; choose another out")
-    elif main:
+    else:
         write_text(file, yaml.safe_dump(as_dict(cfg), sort_keys=False))
-    return checkpoint.newest(out, report=main)
+    if cfg.model == "pico" and not (out / START).is_dir():
+        write_pico(out / START, cfg.seed)
 
 
 class _Run:
@@ -136,12 +141,7 @@ class _Run:
         self.done = checkpoint.read_state(start)["step"] if start else 0
         self.imitates, self.salimory = cfg.method in ("sft", "salimory_sft"), cfg.method.startswith("salimory")
         self.updates = 1 if self.imitates else cfg.rl.inner_epochs
-        folder = Path(cfg.model)
-        if cfg.model == "pico":
-            folder = out / START
-            if not folder.is_dir():
-                write_pico(folder, cfg.seed)
-        loaded = load_backbone(folder)
+        loaded = load_backbone(out / START if cfg.model == "pico" else cfg.model)
         self.model: Any = loaded.model
         self.tokenizer: Any = loaded.tokenizer
         self.optimizer = make_optimizer(self.model, "adamw", cfg.lr, cfg.weight_decay)
@@ -149,7 +149,7 @@ class _Run:
             checkpoint.restore_model(start, self.model)
             checkpoint.restore_optimizer(start, self.model, self.optimizer)
             print(f"going on from {start}", file=sys.stderr)
-        if (out / METRICS).is_file():
+        if _rank() == 0 and (out / METRICS).is_file():
             kept = [row for row in read_metrics(out) if row["step"] <= self.done * self.updates]
             write_text(out / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))
         self.expert = Expert(cfg.world.blind, cfg.world.missed, cfg.world.kept, cfg.world.blurred)

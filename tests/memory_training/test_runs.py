@@ -77,7 +77,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(script: Path, out: Path, method: str, *more: object, processes: int = 1) -> Forked:
     words = f"--out {out} --method {method} --model {script.parent / 'pico'} --lr 1e-2 --steps 3 --batch_size 4"
-    words += " --world.dialogues 2 --world.sessions 2 --world.evaluate 1 --save_every 1 --resume true"
+    words += " --world.dialogues 2 --world.sessions 2 --world.evaluate 1 --save_every 1"
     words += " --rl.group 2 --rl.reply_tokens 6 --rl.inner_epochs 2"
     return Forked(
         script, *words.split(), *more, environment={**os.environ, "OMP_NUM_THREADS": "1"}, processes=processes
@@ -91,11 +91,11 @@ def ended(process: Forked) -> None:
 
 @pytest.mark.slow
 def test_runs_killed_at_random_end_with_the_same_bits(script: Path, tmp_path: Path) -> None:
-    method = "salimory"
+    method, again = "salimory", ("--resume", "true")
     ended(start(script, tmp_path / "whole", method))
     kills, draw, out, done = int(os.environ.get("REMIND_KILLS", "2")), random.Random(method), tmp_path / "killed", 0
     while done < kills:
-        process, log = start(script, out, method), out / "metrics.jsonl"
+        process, log = start(script, out, method, *again), out / "metrics.jsonl"
         before, early = log.stat().st_size if log.exists() else 0, draw.random() < 0.2
         while process.poll() is None and not early and (not log.exists() or log.stat().st_size == before):
             time.sleep(0.002)
@@ -106,7 +106,7 @@ def test_runs_killed_at_random_end_with_the_same_bits(script: Path, tmp_path: Pa
             break
         assert process.returncode == -signal.SIGKILL, errors[-2000:]
         done += 1
-    ended(start(script, out, method))
+    ended(start(script, out, method, *again))
     for name in ("policy/model.safetensors", "checkpoints/step-00000003/optimizer.safetensors", "report.json"):
         assert sha256_file(out / name) == sha256_file(tmp_path / "whole" / name)
     assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
