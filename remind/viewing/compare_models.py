@@ -119,14 +119,14 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
 
 def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
     """Give each listed feature the tokens that it promotes."""
-    from sae.dashboard import promoted_tokens
+    from sae.dashboard import logit_effects
 
     for layer, kinds in result["features"].items():
         rows = [row for listed in kinds.values() for row in listed]
         numbers = [row["feature"] for row in rows]
-        promoted = promoted_tokens(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
-        for row, (tokens, _) in zip(rows, promoted or [], strict=False):
-            row["promotes"] = tokens
+        effects = logit_effects(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
+        for row, one in zip(rows, effects or [], strict=False):
+            row["promotes"] = [token for token, _ in one.promoted]
 
 
 def ratio(pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0) -> Figures:
