@@ -52,6 +52,8 @@ class InsideConfig:
     """Questions of this split; None: of all."""
     limit: PositiveInt = 400
     """Read at most this many questions with a gold answer, the first ones of each states folder."""
+    per_dialogue: PositiveInt | None = None
+    """Read at most this many of them of each dialogue."""
     ks: tuple[PositiveInt, ...] = (1, 4, 16, 64, 128)
     """Features patched, in all layers together."""
     draws: PositiveInt = 3
@@ -77,9 +79,11 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
         DataError: states of fewer than two dialogues with gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
+    from remind.models.generate import check_generates
     from remind.models.load import load_backbone
 
     before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
+    check_generates(before)
     counts = _Counts([], {})
     chosen_on = 0
     for number, (after, states, sae) in enumerate(_runs(cfg)):
@@ -144,18 +148,16 @@ def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
 
 def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
     """Patch between the model before and one after; returns how many questions the features were chosen on."""
-    from itertools import islice
-
-    from remind.grounding.load import load_saes
+    from remind.grounding import GroundingConfig
+    from remind.grounding.load import check_saes, load_saes
     from remind.models.load import load_backbone
-    from remind.states.parquet import iterate_states
-    from remind.viewing.diff import check_same, measure, readings
+    from remind.viewing.diff import check_same, measure, questions_of
 
     saes, _ = load_saes(run[2], cfg.device)
+    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), run[2])
     after = load_backbone(run[0], dtype=cfg.dtype, device=cfg.device)
     check_same(before, after)
-    labelled = (record for record in iterate_states(run[1], cfg.split) if record.target)
-    questions = readings(before, islice(labelled, cfg.limit))
+    questions = questions_of(before, run[1], cfg.split, cfg.limit, cfg.per_dialogue)
     names = list(dict.fromkeys(question.record.dialogue_id for question in questions))
     if len(names) < 2:
         raise DataError("features are chosen on other dialogues than answers are counted on: two are needed", run[1])

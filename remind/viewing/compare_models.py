@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     from remind.grounding.load import check_saes, load_saes
     from remind.models.generate import check_generates
     from remind.models.load import load_backbone
-    from remind.states.parquet import iterate_states
-    from remind.viewing.diff import measure, readings
+    from remind.viewing.diff import measure, questions_of
 
     out = Path(cfg.out)
     if (out / "diff.json").exists() and not cfg.overwrite:
@@ -51,8 +49,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     check_generates(before)
     check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), cfg.sae)
     after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
-    labelled = (record for record in iterate_states(cfg.states, cfg.split) if record.target)
-    questions = readings(before, islice(labelled, cfg.limit))
+    questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
     diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
     result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
     name_features(result, before, saes)

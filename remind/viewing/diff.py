@@ -16,6 +16,7 @@ same tokens, the question, and go on with the same answer, so that hidden states
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ from remind.alignment.tokens import example_of
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
+from remind.states.parquet import iterate_states
 from remind.states.records import StateRecord
 from remind.viewing.turns import evidence_turns, prompt_of
 from sae import SparseCodes
@@ -107,6 +109,25 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
     if not found:
         raise DataError("no question has a gold answer, after which the models could be compared")
     return found
+
+
+def questions_of(
+    backbone: Backbone, states: str, split: str | None, limit: int | None, per_dialogue: int | None
+) -> list[Reading]:
+    """The first questions of a states folder that have a gold answer, at most so many, and so many of each dialogue.
+
+    Raises:
+        DataError, FormatError: states that cannot be read; as `readings`.
+    """
+    seen: Counter[str] = Counter()
+    chosen = []
+    for record in iterate_states(states, split):
+        if record.target and (per_dialogue is None or seen[record.dialogue_id] < per_dialogue):
+            seen[record.dialogue_id] += 1
+            chosen.append(record)
+        if len(chosen) == limit:
+            break
+    return readings(backbone, chosen)
 
 
 @dataclass
