@@ -23,7 +23,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap
-from remind.viewing.patching import AnswerScore, answer_score, patches, rankings, whole
+from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, score_and_states, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Seed, check_ranges
 
@@ -165,19 +165,24 @@ def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], numbe
     choosing = [question for question in questions if question.record.dialogue_id in chosen_on]
     orders = rankings(measure(before, after, saes, choosing, attention=False), saes, cfg.draws, cfg.seed)
     orders["all features"] = [[(layer, feature) for layer, coder in saes.items() for feature in range(coder.d_sae)]]
-    models: dict[Direction, tuple[Backbone, Backbone]] = {"fall": (after, before), "rise": (before, after)}
+    layers = list(saes)
     counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
     for question in track(counted, "patch", len(counted)):
         counts.dialogues.append(f"{number} {question.record.dialogue_id}")
-        counts.add("before", "", 0, [answer_score(before, question)])
-        counts.add("after", "", 0, [answer_score(after, question)])
-        for direction, (recipient, donor) in models.items():
-            given = donor.hidden_states(question.ids(0)[None], None, list(saes))
+        (base, states), (aligned, aligned_states) = (score_and_states(one, question, layers) for one in (before, after))
+        counts.add("before", "", 0, [base])
+        counts.add("after", "", 0, [aligned])
+        for direction, recipient, own, given in (
+            ("fall", after, aligned_states, states),
+            ("rise", before, states, aligned_states),
+        ):
+            arms: list[tuple[str, int, list[Edits]]] = []
             for arm, drawn in orders.items():
                 for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
-                    edits = [patches(saes, order[:k], given) for order in drawn]
-                    counts.add(direction, arm, k, [answer_score(recipient, question, edit) for edit in edits])
-            counts.add(direction, "residual", 0, [answer_score(recipient, question, whole(given))])
+                    arms.append((arm, k, [patches(saes, order[:k], given) for order in drawn]))
+            arms.append(("residual", 0, [whole(given)]))
+            for arm, k, edits in arms:
+                counts.add(direction, arm, k, [answer_score(recipient, question, edit, own) for edit in edits])
     return len(choosing)
 
 

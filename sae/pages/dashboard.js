@@ -88,7 +88,7 @@ function openFeature(id) {
   found.row.querySelector("summary").focus({ preventScroll: true });
 }
 for (const one of given) {
-  const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && one.name.by === "model" ? one.name.text : peaks, inside = el("div", { class: "body" });
+  const peaks = peakWords(one.examples.map(fromCorpus)), words = one.name && (one.name.by === "model" || !peaks) ? one.name.text : peaks, inside = el("div", { class: "body" });
   const row = el("details", { class: "feature", id: `f${one.id}` }, el("summary", {}, el("b", { class: "num" }, String(one.id)), meter(one.max / highest),
     el("span", { class: "num small" }, `up to ${shown(one.max)}, on ${percent(rate(one))} of tokens`), one.pictures.length && !one.examples.length ? el("span", { class: "small" }, "images alone") : null, el("bdi", { class: "words small" }, words)), inside);
   row.addEventListener("toggle", () => { if (row.open && !inside.childNodes.length) inside.append(...body(one)); });

@@ -25,7 +25,7 @@ from remind.states.records import StateRecord
 from remind.viewing.compare_models import compare_models, ratio
 from remind.viewing.config import CompareModelsConfig
 from remind.viewing.diff import Reading, auc, measure, questions_of, readings
-from remind.viewing.patching import AnswerScore, answer_score, patches
+from remind.viewing.patching import AnswerScore, answer_score, patches, score_and_states, whole
 from sae import TopKSAE, layer_folder
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")
@@ -184,6 +184,12 @@ def test_patches(before: Backbone, after: Backbone, questions: list[Reading]) ->
     # the donor's own states are left alone
     torch.testing.assert_close(edit[3](donor[3]), donor[3])
     assert answer_score(before, questions[0], patches(coders, [(3, 9)], donor)) == answer_score(before, questions[0])
+    # going on from the model's own states is the same forward
+    score, own = score_and_states(after, questions[0], [1, 3])
+    assert score == answer_score(after, questions[0])
+    assert torch.equal(own[3], other[3])
+    for given in (edit, {3: edit[3]}, {1: edit[1]}, whole(donor)):
+        assert answer_score(after, questions[0], given, own) == answer_score(after, questions[0], given)
 
 
 def states_folder(folder: Path, count: int = 3) -> Path:
