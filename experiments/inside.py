@@ -23,7 +23,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap
-from remind.viewing.patching import AnswerScore, answer_score, patches, rankings, whole
+from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, score_and_states, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Seed, check_ranges
 
@@ -52,6 +52,8 @@ class InsideConfig:
     """Questions of this split; None: of all."""
     limit: PositiveInt = 400
     """Read at most this many questions with a gold answer, the first ones of each states folder."""
+    per_dialogue: PositiveInt | None = None
+    """Read at most this many of them of each dialogue."""
     ks: tuple[PositiveInt, ...] = (1, 4, 16, 64, 128)
     """Features patched, in all layers together."""
     draws: PositiveInt = 3
@@ -77,9 +79,11 @@ def inside(cfg: InsideConfig) -> dict[str, Any]:
         DataError: states of fewer than two dialogues with gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
+    from remind.models.generate import check_generates
     from remind.models.load import load_backbone
 
     before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
+    check_generates(before)
     counts = _Counts([], {})
     chosen_on = 0
     for number, (after, states, sae) in enumerate(_runs(cfg)):
@@ -144,18 +148,16 @@ def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
 
 def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
     """Patch between the model before and one after; returns how many questions the features were chosen on."""
-    from itertools import islice
-
-    from remind.grounding.load import load_saes
+    from remind.grounding import GroundingConfig
+    from remind.grounding.load import check_saes, load_saes
     from remind.models.load import load_backbone
-    from remind.states.parquet import iterate_states
-    from remind.viewing.diff import check_same, measure, readings
+    from remind.viewing.diff import check_same, measure, questions_of
 
     saes, _ = load_saes(run[2], cfg.device)
+    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), run[2])
     after = load_backbone(run[0], dtype=cfg.dtype, device=cfg.device)
     check_same(before, after)
-    labelled = (record for record in iterate_states(run[1], cfg.split) if record.target)
-    questions = readings(before, islice(labelled, cfg.limit))
+    questions = questions_of(before, run[1], cfg.split, cfg.limit, cfg.per_dialogue)
     names = list(dict.fromkeys(question.record.dialogue_id for question in questions))
     if len(names) < 2:
         raise DataError("features are chosen on other dialogues than answers are counted on: two are needed", run[1])
@@ -163,19 +165,24 @@ def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], numbe
     choosing = [question for question in questions if question.record.dialogue_id in chosen_on]
     orders = rankings(measure(before, after, saes, choosing, attention=False), saes, cfg.draws, cfg.seed)
     orders["all features"] = [[(layer, feature) for layer, coder in saes.items() for feature in range(coder.d_sae)]]
-    models: dict[Direction, tuple[Backbone, Backbone]] = {"fall": (after, before), "rise": (before, after)}
+    layers = list(saes)
     counted = [question for question in questions if question.record.dialogue_id not in chosen_on]
     for question in track(counted, "patch", len(counted)):
         counts.dialogues.append(f"{number} {question.record.dialogue_id}")
-        counts.add("before", "", 0, [answer_score(before, question)])
-        counts.add("after", "", 0, [answer_score(after, question)])
-        for direction, (recipient, donor) in models.items():
-            given = donor.hidden_states(question.ids(0)[None], None, list(saes))
+        (base, states), (aligned, aligned_states) = (score_and_states(one, question, layers) for one in (before, after))
+        counts.add("before", "", 0, [base])
+        counts.add("after", "", 0, [aligned])
+        for direction, recipient, own, given in (
+            ("fall", after, aligned_states, states),
+            ("rise", before, states, aligned_states),
+        ):
+            arms: list[tuple[str, int, list[Edits]]] = []
             for arm, drawn in orders.items():
                 for k in cfg.ks if arm in _CHOSEN else (len(drawn[0]),):
-                    edits = [patches(saes, order[:k], given) for order in drawn]
-                    counts.add(direction, arm, k, [answer_score(recipient, question, edit) for edit in edits])
-            counts.add(direction, "residual", 0, [answer_score(recipient, question, whole(given))])
+                    arms.append((arm, k, [patches(saes, order[:k], given) for order in drawn]))
+            arms.append(("residual", 0, [whole(given)]))
+            for arm, k, edits in arms:
+                counts.add(direction, arm, k, [answer_score(recipient, question, edit, own) for edit in edits])
     return len(choosing)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from sae.topk import TopKSAE
 
 #: Entries of [features, d_sae] compared at a time.
 _CHUNK = 1 << 24
+#: Bins of effects on logits; an even number, so that none holds both signs.
+_BINS = 40
 
 
 @torch.no_grad()
@@ -38,25 +40,52 @@ def neighbours(coder: TopKSAE, features: Sequence[int], n: int = 6) -> list[list
     return result
 
 
+class Effects(NamedTuple):
+    """What a feature adds to the logits of tokens, for an activation of 1 at the last layer.
+
+    Attributes:
+        promoted, suppressed: tokens of the largest and of the least effect, with it.
+        largest: of all effects, without sign.
+        counts: tokens of the vocabulary by effect, in `_BINS` bins from -largest to largest.
+    """
+
+    promoted: list[tuple[str, float]]
+    suppressed: list[tuple[str, float]]
+    largest: float
+    counts: list[int]
+
+
 @torch.no_grad()
-def promoted_tokens(
+def logit_effects(
     model: nn.Module, tokenizer: Any, coder: TopKSAE, features: Sequence[int], n: int = 8
-) -> list[tuple[list[str], list[str]]] | None:
-    """For each feature the tokens whose output embeddings have the largest product with its decoder row, and the least.
+) -> list[Effects] | None:
+    """For each feature the products of its decoder row with the output embeddings; the final norm is left out.
 
     None for a model without a language-model head. Of early layers this says little.
+
+    Args:
+        n: tokens listed at each end.
     """
     find: Any = getattr(model, "get_output_embeddings", None)
     weight = getattr(None if find is None else find(), "weight", None)
     if weight is None or weight.shape[-1] != coder.d_in:
         return None
     rows = coder.W_dec.detach()[list(features)].to(weight.device, torch.float32)
-    result: list[tuple[list[str], list[str]]] = []
+    result: list[Effects] = []
     for part in rows.split(max(1, _CHUNK // len(weight))):
         products = part @ weight.float().t()
-        ends = [products.topk(min(n, len(weight)), 1, largest).indices.tolist() for largest in (True, False)]
-        words = [[[tokenizer.decode([token]) for token in row] for row in end] for end in ends]
-        result += zip(*words, strict=True)
+        most, least = (products.topk(min(n, len(weight)), 1, largest) for largest in (True, False))
+        for number, effects in enumerate(products.cpu()):
+            promoted, suppressed = (
+                [
+                    (tokenizer.decode([token]), round(value, 4))
+                    for token, value in zip(end.indices[number].tolist(), end.values[number].tolist(), strict=True)
+                ]
+                for end in (most, least)
+            )
+            largest = float(effects.abs().max())
+            counts = torch.histc(effects, _BINS, -largest, largest).int().tolist()
+            result.append(Effects(promoted, suppressed, float(f"{largest:.4g}"), counts))
     return result
 
 
@@ -120,6 +149,7 @@ def write_dashboard(
         seen=seen,
         dead=int((fired == 0).sum()),
         density=_density_bars(fired, n_tokens),
+        coder=coder,
     )
     with files.atomic(Path(path)) as temporary:
         temporary.write_text(html, encoding="utf-8")
@@ -142,27 +172,30 @@ def _data(
     def number(source: str) -> int:
         return shown.setdefault(source, len(shown))
 
-    tokens = None if probe is None else promoted_tokens(probe.model, probe.tokenizer, coder, chosen)
+    effects = None if probe is None else logit_effects(probe.model, probe.tokenizer, coder, chosen)
     rows = []
     for place, (feature, near) in enumerate(zip(chosen, neighbours(coder, chosen), strict=True)):
         edges, counts = record.histogram(feature)
-        examples = snippets.of_feature(record, feature, per_feature)
+        top = record.examples(feature, per_feature)
+        known = {(one.source, one.position) for one in top}
+        drawn = [one for one in record.drawn(feature) if (one.source, one.position) not in known]
         found = pictures.examples(feature, per_feature)
         rows.append(
             {
                 "id": feature,
                 "fired": int(record.fired[feature]),
                 "fired_images": int(pictures.fired[feature]),
-                "max": max(examples[0][3] if examples else 0.0, round(found[0].value, 4) if found else 0.0),
+                "max": round(max([0.0, *(one.value for one in top[:1]), *(one.value for one in found[:1])]), 4),
                 "edges": [float(f"{edge:.4g}") for edge in edges],
                 "counts": counts,
-                "examples": examples,
+                "examples": [snippets.put(one, top[0].value) for one in top],
+                "drawn": [snippets.put(one, top[0].value) for one in drawn],
                 "pictures": [
                     [number(one.source), digits(one.values, found[0].value), one.columns, round(one.value, 4)]
                     for one in found
                 ],
                 "near": [[other, round(cosine, 4)] for other, cosine in near],
-                "tokens": None if tokens is None else tokens[place],
+                "logits": None if effects is None else effects[place],
                 "name": names.get(feature),
             }
         )

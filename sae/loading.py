@@ -88,7 +88,8 @@ def load(path: str | Path, *, k: int | None = None, device: torch.device | str =
     """Read an SAE; its parameters need no gradient.
 
     Args:
-        path: a folder of sae-lens or sparsify, a `.sae.pt` of Qwen-Scope, or a `params.npz` of Gemma Scope.
+        path: a folder of sae-lens or sparsify, or with a mapping file that names one layer; a `.sae.pt` of Qwen-Scope,
+            or a `params.npz` of Gemma Scope.
         k: entries of a token's codes where the file sets none (see `JumpReLUSAE`), 256 by default.
 
     Raises FormatError for what is missing, damaged or of another kind.
@@ -98,19 +99,25 @@ def load(path: str | Path, *, k: int | None = None, device: torch.device | str =
         return _coder(_mapped(path, replace(QWEN_SCOPE, k=k or _k_of(path))), device)
     if path.suffix == ".npz":
         return _coder(_mapped(path, replace(GEMMA_SCOPE, k=k)), device)
+    if (path / MAPPING).exists():
+        found = load_layers(path, device, k=k)
+        if len(found) != 1:
+            raise FormatError(f"{MAPPING} names {len(found)} layers: read them with load_layers", path)
+        return next(iter(found.values()))
     if (path / "sae.safetensors").exists():
         return _coder(_mapped(path / "sae.safetensors", replace(SPARSIFY, k=_sparsify_k(path / "cfg.json"))), device)
     return _coder(sae_format.read(path, k or MOST), device)
 
 
-def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[int, TopKSAE]:
-    """Read all SAEs of a folder, by the number of the hidden state that they read, ascending.
+def load_layers(folder: str | Path, device: torch.device | str = "cpu", k: int | None = None) -> dict[int, TopKSAE]:
+    """Read all SAEs of a folder, by the number of the hidden state that they read, ascending; k as in `load`.
 
     Raises FormatError for no SAE, one that cannot be read, or one of which it is not known what it reads.
     """
     folder = Path(folder)
     if (folder / MAPPING).exists():
         mapping = Mapping.read(folder / MAPPING)
+        mapping = replace(mapping, k=mapping.k or k)
         paths = {int(layer): folder / name for layer, name in mapping.layers.items()}
         return {layer: _coder(_mapped(paths[layer], mapping), device) for layer in sorted(paths)}
     found: dict[int, Path] = {}
@@ -121,7 +128,7 @@ def load_layers(folder: str | Path, device: torch.device | str = "cpu") -> dict[
         found[layer] = path
     if not found:
         raise FormatError("holds no SAE: expected subfolders such as layer_04 (`remind train-sae` writes them)", folder)
-    return {layer: load(found[layer], device=device) for layer in sorted(found)}
+    return {layer: load(found[layer], k=k, device=device) for layer in sorted(found)}
 
 
 def sae_paths(folder: Path) -> list[Path]:

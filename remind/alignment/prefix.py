@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remind.core.errors import ModelError
-
-NAME = "remind_shared_prefix"
+from remind.models.attention import Attention, exchanged_attention
 
 
 @dataclass
@@ -29,19 +27,41 @@ class SharedPrefix:
 
     Attributes:
         lengths: [B], common tokens of each sample.
-        inner: the model's own attention implementation.
         cached: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
         mask: [B, 1, S, longest + S], which of the cached and of its own tokens each of the S tokens may attend to; None
             while keys and values are still being cached.
     """
 
     lengths: Tensor
-    inner: str
     cached: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
     mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.longest = int(self.lengths.max())
+
+    def attend(
+        self,
+        inner: Attention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attention of one layer, in place of its own."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if self.mask is None:
+            self.cached[module] = (key[:, :, : self.longest].detach(), value[:, :, : self.longest].detach())
+            return inner(module, query, key, value, mask, **kwargs)
+        before = self.cached.pop(module)
+        key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+        # flash kernels take no mask, and this one is small
+        result: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, self.mask, **kwargs
+        )
+        return result
 
     def expect(self, tokens: int) -> None:
         """From here on attention is that of `tokens` tokens that follow each sample's prefix.
@@ -60,45 +80,9 @@ class SharedPrefix:
         )
 
 
-_active: ContextVar[SharedPrefix | None] = ContextVar("remind_shared_prefix", default=None)
-
-
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    state = _active.get()
-    assert state is not None
-    for name in ("sliding_window", "s_aux", "softcap"):
-        if kwargs.get(name) is not None:
-            raise ModelError(f"attention with {name} cannot be shared between states: set prefix_sharing false")
-    result: tuple[Tensor, Tensor | None]
-    if state.mask is None:
-        state.cached[module] = (key[:, :, : state.longest].detach(), value[:, :, : state.longest].detach())
-        result = ALL_ATTENTION_FUNCTIONS[state.inner](module, query, key, value, attention_mask, **kwargs)
-        return result
-    before = state.cached.pop(module)
-    key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
-    # flash kernels take no mask, and this one is small
-    result = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, state.mask, **kwargs)
-    return result
-
-
-def _mask(*args: Any, **kwargs: Any) -> Any:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    state = _active.get()
-    assert state is not None
-    return ALL_MASK_ATTENTION_FUNCTIONS[state.inner](*args, **kwargs)
-
-
 @contextmanager
 def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
     """Inside, the attention layers of `decoder` first keep, then (`SharedPrefix.expect`) read the common tokens.
-
-    The decoder's attention implementation is exchanged for the time being through transformers' registry and put back
-    on leaving, so that checkpointed layers are computed again in the backward pass by the model's own attention.
 
     Args:
         decoder: the text model, with its `config`.
@@ -107,24 +91,12 @@ def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
     Raises:
         ModelError: an attention that cannot be shared.
     """
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-
-    config = decoder.config
-    inner = config._attn_implementation
-    if inner not in ALL_ATTENTION_FUNCTIONS:
-        raise ModelError(f"attention {inner!r} cannot be shared between states: load the model with sdpa attention")
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _mask)
-    state = SharedPrefix(lengths, inner)
-    token = _active.set(state)
-    config._attn_implementation = NAME
-    try:
-        yield state
-    finally:
-        config._attn_implementation = inner
-        _active.reset(token)
-        state.cached.clear()
+    state = SharedPrefix(lengths)
+    with exchanged_attention(decoder, state.attend, "set prefix_sharing false"):
+        try:
+            yield state
+        finally:
+            state.cached.clear()
 
 
 def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     from remind.grounding.load import check_saes, load_saes
     from remind.models.generate import check_generates
     from remind.models.load import load_backbone
-    from remind.states.parquet import iterate_states
-    from remind.viewing.diff import measure, readings
+    from remind.viewing.diff import measure, questions_of
 
     out = Path(cfg.out)
     if (out / "diff.json").exists() and not cfg.overwrite:
@@ -51,8 +49,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     check_generates(before)
     check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), cfg.sae)
     after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
-    labelled = (record for record in iterate_states(cfg.states, cfg.split) if record.target)
-    questions = readings(before, islice(labelled, cfg.limit))
+    questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
     diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
     result = {"config": asdict(cfg), "questions": len(questions), **figures_of(diff, cfg.features, cfg.resamples)}
     name_features(result, before, saes)
@@ -119,14 +116,14 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
 
 def name_features(result: Figures, backbone: Backbone, saes: dict[int, TopKSAE]) -> None:
     """Give each listed feature the tokens that it promotes."""
-    from sae.dashboard import promoted_tokens
+    from sae.dashboard import logit_effects
 
     for layer, kinds in result["features"].items():
         rows = [row for listed in kinds.values() for row in listed]
         numbers = [row["feature"] for row in rows]
-        promoted = promoted_tokens(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
-        for row, (tokens, _) in zip(rows, promoted or [], strict=False):
-            row["promotes"] = tokens
+        effects = logit_effects(backbone.model, backbone.tokenizer, saes[int(layer)], numbers, 5) if rows else None
+        for row, one in zip(rows, effects or [], strict=False):
+            row["promotes"] = [token for token, _ in one.promoted]
 
 
 def ratio(pairs: Sequence[tuple[float, float]], clusters: Sequence[Hashable], resamples: int, seed: int = 0) -> Figures:

@@ -132,6 +132,8 @@ class CompareModelsConfig:
     """Read questions of this split; None: of all."""
     limit: PositiveInt | None = 50
     """Read at most this many questions with a gold answer, the first ones."""
+    per_dialogue: PositiveInt | None = None
+    """Read at most this many of them of each dialogue."""
     towards: Literal["x1", "x2"] = "x2"
     """The state of which it is asked how far it moved into x0."""
     attention: bool = True

@@ -16,17 +16,23 @@ same tokens, the question, and go on with the same answer, so that hidden states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import DynamicCache
 
+from remind.alignment.model import inner_model
+from remind.alignment.step import common_prefix
 from remind.alignment.tokens import example_of
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
+from remind.models.attention import Attention, exchanged_attention
+from remind.states.parquet import iterate_states
 from remind.states.records import StateRecord
 from remind.viewing.turns import evidence_turns, prompt_of
 from sae import SparseCodes
@@ -105,6 +111,25 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
     return found
 
 
+def questions_of(
+    backbone: Backbone, states: str, split: str | None, limit: int | None, per_dialogue: int | None
+) -> list[Reading]:
+    """The first questions of a states folder that have a gold answer, at most so many, and so many of each dialogue.
+
+    Raises:
+        DataError, FormatError: states that cannot be read; as `readings`.
+    """
+    seen: Counter[str] = Counter()
+    chosen = []
+    for record in iterate_states(states, split):
+        if record.target and (per_dialogue is None or seen[record.dialogue_id] < per_dialogue):
+            seen[record.dialogue_id] += 1
+            chosen.append(record)
+        if len(chosen) == limit:
+            break
+    return readings(backbone, chosen)
+
+
 @dataclass
 class Changes:
     """Sums over questions of one layer's feature activations at one kind of positions; [d_sae] each."""
@@ -179,6 +204,8 @@ def measure(
 ) -> Diff:
     """Read every question with both models.
 
+    The model before reads what x0 and the other level begin with once.
+
     Args:
         before, after: the same architecture and tokenizer.
         saes: by layer, on the models' device.
@@ -190,16 +217,21 @@ def measure(
         ModelError: models with other tokens, widths or layers.
     """
     check_same(before, after)
+    layers = list(saes)
     changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
     for question in track(questions, "read", len(questions)):
-        told = _states(before, question.ids(towards), saes)
+        watches = [_Watch(len(question.answer)) if attention else None for _ in range(2)]
+        cache, x0, x2 = DynamicCache(), question.ids(0), question.ids(towards)
+        first = _states(before, x0, layers, cache, watches[0])
+        second = _states(after, x0, layers, None, watches[1])
+        # x0 and x2 begin alike, so the model before reads the rest of x2 only
+        cache.crop(common_prefix(x0, x2) - len(x0))
+        alike = cache.get_seq_length()
+        told = _states(before, x2, layers, cache)
         if attention:
-            (first, weights), (second, others) = (_states_and_attention(one, question, saes) for one in (before, after))
-            diff.attention.append(_attention(question, weights, others))
-        else:
-            first, second = (_states(model, question.ids(0), saes) for model in (before, after))
+            diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
         moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
         resonance: dict[int, tuple[float, float] | None] = {}
@@ -220,7 +252,8 @@ def measure(
             moved["residual"][layer], moved["codes"][layer] = {}, {}
             for kind in SHARED:
                 at, there = (question.positions(kind, level).to(stream.device) for level in (0, towards))
-                m, delta = ((other - first[layer][at]).double() for other in (second[layer][at], told[layer][there]))
+                there -= alike
+                m, delta = ((one - first[layer][at]).double() for one in (second[layer][at], told[layer][there]))
                 moved["residual"][layer][kind] = (float((m * delta).sum()), float(delta.square().sum()))
                 means[layer][kind] = torch.stack([m.mean(0), delta.mean(0)]).cpu()
                 base, aligned = (part[at].dense(coder.d_sae).double() for part in codes)
@@ -252,10 +285,40 @@ def _no_changes(coder: TopKSAE) -> Changes:
     return Changes(before, after, square)
 
 
-def _states(backbone: Backbone, ids: Tensor, saes: Mapping[int, TopKSAE]) -> dict[int, Tensor]:
-    """[T, d] by layer, in float32."""
-    found = backbone.hidden_states(ids[None], None, list(saes))
-    return {layer: states[0].float() for layer, states in found.items()}
+def _states(
+    backbone: Backbone,
+    ids: Tensor,
+    layers: Sequence[int],
+    cache: DynamicCache | None = None,
+    watch: _Watch | None = None,
+) -> dict[int, Tensor]:
+    """[T, d] by layer, in float32, from one forward.
+
+    Args:
+        cache: keys and values of the first tokens, which are not read again, and have no states; those of the others
+            are added, up to the deepest layer. None: none are kept.
+        watch: told the attention of every layer; None: blocks above the deepest layer are not run.
+    """
+    start = 0 if cache is None else cache.get_seq_length()
+    places = backbone.position_ids({"input_ids": ids[None].to(backbone.device)})
+    assert places is not None
+    given = {"position_ids": places[..., start:], "past_key_values": cache, "use_cache": cache is not None}
+    if watch is None:
+        found = backbone.hidden_states(ids[None, start:], None, layers, **given)
+        return {layer: states[0].float() for layer, states in found.items()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(layer: int, h: Tensor) -> Tensor:
+        kept[layer] = h[0].float()
+        return h
+
+    decoder = inner_model(backbone.model).get_decoder()
+    with (
+        exchanged_attention(decoder, watch.attend, "set attention false"),
+        edited(backbone.model, {layer: partial(keep, layer) for layer in layers}),
+    ):
+        backbone.model(input_ids=ids[None, start:].to(backbone.device), logits_to_keep=1, **given)
+    return kept
 
 
 def _no_sink(h: Tensor) -> Tensor:
@@ -302,45 +365,21 @@ def _resonance(codes: Sequence[SparseCodes], question: Reading, d_sae: int) -> t
     return figures[0], figures[1]
 
 
-@contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    """Attention computed so that its weights are there."""
-    chosen = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(chosen)
+@dataclass
+class _Watch:
+    """The mean attention [T] of all heads in the last rows, layer by layer as they are read."""
 
+    rows: int
+    weights: list[Tensor] = field(default_factory=list)
 
-def _states_and_attention(
-    backbone: Backbone, question: Reading, saes: Mapping[int, TopKSAE]
-) -> tuple[dict[int, Tensor], list[Tensor]]:
-    """As `_states` under x0, and the mean attention [T] of all heads at the answering positions, by layer.
-
-    The prompt is read with a cache, so that weights are kept for the answer's rows alone.
-    """
-    ids = question.ids(0)[None].to(backbone.device)
-    split = len(question.prompts[0]) - 1
-    places = backbone.position_ids({"input_ids": ids})
-    assert places is not None
-    parts: dict[int, list[Tensor]] = {layer: [] for layer in saes}
-
-    def keep(layer: int) -> Callable[[Tensor], Tensor]:
-        def visit(h: Tensor) -> Tensor:
-            parts[layer].append(h[0].float())
-            return h
-
-        return visit
-
-    first = {"input_ids": ids[:, :split], "position_ids": places[..., :split]}
-    with edited(backbone.model, {layer: keep(layer) for layer in saes}):
-        cache = backbone.model(**first, use_cache=True, logits_to_keep=1).past_key_values
-        rest = {"input_ids": ids[:, split:], "position_ids": places[..., split:], "past_key_values": cache}
-        with _eager(backbone.model):
-            out = backbone.model(**rest, output_attentions=True)
-    weights = [layer[0].double().mean((0, 1)).cpu() for layer in out.attentions]
-    return {layer: torch.cat(found) for layer, found in parts.items()}, weights
+    def attend(
+        self, inner: Attention, module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        heads, own = query.shape[1] // key.shape[1], query[0, :, -self.rows :].float()
+        scores = own @ key[0].float().repeat_interleave(heads, 0).mT * kwargs["scaling"]
+        later = torch.ones_like(scores[0], dtype=torch.bool).triu(key.shape[2] - self.rows + 1)
+        self.weights.append(scores.masked_fill(later, -torch.inf).softmax(-1).mean((0, 1)).cpu().double())
+        return inner(module, query, key, *rest, **kwargs)
 
 
 def _attention(question: Reading, before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor | None:

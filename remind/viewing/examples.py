@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remind.core.errors import ModelError
 from remind.core.progress import ProgressBar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Windows of a forward, and windows of the sample.
 _BATCH, _SAMPLE = 8, 64
+_SHOWN = 1000
 
 
 class Found(NamedTuple):
@@ -32,15 +33,22 @@ class Found(NamedTuple):
     Attributes:
         texts, pictures: by layer the strongest examples on text, and on images, whose sources are paths.
         sample: the text of a few windows, drawn at random.
+        shown: by layer of at most 1000 images, by path, the features that fire on them.
     """
 
     texts: dict[int, TopExamples]
     pictures: dict[int, TopPictures]
     sample: list[Encoded]
+    shown: dict[int, dict[str, frozenset[int]]]
 
 
 def read_examples(
-    bench: Workbench, layers: Sequence[int], per_feature: int, image_tokens: int = 0, limit: int | None = None
+    bench: Workbench,
+    layers: Sequence[int],
+    per_feature: int,
+    image_tokens: int = 0,
+    limit: int | None = None,
+    **kept: Any,
 ) -> Found:
     """The strongest examples of every feature over all sessions, read in windows as `remind train-sae` reads them.
 
@@ -49,6 +57,7 @@ def read_examples(
     Args:
         image_tokens: of each image that lies on disk, at most; 0: images are not shown.
         limit: sessions that are read, the first ones.
+        kept: further settings of `TopExamples`.
 
     Raises:
         ModelError: a layer without an SAE, or a backbone that takes no images. ImagePathError: an image that cannot be
@@ -69,10 +78,11 @@ def read_examples(
         label_of_turn += [f"{dialogue.id}/{session.id}" for session in sessions for _ in session.turns]
     windows = make_windows(backbone, dialogues, window_size(backbone, None), "tokenise", image_tokens)
     drawn = set(random.Random(0).sample(range(len(windows)), min(_SAMPLE, len(windows))))
-    found = Found({}, {}, [])
+    found = Found({}, {}, [], {layer: {} for layer in layers})
     for layer in layers:
         d_sae = probe.coders[layer].d_sae
-        found.texts[layer] = TopExamples(d_sae, per_feature, tokenizer=probe.tokenizer, metadata={"layer": layer})
+        kept |= {"tokenizer": probe.tokenizer, "metadata": {"layer": layer}}
+        found.texts[layer] = TopExamples(d_sae, per_feature, **kept)
         found.pictures[layer] = TopPictures(d_sae, per_feature)
     with ProgressBar("examples", len(windows)) as bar:
         for number, (inputs, _) in enumerate(batches(backbone, windows, _BATCH, image_tokens)):
@@ -85,7 +95,10 @@ def read_examples(
             for layer in layers:
                 found.texts[layer].add(words, layer, [label_of_turn[window.turns[0]] for window in group])
                 for path, one, columns in images:
-                    found.pictures[layer].add(path, one.layer(layer), columns)
+                    codes, shown = one.layer(layer), found.shown[layer]
+                    found.pictures[layer].add(path, codes, columns)
+                    if path in shown or len(shown) < _SHOWN:
+                        shown[path] = shown.get(path, frozenset()) | set(codes.indices[codes.active()].tolist())
             bar.advance_to(first + len(group))
     return found
 

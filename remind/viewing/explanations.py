@@ -4,16 +4,17 @@ The scores are those of automated interpretability. Detection: which excerpts ho
 them top examples that the namer was not shown, half excerpts on which the feature does not fire. Fuzzing: in which of
 the held-out examples the marked tokens are those that fire; in half of them as many other tokens are marked. The
 control scores the name of another feature, drawn at random, on the same excerpts.
+
+Features that fire on images alone are named by the captions of these, and have a detection score alone.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,23 +27,18 @@ from remind.llm.request import ChatModel, Request, code_for, fenced, from_templa
 from remind.llm.structured import object_schema
 from remind.states import prompts
 from remind.states.auxiliary import Failure
-from remind.states.pyramid import one_line
-from remind.text.words import words
+from remind.viewing.excerpts import Background, Captions, Excerpt, distinctive_words, excerpt
 
 if TYPE_CHECKING:
     from sae import TopKSAE
-    from sae.probe import Encoded, Example, TopExamples
+    from sae.probe import TopExamples
 
 VERSION = 1
-TEMPLATES = {"name": "explain_name", "detection": "explain_detect", "fuzzing": "explain_fuzz"}
+TEMPLATES = {name: f"explain_{name}" for name in ("name", "captions", "detection", "fuzzing")}
 #: Length asked of a name, in words; twice as many are kept.
 NAME_WORDS = 20
 #: Room for a name and for verdicts, in tokens; models that think first need some of it.
 _ROOM = 1024
-#: Excerpts of the background, at most.
-_BACKGROUND = 1000
-#: Words of a feature without a name, and the weight of the prior in words.
-_WORDS, _PRIOR = 5, 500.0
 
 
 @dataclass(frozen=True)
@@ -67,96 +63,9 @@ class Explanation:
         return f"{self.text} ({', '.join(shown)})" if shown else self.text
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """A few tokens in a row: their texts, and on which of them a feature fires."""
-
-    pieces: tuple[str, ...]
-    fires: tuple[bool, ...]
-
-    @property
-    def text(self) -> str:
-        return one_line("".join(self.pieces))
-
-    def marked(self, marks: Sequence[bool]) -> str:
-        """The text on one line, with runs of marked tokens between « and »."""
-        parts = []
-        for mark, group in groupby(zip(self.pieces, marks, strict=True), key=lambda pair: pair[1]):
-            run = "".join(piece for piece, _ in group).replace("«", '"').replace("»", '"')
-            inner = run.strip()
-            parts.append(run.replace(inner, f"«{inner}»", 1) if mark and inner else run)
-        return one_line("".join(parts))
-
-
-def excerpt(example: Example) -> Excerpt:
-    """The context of a top example."""
-    return Excerpt(_cut(example.text, example.offsets), tuple(value > 0 for value in example.values))
-
-
-def _cut(text: str, offsets: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Text of each token, with white space between it and the token before it; tokens may share characters."""
-    pieces, cursor = [], offsets[0][0] if offsets else 0
-    for start, end in offsets:
-        gap = text[cursor:start]
-        pieces.append((gap if gap.isspace() else "") + text[max(start, cursor) : end])
-        cursor = max(cursor, end)
-    return tuple(pieces)
-
-
-class Background:
-    """Excerpts of texts at large, to draw those from on which a feature does not fire.
-
-    Args:
-        texts: encoded texts; at most 1000 windows of them are kept, drawn at random.
-        layer: whose features are meant.
-        size: tokens of an excerpt.
-    """
-
-    def __init__(self, texts: Iterable[Encoded], layer: int, size: int, seed: int = 0) -> None:
-        windows = [(one, start) for one in texts for start in range(0, len(one) - size + 1, size)]
-        random.Random(seed).shuffle(windows)
-        self._found: list[tuple[Excerpt, frozenset[int]]] = []
-        for one, start in windows[:_BACKGROUND]:
-            part, codes = slice(start, start + size), one.layer(layer)
-            active = frozenset(codes.indices[part][codes.active()[part]].tolist())
-            pieces = _cut(one.text, one.offsets[part].tolist())
-            self._found.append((Excerpt(pieces, (False,) * size), active))
-
-    def without(self, feature: int, most: int, draws: random.Random) -> list[Excerpt]:
-        """At most so many excerpts on which the feature does not fire, at random."""
-        silent = [one for one, active in self._found if feature not in active]
-        return draws.sample(silent, min(most, len(silent)))
-
-
-def distinctive_words(excerpts: Sequence[str], counts: Mapping[str, int], most: int = _WORDS) -> list[str]:
-    """The words that set excerpts apart from all that was read, by falling z of their log-odds ratio.
-
-    Monroe, Colaresi and Quinn (2008), with their informative Dirichlet prior, α_w = 500 n_w / Σ n. Words that occur
-    once only, and parts of words at the ends of excerpts, are left out.
-
-    Args:
-        counts: of each word of all texts.
-    """
-    own = Counter(word for text in excerpts for word in words(text))
-    n_own, n_all = sum(own.values()), sum(counts.values())
-    scores = {}
-    for word, y in own.items():
-        if y < 2 or not counts.get(word):
-            continue
-        prior, other = _PRIOR * counts[word] / n_all, counts[word]
-        odds = math.log((y + prior) / max(n_own + _PRIOR - y - prior, 1e-9))
-        odds -= math.log((other + prior) / max(n_all + _PRIOR - other - prior, 1e-9))
-        scores[word] = odds / math.sqrt(1 / (y + prior) + 1 / (other + prior))
-    best = sorted((word for word in scores if scores[word] > 0), key=lambda word: (-scores[word], word))
-    return best[:most]
-
-
-def words_of(record: TopExamples, features: Iterable[int], counts: Mapping[str, int]) -> dict[int, Explanation]:
-    """The distinctive words of features' top examples; features without any are left out."""
-    found = {
-        feature: distinctive_words([example.text for example in record.examples(feature)], counts)
-        for feature in features
-    }
+def words_of(texts: Mapping[int, Sequence[str]], counts: Mapping[str, int]) -> dict[int, Explanation]:
+    """The distinctive words of features' excerpts; features without any are left out."""
+    found = {feature: distinctive_words(own, counts) for feature, own in texts.items()}
     return {feature: Explanation(", ".join(best)) for feature, best in found.items() if best}
 
 
@@ -179,25 +88,23 @@ def _trial(kind: str, right: Sequence[str], wrong: Sequence[str], draws: random.
 
 def _trials(feature: int, held: Sequence[Excerpt], background: Background, draws: random.Random) -> list[_Trial]:
     silent = background.without(feature, len(held), draws)
+    detection = _trial("detection", [one.text for one in held], [one.text for one in silent], draws)
     right = [one.marked(one.fires) for one in held[: len(held) // 2]]
     wrong = []
-    for one in held[len(held) // 2 :]:
+    for one in held[len(held) // 2 :] if any(held[0].fires) else ():
         free = [n for n, piece in enumerate(one.pieces) if piece.strip() and not one.fires[n]]
         if free:
             chosen = set(draws.sample(free, min(len(free), sum(one.fires))))
             wrong.append(one.marked([n in chosen for n in range(len(one.pieces))]))
-    trials = [
-        _trial("detection", [one.text for one in held], [one.text for one in silent], draws),
-        _trial("fuzzing", right, wrong, draws),
-    ]
-    return [trial for trial in trials if trial.texts]
+    return [trial for trial in (detection, _trial("fuzzing", right, wrong, draws)) if trial.texts]
 
 
 def _name_request(sample: str, shown: Sequence[Excerpt]) -> Request:
     text = _numbered([one.marked(one.fires) for one in shown])
     code = code_for([text])
     values = {"code": code, "words": NAME_WORDS, "excerpts": fenced("excerpts", text, code)}
-    return from_template("explain", TEMPLATES["name"], sample, None, _ROOM, **values)
+    template = TEMPLATES["name" if any(shown[0].fires) else "captions"]
+    return from_template("explain", template, sample, None, _ROOM, **values)
 
 
 def _score_request(sample: str, trial: _Trial, name: str) -> Request:
@@ -214,7 +121,12 @@ def _numbered(texts: Sequence[str]) -> str:
 
 
 def explain(
-    chat: ChatModel, record: TopExamples, background: Background, features: Iterable[int], examples: int = 10
+    chat: ChatModel,
+    record: TopExamples,
+    background: Background,
+    features: Iterable[int],
+    examples: int = 10,
+    captions: Captions | None = None,
 ) -> tuple[dict[int, Explanation], list[Failure]]:
     """Have features named and the names scored; all names are asked for together, then all scores.
 
@@ -224,6 +136,7 @@ def explain(
     Args:
         record: with twice as many examples of a feature as are to be shown.
         examples: shown of each feature at most, and held out at most.
+        captions: by which features without an example in the record are named.
 
     Returns:
         The explanations, and what failed: a name ("unusable": empty, or the prompt, else as in `Reply`), or a score
@@ -236,11 +149,13 @@ def explain(
     trials: dict[int, list[_Trial]] = {}
     for feature in features:
         draws = random.Random(feature)
-        found = [excerpt(example) for example in record.examples(feature, 2 * examples)]
+        found, silent = [excerpt(example) for example in record.examples(feature, 2 * examples)], background
+        if not found and captions is not None:
+            found, silent = captions.excerpts(feature, 2 * examples), captions.background
         if len(found) >= 4:
             draws.shuffle(found)
             shown[feature] = found[: len(found) // 2]
-            trials[feature] = _trials(feature, found[len(found) // 2 :], background, draws)
+            trials[feature] = _trials(feature, found[len(found) // 2 :], silent, draws)
     failures: list[Failure] = []
     names: dict[int, str] = {}
     where = f"layer {record.metadata.get('layer')} feature"

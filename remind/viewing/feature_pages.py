@@ -18,11 +18,14 @@ from remind.viewing.workbench import open_workbench
 if TYPE_CHECKING:
     from remind.llm.chat_models import Chats
     from remind.viewing.examples import Found
+    from remind.viewing.excerpts import Captions
     from remind.viewing.explanations import Explanation
     from sae import TopKSAE
 
 #: Longer side of an image on a page, in pixels.
 PICTURE_SIZE = 160
+#: Tokens to the left and right of an example's peak, and examples drawn at random of all that a feature fires on.
+_CONTEXT, _DRAWN = (16, 16), 5
 
 
 def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
@@ -42,6 +45,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     from remind.llm.chat_models import Chats
     from remind.models.images import thumbnail
     from remind.viewing.examples import read_examples
+    from remind.viewing.excerpts import Captions
     from sae import SAEError
     from sae.dashboard import strongest, write_dashboard
 
@@ -53,14 +57,17 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     if existing := [page for page in pages.values() if page.exists() and not cfg.overwrite]:
         raise ConfigError(f"{existing[0]} exists; choose another out or set overwrite")
     images = (image for dialogue in bench.corpus.dialogues for turn in dialogue.turns for image in turn.images)
-    captions = {image.path: one_line(image.caption or "no caption") for image in images if image.path is not None}
+    captions = {image.path: one_line(image.caption) for image in images if image.path is not None and image.caption}
     counts = Counter(word for _, text in islice(bench.texts(), cfg.limit) for word in words(text))
     kept = cfg.per_feature if cfg.llm.endpoint("explain") is None else 2 * cfg.examples_named
     try:
-        found = read_examples(bench, layers, max(cfg.per_feature, kept), cfg.image_tokens, cfg.limit)
+        found = read_examples(
+            bench, layers, max(cfg.per_feature, kept), cfg.image_tokens, cfg.limit, context=_CONTEXT, drawn=_DRAWN
+        )
         for layer, page in pages.items():
             features = strongest(found.texts[layer], cfg.most, found.pictures[layer])
-            names = _names(cfg, chats, bench.coders[layer], found, layer, features, counts)
+            named_by = Captions(captions, found.pictures[layer], found.shown[layer])
+            names = _names(cfg, chats, bench.coders[layer], found, layer, features, counts, named_by)
             if chats.dry is None:
                 write_dashboard(
                     page,
@@ -71,7 +78,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
                     probe=bench.probe,
                     names={feature: asdict(name) for feature, name in names.items()},
                     pictures=found.pictures[layer] if cfg.image_tokens else None,
-                    show=lambda path: (thumbnail(path, PICTURE_SIZE), captions[path]),
+                    show=lambda path: (thumbnail(path, PICTURE_SIZE), captions.get(path, "no caption")),
                     title=f"{cfg.backbone}, layer {layer}",
                 )
                 print(f"layer {layer}: {page}")
@@ -91,17 +98,22 @@ def _names(
     layer: int,
     features: list[int],
     counts: Mapping[str, int],
+    captions: Captions,
 ) -> dict[int, Explanation]:
     """Write the explanations of a layer; distinctive words stand in where no name was asked for or none came."""
-    from remind.viewing.explanations import Background, explain, words_of, write_explanations
+    from remind.viewing.excerpts import Background
+    from remind.viewing.explanations import explain, words_of, write_explanations
 
     record = found.texts[layer]
-    names, chat = words_of(record, features, counts), chats.stage("explain")
+    read = {feature: [one.text for one in record.examples(feature)] for feature in features}
+    shown = {feature: [one.text for one in captions.excerpts(feature)] for feature in features if not read[feature]}
+    in_captions = Counter(word for path in captions.shown for word in words(captions.text.get(path, "")))
+    names, chat = words_of(read, counts) | words_of(shown, in_captions), chats.stage("explain")
     if chat is None:
         write_explanations(cfg.out, layer, coder, names)
         return names
-    background = Background(found.sample, layer, sum(record.context) + 1)
-    written, failures = explain(chat, record, background, features[: cfg.named], cfg.examples_named)
+    background = Background.of(found.sample, layer, sum(record.context) + 1)
+    written, failures = explain(chat, record, background, features[: cfg.named], cfg.examples_named, captions)
     if chats.dry is not None:
         return names
     names |= written

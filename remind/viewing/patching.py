@@ -7,7 +7,8 @@ At the layers of the SAEs the activations of chosen features are replaced, token
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sae import TopKSAE
 
 Edits = Mapping[int, Callable[[Tensor], Tensor]]
+States = Mapping[int, Tensor]
 
 
 def rankings(diff: Diff, saes: Mapping[int, TopKSAE], draws: int, seed: int) -> dict[str, list[list[tuple[int, int]]]]:
@@ -55,7 +57,7 @@ def rankings(diff: Diff, saes: Mapping[int, TopKSAE], draws: int, seed: int) -> 
     return orders
 
 
-def patches(saes: Mapping[int, TopKSAE], features: Sequence[tuple[int, int]], donor: Mapping[int, Tensor]) -> Edits:
+def patches(saes: Mapping[int, TopKSAE], features: Sequence[tuple[int, int]], donor: States) -> Edits:
     """Edits that give some features at every token the activations that they have in the donor's states.
 
     Args:
@@ -83,7 +85,7 @@ def _patch(coder: TopKSAE, numbers: Tensor, donor: Tensor) -> Callable[[Tensor],
     return lambda h: h + ((wanted - activations(h)) @ coder.W_dec[numbers]).to(h)
 
 
-def whole(donor: Mapping[int, Tensor]) -> Edits:
+def whole(donor: States) -> Edits:
     """An edit that puts the donor's stream [1, T, d] in place of the recipient's, at the deepest layer."""
     deepest = max(donor)
     return {deepest: lambda _: donor[deepest]}
@@ -99,13 +101,25 @@ class AnswerScore(NamedTuple):
 
 
 @torch.no_grad()
-def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = None, level: int = 0) -> AnswerScore:
-    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens."""
-    from sae.hooks import edited
+def answer_score(
+    backbone: Backbone, question: Reading, edits: Edits | None = None, own: States | None = None, *, level: int = 0
+) -> AnswerScore:
+    """Read a state (x0 by default) and the gold answer, with the edits, and score the answer's tokens.
+
+    Args:
+        own: the model's own states [1, T, d] without edits, from which the lowest edit goes on.
+    """
+    from sae.hooks import edited, skipped
 
     ids = question.ids(level)[None].to(backbone.device)
     places = backbone.position_ids({"input_ids": ids})
-    with edited(backbone.model, edits) if edits else nullcontext():
+    with ExitStack() as around:
+        if edits and own is not None:
+            first = min(edits)
+            edits = {**edits, first: lambda _, edit=edits[first]: edit(own[first])}  # type: ignore[misc]
+            around.enter_context(skipped(backbone.model, first))
+        if edits:
+            around.enter_context(edited(backbone.model, edits))
         logits = backbone.model(
             input_ids=ids, position_ids=places, logits_to_keep=len(question.answer), use_cache=False
         ).logits[0]
@@ -114,3 +128,14 @@ def answer_score(backbone: Backbone, question: Reading, edits: Edits | None = No
     logits, answer = logits.cpu().float()[inside_tags], question.answer[inside_tags]
     chances = logits.log_softmax(-1).gather(-1, answer[:, None])
     return AnswerScore(float((logits.argmax(-1) == answer).all()), float(chances.mean()))
+
+
+def score_and_states(backbone: Backbone, question: Reading, layers: Sequence[int]) -> tuple[AnswerScore, States]:
+    """The score without edits, and the states [1, T, d] by layer, from one forward."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(layer: int, h: Tensor) -> Tensor:
+        kept[layer] = h
+        return h
+
+    return answer_score(backbone, question, {layer: partial(keep, layer) for layer in layers}), kept

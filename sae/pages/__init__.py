@@ -124,14 +124,15 @@ class Snippets:
         self._numbers: dict[tuple[int, int, str], int] = {}
 
     def put(self, example: Example, largest: float) -> list[Any]:
-        """Add an example: [number of the snippet, its peak token, digits of activation, activation at the peak]."""
+        """Add an example: [number of its snippet, peak token, digits of activation, those > 0, that at the peak]."""
         key = (example.source, example.position - example.peak, example.text)
         number = self._numbers.setdefault(key, len(self.rows))
         if number == len(self.rows):
             units = utf16(example.text)
             ends = [int(units[end]) for _, end in example.offsets]
             self.rows.append([example.text, ends, example.label or str(example.source)])
-        return [number, example.peak, digits(example.values, largest), round(example.value, 4)]
+        active = [float(f"{value:.3g}") for value in example.values if value > 0]
+        return [number, example.peak, digits(example.values, largest), active, round(example.value, 4)]
 
     def of_feature(self, examples: TopExamples, feature: int, most: int) -> list[list[Any]]:
         """Add the feature's first `most` examples, each as `put` gives it."""

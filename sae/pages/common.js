@@ -34,22 +34,23 @@ function shown(value, digits = 3) {
 function percent(share) {
   return `${shown(100 * share, 2)} %`;
 }
-/** A snippet whose tokens are shaded by digits 0 to 9; pieces: [text, digit or null, is it the peak]. */
+/** A snippet whose tokens are shaded by digits 0 to 9; pieces: [text, digit or null, is it the peak, activation]. */
 function snippet(pieces, note) {
   const line = el("bdi", { dir: "auto" });
-  for (const [text, digit, peak] of pieces) {
+  for (const [text, digit, peak, value] of pieces) {
     const level = digit === null ? 0 : Math.ceil((digit * SHADES) / 9);
     const blank = level || peak ? text.length - text.trimStart().length : 0;
-    line.append(text.slice(0, blank), level || peak ? el("span", { class: `${level ? `v${level}` : ""}${peak ? " peak" : ""}` }, text.slice(blank)) : text);
+    line.append(text.slice(0, blank), level || peak ? el("span", { class: `${level ? `v${level}` : ""}${peak ? " peak" : ""}`, title: value ? `activation ${shown(value)}` : null }, text.slice(blank)) : text);
   }
   return el("p", { class: "example" }, line, note ? el("small", {}, ` ${note}`) : null);
 }
-/** An example from a corpus: [snippet, peak token, digits, activation]. */
-function fromCorpus([number, peak, levels, value]) {
-  const [text, ends, label] = DATA.snippets[number], pieces = [];
+/** An example from a corpus: [snippet, peak token, digits, activations of those that are not 0, activation at the peak]. */
+function fromCorpus([number, peak, levels, active, value]) {
+  const [text, ends, label] = DATA.snippets[number], pieces = [], values = active.values();
   let at = 0;
   ends.forEach((end, i) => {
-    if (end > at) pieces.push([text.slice(at, end), Number(levels[i]), i === peak]);
+    const digit = Number(levels[i]), here = digit ? values.next().value : 0;
+    if (end > at) pieces.push([text.slice(at, end), digit, i === peak, here]);
     at = Math.max(at, end);
   });
   return { pieces, value, note: label };

@@ -77,6 +77,7 @@ class TopExamples:
         context: tokens to the left and to the right of the peak.
         tokenizer: decodes the contexts; None: ids are written as numbers.
         metadata: what the examples are of, e.g. the layer.
+        drawn: examples kept of each beside these, drawn at random from all tokens that it fires on.
 
     Attributes:
         n_texts, n_tokens: texts added, and their tokens that count.
@@ -93,8 +94,11 @@ class TopExamples:
         *,
         tokenizer: Any = None,
         metadata: Mapping[str, Any] | None = None,
+        drawn: int = 0,
     ) -> None:
         self._ranking = Ranking(d_sae, per_feature, (context[0], context[1]))
+        self._drawn = Ranking(d_sae, drawn, (context[0], context[1])) if drawn else None
+        self._generator = torch.Generator().manual_seed(0)
         self.d_sae, self.per_feature, self.context = d_sae, per_feature, self._ranking.context
         self.metadata = dict(metadata or {})
         self.n_texts = self.n_tokens = 0
@@ -122,7 +126,12 @@ class TopExamples:
         values = torch.cat([codes.values for codes in parts]).detach().masked_fill(~counted[:, None], 0)
         codes = SparseCodes(values, torch.cat([codes.indices for codes in parts]))
         ids = torch.cat([text.ids for text in texts])
-        self._ranking.add(Tokens(ids, [len(text) for text in texts], codes, self.d_sae), self.n_texts)
+        tokens = Tokens(ids, [len(text) for text in texts], codes, self.d_sae)
+        self._ranking.add(tokens, self.n_texts)
+        if self._drawn is not None:
+            # the largest random numbers of all are an even draw, whatever else arrives later
+            ranks = 1 - torch.rand(values.shape, dtype=torch.float64, generator=self._generator)
+            self._drawn.add(tokens, self.n_texts, ranks)
         active, (d_sae, bins) = codes.active(), self.counts.shape
         inner = torch.tensor(EDGES[1:-1], dtype=torch.float64)
         place = torch.bucketize(codes.values[active].double(), inner, right=True)
@@ -133,7 +142,8 @@ class TopExamples:
         self.n_texts += len(texts)
         self.n_tokens += int(counted.sum())
         if len(self._labels) > 2 * self.d_sae * self.per_feature:
-            used = set(self._ranking.tensors["source"].unique().tolist())
+            kept = [one.tensors["source"].flatten() for one in (self._ranking, self._drawn) if one is not None]
+            used = set(torch.cat(kept).tolist())
             self._labels = {source: label for source, label in self._labels.items() if source in used}
 
     @property
@@ -155,10 +165,19 @@ class TopExamples:
 
     def examples(self, feature: int, n: int | None = None) -> list[Example]:
         """Examples by falling value, at most n. Raises ConfigError for a feature that does not exist."""
+        return self._found(self._ranking, feature, n)
+
+    def drawn(self, feature: int) -> list[Example]:
+        """Those drawn at random, at most one of a text, by falling value; errors as of `examples`."""
+        found = [] if self._drawn is None else self._found(self._drawn, feature, None)
+        return sorted(found, key=lambda example: -example.value)
+
+    def _found(self, ranking: Ranking, feature: int, n: int | None) -> list[Example]:
         if not 0 <= feature < self.d_sae:
             raise ConfigError(f"feature {feature} does not exist; the coder has 0 to {self.d_sae - 1}")
         examples = []
-        for value, source, position, ids, around in self._ranking.entries(feature, n):
+        for rank, source, position, ids, around in ranking.entries(feature, n):
+            value = rank if ranking is self._ranking else around[self.context[0]]
             inside = [i for i, token in enumerate(ids) if token >= 0]
             tokens, values = tuple(ids[i] for i in inside), tuple(around[i] for i in inside)
             text, spans = self._pieces.join(tokens)

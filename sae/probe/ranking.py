@@ -75,10 +75,14 @@ class Ranking:
             "around": torch.zeros(d_sae, most, width),
         }
 
-    def add(self, tokens: Tokens, first: int) -> None:
-        """Rank tokens of texts that are numbered from `first`."""
+    def add(self, tokens: Tokens, first: int, ranks: Tensor | None = None) -> None:
+        """Rank tokens of texts that are numbered from `first`.
+
+        Args:
+            ranks: [N, k], above 0, what active tokens are ranked by in place of their activations.
+        """
         # only values larger than the last of a full list can enter it: equal values came earlier
-        indices, values = tokens.codes.indices, tokens.codes.values.double()
+        indices, values = tokens.codes.indices, (tokens.codes.values if ranks is None else ranks).double()
         take = tokens.codes.active() & (values > self.tensors["value"][:, -1][indices])
         if not bool(take.any()):
             return

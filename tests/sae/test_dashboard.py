@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from sae import ConfigError, FormatError, ShapeError
-from sae.dashboard import neighbours, promoted_tokens, write_dashboard
+from sae.dashboard import logit_effects, neighbours, write_dashboard
 from sae.pages import number, packed, script_json, utf16
 from sae.plots import held_out, plot_density, plot_training
-from sae.probe import Probe, collect
+from sae.probe import Probe, TopExamples, collect
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +76,48 @@ def test_a_page_tells_what_a_full_look_finds(probe: Probe, texts: Any, tmp_path:
     data = data_of(write_dashboard(path, coder, records, most=5))
     # the strongest first
     assert [row["id"] for row in data["features"]] == every.amax(0).sort(descending=True).indices[:5].tolist()
-    assert data["features"][0]["tokens"] is None
+    assert data["features"][0]["logits"] is None
+    assert data["features"][0]["drawn"] == []
 
 
-def test_promoted_and_suppressed_tokens_are_the_ends_of_the_products(probe: Probe, gpt2: Any, bert: Any) -> None:
+def test_effects_on_logits_are_the_products(probe: Probe, gpt2: Any, bert: Any) -> None:
     coder = probe.coders[2]
-    promoted = promoted_tokens(gpt2, probe.tokenizer, coder, [0, 7], n=3)
-    for feature, (most, least) in zip((0, 7), promoted, strict=True):
+    found = logit_effects(gpt2, probe.tokenizer, coder, [0, 7], n=3)
+    for feature, effects in zip((0, 7), found, strict=True):
         scores = [float(coder.W_dec[feature] @ row) for row in gpt2.get_output_embeddings().weight]
-        order = [probe.tokenizer.decode([i]) for i in sorted(range(len(scores)), key=lambda i: -scores[i])]
-        assert (most, least) == (order[:3], order[:-4:-1])
-    assert promoted_tokens(bert, probe.tokenizer, coder, [0]) is None
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        for ends, listed in ((order[:3], effects.promoted), (order[:-4:-1], effects.suppressed)):
+            assert [token for token, _ in listed] == [probe.tokenizer.decode([i]) for i in ends]
+            assert [value for _, value in listed] == pytest.approx([scores[i] for i in ends], abs=1e-4)
+        assert effects.largest == pytest.approx(max(map(abs, scores)), rel=1e-3)
+        half = len(effects.counts) // 2
+        # none of the bins holds both signs
+        assert sum(effects.counts[:half]) == sum(score < 0 for score in scores)
+        assert sum(effects.counts) == len(scores)
+    assert logit_effects(bert, probe.tokenizer, coder, [0]) is None
+
+
+def test_examples_drawn_at_random(probe: Probe, texts: list[str], tmp_path: Path) -> None:
+    coder, encoded = probe.coders[2], probe.encode(texts)
+    dense = [one.codes[2].dense(coder.d_sae) * one.counted[:, None] for one in encoded]
+    means, drawn = [], []
+    record = TopExamples(coder.d_sae, 2, (3, 3), tokenizer=probe.tokenizer, drawn=4)
+    for one in encoded:
+        record.add(one, 2)
+    for feature in record.features().tolist():
+        found = record.drawn(feature)
+        assert len(found) == min(4, sum(bool((part[:, feature] > 0).any()) for part in dense))
+        assert len({one.source for one in found}) == len(found)
+        for one in found:
+            assert one.value == pytest.approx(float(dense[one.source][one.position, feature]), abs=1e-6)
+        every = torch.cat(dense)[:, feature]
+        means.append(float(every[every > 0].mean()) / record.examples(feature)[0].value)
+        drawn.append(sum(one.value for one in found) / len(found) / record.examples(feature)[0].value)
+    # as strong as what fires at all, not as the strongest
+    assert sum(drawn) / len(drawn) == pytest.approx(sum(means) / len(means), abs=0.05)
+    row = data_of(write_dashboard(tmp_path / "page.html", coder, record, most=1))["features"][0]
+    top = {one.position for one in record.examples(row["id"])}
+    assert len(row["drawn"]) >= len(record.drawn(row["id"])) - len(top)
 
 
 def test_data_cannot_leave_its_block() -> None:
@@ -125,11 +156,19 @@ def test_the_page_in_a_browser(probe: Probe, texts: list[str], tmp_path: Path, b
     row = page.locator("details.feature").first
     assert row.locator(".example").count() == len(first["examples"])
     assert label in row.locator(".example").first.inner_text()
-    assert row.locator(".strength rect").count() == len(first["counts"])
+    # each bar, and what catches the pointer above it
+    assert row.locator(".strength").first.locator("g").count() == len(first["counts"])
+    *_, active, value = first["examples"][0]
+    assert max(active) == pytest.approx(value, rel=5e-3)
+    title = row.locator(".example .peak").first.get_attribute("title")
+    assert float(title.removeprefix("activation ")) == pytest.approx(value, rel=5e-3)
     other = row.locator(".near button").first
     name = other.inner_text()
     other.click()
     assert page.locator(f"#f{name}").evaluate("row => row.open && row.contains(document.activeElement)")
+    # the address is that of the feature that was opened last
+    page.locator(f"#f{name} summary").click()
+    assert page.evaluate("location.hash") == f"#f{name}"
     page.fill("#find", name)
     seen = [row["id"] for row in data["features"] if str(row["id"]).startswith(name)]
     assert page.locator("details.feature:visible").count() == len(seen)

@@ -136,6 +136,12 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
     coders = sae.load_layers(tmp_path)
     assert list(coders) == [12]
     same(coders[12], acts, acts @ w["dec.weight"].T)
+    same(sae.load(tmp_path), acts, acts @ w["dec.weight"].T)
+    assert sae.load(tmp_path, k=7).k == 7
+    mapping["layers"] = {"12": path.name, "13": path.name}
+    (tmp_path / "sae_mapping.json").write_text(json.dumps(mapping))
+    with pytest.raises(FormatError, match="names 2 layers"):
+        sae.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from remind.states.pyramid import AttentionalState, FactualState, ReflectiveStat
 from remind.states.records import StateRecord
 from remind.viewing.compare_models import compare_models, ratio
 from remind.viewing.config import CompareModelsConfig
-from remind.viewing.diff import Reading, auc, measure, readings
-from remind.viewing.patching import AnswerScore, answer_score, patches
+from remind.viewing.diff import Reading, auc, measure, questions_of, readings
+from remind.viewing.patching import AnswerScore, answer_score, patches, score_and_states, whole
 from sae import TopKSAE, layer_folder
 
 LINES = ("we met at the river", "it was cold", "I keep a lamp there", "no idea", "they sold it", "tea would be nice")
@@ -72,6 +73,15 @@ def hidden(backbone: Backbone, ids: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad():
         out = backbone.model(input_ids=ids[None], output_hidden_states=True, use_cache=False)
     return tuple(state[0] for state in out.hidden_states)
+
+
+def test_so_many_questions_of_each_dialogue(before: Backbone, tmp_path: Path) -> None:
+    again = [replace(record(number % 3), question_id=f"q{number}") for number in range(6)]
+    write_part(tmp_path, 0, again)
+    write_manifest(tmp_path, {"inputs": {}, "config": {}})
+    for limit, each, wanted in ((None, None, 6), (4, None, 4), (None, 1, 3), (2, 1, 2)):
+        found = questions_of(before, str(tmp_path), "test", limit, each)
+        assert [one.record.question_id for one in found] == [f"q{number}" for number in range(wanted)]
 
 
 def test_what_all_levels_share(before: Backbone, questions: list[Reading]) -> None:
@@ -174,6 +184,12 @@ def test_patches(before: Backbone, after: Backbone, questions: list[Reading]) ->
     # the donor's own states are left alone
     torch.testing.assert_close(edit[3](donor[3]), donor[3])
     assert answer_score(before, questions[0], patches(coders, [(3, 9)], donor)) == answer_score(before, questions[0])
+    # going on from the model's own states is the same forward
+    score, own = score_and_states(after, questions[0], [1, 3])
+    assert score == answer_score(after, questions[0])
+    assert torch.equal(own[3], other[3])
+    for given in (edit, {3: edit[3]}, {1: edit[1]}, whole(donor)):
+        assert answer_score(after, questions[0], given, own) == answer_score(after, questions[0], given)
 
 
 def states_folder(folder: Path, count: int = 3) -> Path:
@@ -247,7 +263,10 @@ def test_what_cannot_be_compared(tmp_path: Path, before: Backbone, after: Backbo
     fails(DataError, "no question has a gold answer", split="dev")
     fails(ModelError, "no such|not found|does not exist|nowhere", after=str(tmp_path / "nowhere"))
     TopKSAE(16, 64, 8).save(layer_folder(tmp_path / "narrow", 1))
-    fails(ModelError, "reads hidden states of width 16, but those of nano are 128 wide", sae=str(tmp_path / "narrow"))
+    narrow = {"sae": str(tmp_path / "narrow")}
+    fails(ModelError, "reads hidden states of width 16, but those of nano are 128 wide", **narrow)
+    with pytest.raises(ModelError, match="reads hidden states of width 16"):
+        inside(InsideConfig(**{**given, **narrow}, out=str(tmp_path / "i")))
     tokenizer = copy.deepcopy(before.tokenizer)
     tokenizer.add_tokens(["<more>"])
     tokenizer.save_pretrained(tmp_path / "after")

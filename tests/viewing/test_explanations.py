@@ -20,11 +20,9 @@ from remind.llm.chat_models import CachedChat
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.ledger import Exchange
 from remind.llm.request import Reply, Request
+from remind.viewing.excerpts import Background, Captions, Excerpt, distinctive_words
 from remind.viewing.explanations import (
-    Background,
-    Excerpt,
     Explanation,
-    distinctive_words,
     explain,
     read_explanations,
     words_of,
@@ -32,6 +30,7 @@ from remind.viewing.explanations import (
 )
 from sae import SparseCodes, TopKSAE
 from sae.probe import Encoded, TopExamples
+from sae.probe.pictures import TopPictures
 
 WORDS = ["tea", "river", "violin", "garden", "train", "letter", "candle", "bridge"]
 FILLER = ["the", "day", "was", "long", "and", "we", "went", "out", "again", "before", "it", "rained", "on", "us"]
@@ -114,7 +113,7 @@ def record(corpus: list[Encoded]) -> TopExamples:
 
 @pytest.fixture(scope="module")
 def background(corpus: list[Encoded]) -> Background:
-    return Background(corpus, 3, 11)
+    return Background.of(corpus, 3, 11)
 
 
 def test_an_oracle_is_always_right_and_another_name_is_not(record: TopExamples, background: Background) -> None:
@@ -141,6 +140,36 @@ def test_a_coin_is_right_half_of_the_time(record: TopExamples, background: Backg
         right = [one.scores[kind]["value"] * one.scores[kind]["n"] for one in found.values()]
         n = sum(one.scores[kind]["n"] for one in found.values())
         assert abs(sum(right) - n / 2) < 3 * math.sqrt(n) / 2
+
+
+def test_features_of_images_alone_are_named_by_captions(record: TopExamples, background: Background) -> None:
+    top, text, shown = TopPictures(10, 20), {}, {}
+    for number in range(40):
+        path, fires = f"p{number}.png", number % 2 == 0
+        text[path] = f"a {'violin' if fires else 'garden'} beside number {number}"
+        values = torch.full((4, 1), 1 + number / 100 if fires else 0.0)
+        top.add(path, SparseCodes(values, torch.full((4, 1), 9)), 2)
+        shown[path] = frozenset({9} if fires else ())
+    captions = Captions(text, top, shown)
+    asked: list[Request] = []
+
+    def common(request: Request) -> str:
+        asked.append(request)
+        name, excerpts = parts(request)
+        if not name:
+            return " ".join(set.intersection(*(set(one.split()) for one in excerpts)) - {"a", "beside", "number"})
+        return json.dumps({"verdicts": [name in one.split() for one in excerpts]})
+
+    found, failures = explain(Scripted(common), record, background, [9], 10, captions)
+    assert not failures
+    assert found[9].text == "violin"
+    # no patch is marked, so there is nothing to fuzz
+    assert {kind: (one["value"], one["n"]) for kind, one in found[9].scores.items()} == {"detection": (1.0, 20)}
+    assert [request.prompt_id.split("-")[0] for request in asked] == ["explain_captions", "explain_detection"]
+    assert explain(Scripted(common), record, background, [9], 10) == ({}, [])
+    texts = {9: [one.text for one in captions.excerpts(9)]}
+    counts = Counter(word for one in text.values() for word in one.split())
+    assert words_of(texts, counts)[9].text.split(", ")[0] == "violin"
 
 
 def test_what_is_shown_is_not_what_is_judged(record: TopExamples, background: Background) -> None:
@@ -224,7 +253,8 @@ def test_files_hold_what_was_found(
 
 def test_words_are_those_that_set_examples_apart(record: TopExamples, corpus: list[Encoded]) -> None:
     counts = Counter(word for one in corpus for word in one.text.split())
-    first = {feature: one.text.split(", ")[0] for feature, one in words_of(record, range(8), counts).items()}
+    texts = {feature: [one.text for one in record.examples(feature)] for feature in range(8)}
+    first = {feature: one.text.split(", ")[0] for feature, one in words_of(texts, counts).items()}
     assert first == dict(enumerate(WORDS))
     # not what is as common everywhere, what occurs once, or what is cut
     excerpts, every = ["tea and tea", "more tea"], {"tea": 4, "and": 40, "more": 40, "rest": 916}

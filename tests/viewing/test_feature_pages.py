@@ -23,7 +23,8 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     for layer in (1, 3):
         coder = TopKSAE(128, 64, 4, generator=torch.Generator().manual_seed(layer))
         coder.save(layer_folder(tmp_path / "sae", layer))
-    chat = [{"speaker": who, "text": text} for who, text in (("Ana", "I had tea."), ("Ben", "I had bread <b>& jam"))]
+    said = ["I had tea and tea.", "I had bread <b>& jam", "It rained on the river again", "Then the train was late"] * 3
+    chat = [{"speaker": ("Ana", "Ben")[n % 2], "text": f"{text} {n}"} for n, text in enumerate(said)]
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
     data, out = [str(tmp_path / "chat.jsonl")], tmp_path / "pages"
     cfg = FeaturePagesConfig(str(tmp_path / "sae"), data, "nano-untrained", [3], str(out), most=5)
@@ -34,6 +35,7 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     examples = bench.examples()[3]
     assert len(shown) == 5
     assert all(row["fired"] == examples.fired[row["id"]] for row in shown)
+    assert all(len(row["examples"]) > 0 and len(row["drawn"]) <= 5 for row in shown)
     assert shown[0]["max"] == pytest.approx(float(examples.examples(shown[0]["id"], 1)[0].value), rel=1e-3)
     with pytest.raises(ConfigError, match=r"layer_3\.html exists"):
         write_feature_pages(replace(cfg, layers=None))
@@ -56,16 +58,19 @@ def test_names_by_a_local_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     dry = replace(cfg, llm=replace(llm, dry_run=str(tmp_path / "dry.jsonl")))
     assert write_feature_pages(dry) == []
     assert not out.exists()
-    # two names, and two scores each; the placeholders for the names are the same, which leaves no other as control
-    assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 4
+    # two names, and a score each: hardly an excerpt is without these features, and the placeholders for the names are
+    # the same, which leaves no other as control
+    assert len((tmp_path / "dry.jsonl").read_text().splitlines()) == 2 + 2
     write_feature_pages(cfg)
     content = read_json(out / "layer_3.explanations.json")
     assert content["model"].startswith("nano@local")
-    assert content["summary"]["failures"] == {"invalid": len(content["failures"])}
-    assert len(content["failures"]) >= 4
-    assert content["costs"]["requests"] >= 6
+    failed = content["summary"]["failures"]
+    assert sum(failed.values()) == len(content["failures"])
+    assert set(failed) <= {"invalid", "unusable"}
+    assert len(content["failures"]) >= 2
+    assert content["costs"]["requests"] >= 3
     found = open_workbench("nano", cfg.data or None, folder, tmp_path).explanations(out)[3]
-    assert [name.by for name in found.values()].count("model") == 2
+    assert [name.by for name in found.values()].count("model") == 2 - failed.get("unusable", 0)
     assert "requests failed" in capsys.readouterr().out
 
 

@@ -142,7 +142,7 @@ def test_the_page_in_a_browser(written: Path, open_page: Any, scheme: str) -> No
     page.evaluate(f"openFeature({both['id']})")
     row = page.locator(f"#f{both['id']}")
     assert row.locator(".picture").count() == len(both["pictures"])
-    assert row.locator(".example").count() == len(both["examples"])
+    assert row.locator(".example").count() == len(both["examples"]) + len(both["drawn"])
     for n, (number, levels, *_) in enumerate(both["pictures"]):
         shown = row.locator(".picture").nth(n)
         assert shown.locator("rect").count() == sum(level != "0" for level in levels)
@@ -174,7 +174,11 @@ def test_the_page_in_a_browser(written: Path, open_page: Any, scheme: str) -> No
     page.keyboard.press("/")
     page.keyboard.type("tulips")
     firing = [one for one in data["features"] if any(data["pictures"][p[0]][1] == CAPTIONS[1] for p in one["pictures"])]
-    said = [one for one in data["features"] if any("tulips" in data["snippets"][e[0]][0] for e in one["examples"])]
+    said = [
+        one
+        for one in data["features"]
+        if any("tulips" in data["snippets"][e[0]][0] for e in one["examples"] + one["drawn"])
+    ]
     wanted = {one["id"] for one in (*firing, *said)}
     assert page.locator("details.feature:visible").count() == len(wanted)
     page.fill("#find", "")
