@@ -170,7 +170,8 @@ class LangMemBank(PackageBank):
                 sources = (*(self.store.memory(number).sources or ()), *turns)
                 draft = _draft(value, sources, when)
                 self.store.rewrite(number, draft, *self._tokens_and_vectors(draft))
-        for key, value in held.items():
+        # the package gives them at random
+        for key, value in sorted(held.items(), key=lambda item: _indexed(item[1])):
             draft = _draft(value, turns, when)
             number = self.store.add(draft, *self._tokens_and_vectors(draft))
             theirs.delete(_SPACE, key)
