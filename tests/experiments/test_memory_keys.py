@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from words import WordEncoder, services
 
 from experiments.evidence.data import load
 from experiments.memory.keys import MemoryKeysConfig, measure, memory_keys, systems
-from tests.memory.stubs import WordEncoder, services
 
 TEXTS = ["my boat leaks badly", "we bought bread", "the piano is out of tune", "I sail every summer", "bread is cheap"]
 QUESTIONS = [

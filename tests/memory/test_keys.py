@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import ScriptedChat
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Session, Turn
@@ -12,7 +13,6 @@ from remind.llm.asking import Unusable
 from remind.llm.request import Reply
 from remind.memory.expansions import asked, extractive, read, read_annotations, request
 from remind.memory.keys import Entry, Join, join_keys, official_corpus
-from tests.memory.stubs import Chat
 
 #: A gold session of three user turns, the second with evidence, and a turn of another session.
 ENTRIES = (
@@ -146,7 +146,9 @@ def test_replies_are_read_tolerantly() -> None:
 def test_a_failed_reply_is_made_up_for_and_told() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "I like tea very much."), Turn("2", "Bo", "Milk is mine.")))
     stretches = [(turn,) for turn in talk.turns]
-    chat = Chat(lambda one: Reply("", None, failure="server", message="down") if "Bo" in one.messages[1].text else FACT)
+    chat = ScriptedChat(
+        lambda one: Reply("", None, failure="server", message="down") if "Bo" in one.messages[1].text else FACT
+    )
     found, reasons = asked(chat, "userfact", "d", talk, stretches)
     assert found == [["Ana likes tea."], *extractive("userfact", talk, stretches[1:])]
     assert reasons == ["facts of 2: server: down"]
