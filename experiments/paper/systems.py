@@ -37,7 +37,7 @@ OURS = {
     "x0": "x0",
 }
 #: Tokens of memories that the small form answers from.
-SMALL_TOKENS = 200
+SMALL_TOKENS = 60
 _NAME = re.compile(r"[\w.+ -]+")
 _TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
 
