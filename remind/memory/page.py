@@ -93,7 +93,7 @@ def _side_by_side(units: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for unit in units:
         for row in unit["rows"]:
             entry = by_question.setdefault(row["question"], {"row": row, "dialogue": unit["dialogue"], "systems": []})
-            if not row["shown"]:
+            if not row["shown"] and row["answer"] is None:
                 continue
             gold = {*row["evidence"]}
             memories = [
