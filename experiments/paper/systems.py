@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from experiments.cost.report import markdown_table
 from experiments.official.files import ResultFile
 from experiments.paper.cells import bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
@@ -14,11 +14,15 @@ from experiments.paper.items import Result
 from experiments.paper.memory import answers, table, taken
 from experiments.paper.settings import Setting, ask, by_seed, pooled, settings
 from remind.core.errors import ConfigError, DataError
-from remind.core.files import sha256_file, write_rows
+from remind.core.files import sha256_file
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.judge import load_judge
+from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
+from remind.memory.config import RunMemoryConfig
+from remind.memory.run import run_memory
+from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
 from remind.states.parquet import read_part, state_parts
@@ -32,6 +36,8 @@ OURS = {
     "Naive RAG, x0's strategy": "rag_strategy",
     "x0": "x0",
 }
+#: Tokens of memories that the small form answers from.
+SMALL_TOKENS = 60
 _NAME = re.compile(r"[\w.+ -]+")
 _TAGGED = "<answer>{}</answer><explanation>{}</explanation>"
 
@@ -158,33 +164,53 @@ def _judged_by(setting: Setting, name: str) -> bool:
     return endpoint is not None and f"judge={endpoint.identity}" in name
 
 
-def gold_answers(setting: Setting, path: Path) -> Path:
-    """The gold answers and evidence as an answers file: what a system that is always right hands in."""
-    write_rows(
-        path,
-        (
-            {
-                "question_id": record.question_id,
-                "answer": record.answers[0] if record.format != "multi" else f"[{','.join(record.answers)}]",
-                "explanation": json.dumps(list(record.images)) if record.visual else "\n".join(record.evidence_lines),
-            }
-            for record in split_records(setting)[0]
-        ),
+def small_baselines(setting: Setting, out: Path) -> str:
+    """Memory systems that write by rules on the setting's dialogues, answered for by its model: the folder of the run.
+
+    Raises:
+        As `run_memory` does.
+    """
+    cfg = setting.evaluate
+    reader = EndpointConfig(model=cfg.model, base_url=LOCAL, max_tokens=cfg.max_new_tokens, concurrency=cfg.batch_size)
+    made = run_memory(
+        RunMemoryConfig(
+            cfg.corpus,
+            str(out),
+            ["dense", "bm25", "hybrid", "remind"],
+            budgets=[SMALL_TOKENS],
+            budget_tokens=SMALL_TOKENS,
+            full_tokens=SMALL_TOKENS,
+            llm=LLMConfig(answer=reader, cache=str(out / "replies.sqlite")),
+        )
     )
-    return path
+    return str(made)
+
+
+def as_printed(names: Iterable[str]) -> list[str]:
+    """Figures of Table 1 for those of the systems that it has, as lines of Markdown; none where it has none."""
+    rows = [(name, SYSTEMS[name]) for name in names if name in SYSTEMS and SYSTEMS[name].row is not None]
+    if not rows:
+        return []
+    body = [
+        [name, str(one.row), *("–" if figure is None else f"{figure:.1f}" for figure in one.paper.values())]
+        for name, one in rows
+    ]
+    heads = ["System", "row of the paper", *(f"{format} {measure}" for format, measure in COLUMNS)]
+    return ["", "## As the paper prints them, with its models", "", *markdown_table(heads, body)]
 
 
 def table1(cfg: PaperConfig) -> Result:
     """See the module. Raises as `evaluate` and `foreign_rows` do."""
     assert cfg.out is not None
-    given = named_paths(cfg.systems)
+    named = list(cfg.systems)
     found: dict[str, list[tuple[Setting, Rows]]] = {}
     for setting in settings(cfg):
         folder = Path(cfg.out) / f"seed-{setting.seed}"
-        systems = given
-        if cfg.small and not given:
-            systems = {"Gold answers": gold_answers(setting, folder / "gold.jsonl")}
-        for name, path in systems.items():
+        systems = cfg.systems
+        if cfg.small and not systems:
+            systems = [small_baselines(setting, folder / "memory")]
+            named += systems
+        for name, path in named_paths(systems).items():
             found.setdefault(name, []).append((setting, foreign_rows(setting, name, path, folder / f"system-{name}")))
         runs = ask(setting, folder / "answers", list(OURS.values()))
         for name, condition in OURS.items():
@@ -198,7 +224,7 @@ def table1(cfg: PaperConfig) -> Result:
     if "direct" in formats:
         parts += ["## Tables 6 and 7: direct", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
-    costs = taken(memory_runs(cfg.systems))
-    parts += table(costs)
+    costs = taken(memory_runs(named))
+    parts += [*as_printed(found), *table(costs)]
     data = {"systems": products, "by_seed": by_seed(found), "memory": costs}
     return Result(data, "\n".join(parts), bars(panels, "Accuracy in percent"))

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, ask, failed, mapping, texts
+from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts
 from remind.memory.base import Bank, Query, Services
 from remind.memory.store import Draft
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the authors' code asks for.
 ROOM = 1000
@@ -40,10 +38,11 @@ _EMPTY: dict[str, Any] = {"keywords": [], "context": "General", "tags": []}
 
 
 @dataclass(frozen=True)
-class AMemSystem:
+class AMemSystem(Written):
     """Linked notes, found by the cosine of turn, context, keywords and tags together. After each note come those that
     it links to."""
 
+    templates = ("amem_note", "amem_evolve", "amem_query")
     name: str = "amem"
     """As the user calls it."""
     neighbours: PositiveInt = 5
@@ -60,14 +59,6 @@ class AMemSystem:
     """When changed notes are encoded again. upstream: all of them at each 100th evolution. fixed: at once."""
     consolidate: PositiveInt = 100
     """Evolutions after which `index: upstream` encodes all notes."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {name: prompts.fingerprint(name) for name in ("amem_note", "amem_evolve", "amem_query")}
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": "turn"}
-        return {**about, "degraded": ["the prompts are in our own words"]}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> AMemBank:
         return AMemBank(folder, dialogue_id, self, services)

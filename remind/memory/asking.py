@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import without_thought
+from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
+from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -18,6 +21,37 @@ if TYPE_CHECKING:
 Fault = Literal["upstream", "fixed"]
 TEXT: Mapping[str, Any] = {"type": "string"}
 TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Base of the systems that a chat model writes for: what is common to `MemorySystem.about`. Options are fields.
+
+    Attributes:
+        templates: of the prompts.
+        provenance: how exactly sources are known; None: they are not.
+        choices: settings that are not certain to be the authors'.
+        not_as_published: what is degraded under every setting.
+    """
+
+    templates: ClassVar[tuple[str, ...]]
+    provenance: ClassVar[str | None] = "turn"
+    choices: ClassVar[tuple[str, ...]] = ()
+    not_as_published: ClassVar[tuple[str, ...]] = ("the prompts are in our own words",)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+    @property
+    def degraded(self) -> list[str]:
+        """What is not as published."""
+        return [*self.not_as_published]
+
+    def about(self) -> dict[str, Any]:
+        """As `MemorySystem.about`."""
+        made_of = {name: prompts.fingerprint(name) for name in self.templates}
+        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": self.provenance}
+        return {**about, "choices": [*self.choices], "degraded": self.degraded}
 
 
 def send(bank: Bank, request: Request) -> Reply:

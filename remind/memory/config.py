@@ -51,7 +51,7 @@ class RunMemoryConfig:
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Who writes memories and answers; without an endpoint only what needs none is done."""
     limit: PositiveInt | None = None
-    """At most this many questions per dialogue, the first ones; for a quick look."""
+    """At most this many questions per dialogue, spread evenly over it; for a quick look."""
     dialogues: PositiveInt | None = None
     """At most this many dialogues, the first ones."""
     shown: NonNegativeInt = 5

@@ -7,23 +7,20 @@ Stages: summaries (memorizer), read (researcher).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, ask, asked, failed, mapping, texts, words
+from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, asked, failed, mapping, texts, words
 from remind.memory.base import Bank, Memory, Query, Services
 from remind.memory.ranking import Method
 from remind.memory.store import Draft
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
-TEMPLATES = ("gam_page", "gam_plan", "gam_integrate", "gam_check", "gam_ask")
 _NUMBERS = {"type": "array", "items": {"type": "integer"}}
 PLAN_SCHEMA = object_schema(
     info_needs=TEXTS, tools=TEXTS, keyword_collection=TEXTS, vector_queries=TEXTS, page_index=_NUMBERS
@@ -36,10 +33,12 @@ _STAND_IN = 200
 
 
 @dataclass(frozen=True)
-class GAMSystem:
+class GAMSystem(Written):
     """Pages with abstracts, and notes on the question that a researcher gathers from them. The notes' sources are the
     turns of the pages they rest on, as the model names them."""
 
+    templates = ("gam_page", "gam_plan", "gam_integrate", "gam_check", "gam_ask")
+    provenance = "session"
     name: str = "gam"
     """As the user calls it."""
     rounds: PositiveInt = 3
@@ -53,14 +52,6 @@ class GAMSystem:
     pages: Fault = "fixed"
     """How pages are numbered for the researcher. upstream: by their place among the abstracts that differ, so that
     after one that was there before all numbers name a wrong page. fixed: by their place among the pages."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": "session"}
-        return {**about, "degraded": ["the prompts are in our own words"]}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> GAMBank:
         return GAMBank(folder, dialogue_id, self, services)

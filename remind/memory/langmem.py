@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Session, Turn
+from remind.memory.asking import Written
 from remind.memory.base import Services
 from remind.memory.packages import MODEL, NO_KEY, PackageBank
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -47,13 +48,16 @@ _REFUSALS = (400, 404, 422, 501)
 
 
 @dataclass(frozen=True)
-class LangMemSystem:
+class LangMemSystem(Written):
     """Memories that the package's manager writes, changes and deletes by tool calls, found by cosine.
 
     A memory's sources are the turns of the batch that added it and of those that changed it; its time is that of the
     last of these batches.
     """
 
+    templates = ()
+    provenance = "batch"
+    not_as_published = ()
     name: str = "langmem"
     """As the user calls it."""
     batch: PositiveInt = 2
@@ -65,7 +69,7 @@ class LangMemSystem:
     """Whether the manager may delete memories."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        super().__post_init__()
         if self.query_limit < 4:
             raise ConfigError(
                 f"query_limit must be at least 4, not {self.query_limit}: below that nothing is looked up"
@@ -75,13 +79,8 @@ class LangMemSystem:
         """As `MemorySystem.about`. Raises ModelError where a package is missing."""
         package = _package()
         prompt = inspect.signature(package.create_memory_store_manager).parameters["instructions"].default
-        return {
-            **asdict(self),
-            "package": f"langmem {metadata.version('langmem')}",
-            "prompt_hashes": {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]},
-            "provenance": "batch",
-            "degraded": [],
-        }
+        made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
+        return {**super().about(), "package": f"langmem {metadata.version('langmem')}", "prompt_hashes": made_of}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> LangMemBank:
         """As `MemorySystem.open`. Raises ModelError as `about`."""
@@ -170,7 +169,8 @@ class LangMemBank(PackageBank):
                 sources = (*(self.store.memory(number).sources or ()), *turns)
                 draft = _draft(value, sources, when)
                 self.store.rewrite(number, draft, *self._tokens_and_vectors(draft))
-        for key, value in held.items():
+        # the package gives them at random
+        for key, value in sorted(held.items(), key=lambda item: _indexed(item[1])):
             draft = _draft(value, turns, when)
             number = self.store.add(draft, *self._tokens_and_vectors(draft))
             theirs.delete(_SPACE, key)

@@ -8,7 +8,7 @@ Stages: extract, update.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -16,20 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, Fault, ask, dated, failed, mapping
+from remind.memory.asking import TEXT, Fault, Written, ask, dated, failed, mapping
 from remind.memory.base import Bank, Query, Services
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
 from remind.perception.segment import segment
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, PositiveShare, Share, check_ranges
+from sae.ranges import PositiveInt, PositiveShare, Share
 
-TEMPLATES = ("lightmem_extract", "lightmem_update")
 #: Tokens of a reply; the paper names none.
 ROOM = {"extract": 2000, "update": 500}
 EXTRACT_SCHEMA = object_schema(data={"type": "array", "items": object_schema(source_id={"type": "integer"}, fact=TEXT)})
@@ -43,10 +40,12 @@ _CHOICES = (
 
 
 @dataclass(frozen=True)
-class LightMemSystem:
+class LightMemSystem(Written):
     """Facts, each from one turn that the model names, found by cosine. The newest turns are in the buffers until
     `finish`, and no memory yet."""
 
+    templates = ("lightmem_extract", "lightmem_update")
+    choices = _CHOICES
     name: str = "lightmem"
     """As the user calls it."""
     compressor: str | None = None
@@ -64,17 +63,10 @@ class LightMemSystem:
     vectors: Fault = "fixed"
     """What an updated entry is found by. upstream: the vector of its text before. fixed: that of its text."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
+    @property
+    def degraded(self) -> list[str]:
         cut = "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor"
-        degraded = ["the prompts are in our own words", cut]
-        if self.compressor is None:
-            degraded.append("turns are not compressed")
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": "turn"}
-        return {**about, "choices": list(_CHOICES), "degraded": degraded}
+        return [*self.not_as_published, cut, *(["turns are not compressed"] if self.compressor is None else [])]
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> LightMemBank:
         return LightMemBank(folder, dialogue_id, self, services)

@@ -51,7 +51,7 @@ class LongMemEvalSystem:
             from expressions such as "in May" or "last week". llm: from the endpoint, else by rules.
         official_quirks: as in the published code, k counts keys, a stretch of which nothing could be extracted is not
             searched (merge, replace), and summaries and keyphrases of sessions are made of both sides. Its other quirks
-            need ids that tell gold: `official_corpus`.
+            need ids that tell gold: `experiments.memory.published`.
 
     Raises:
         ConfigError: options that do not fit together.

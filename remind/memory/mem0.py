@@ -13,7 +13,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from itertools import islice
@@ -27,12 +27,11 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, ask, failed, send
+from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, send
 from remind.memory.base import Bank, Memory, Query, Services
 from remind.memory.store import Draft
-from remind.states import prompts
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
 #: Tokens of a reply, as the package's clients ask for.
 ROOM = 2000
@@ -55,13 +54,15 @@ _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Mem0System:
+class Mem0System(Written):
     """Memories that a chat model extracts and keeps up to date; found by cosine.
 
     A memory's sources are the turns of the batch that added it and of those that updated it; its time is that of the
     last of these batches.
     """
 
+    templates = ("mem0_extract", "mem0_update")
+    provenance = "batch"
     name: str = "mem0"
     """As the user calls it."""
     batch: PositiveInt = 2
@@ -79,18 +80,15 @@ class Mem0System:
     JSON are passed over in silence. fixed: ids may be numbers, a DELETE needs no text, such UPDATEs add, and replies
     follow a schema."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+    @property
+    def degraded(self) -> list[str]:
+        return super().degraded if self.prompts == "own" else []
 
     def about(self) -> dict[str, Any]:
-        if self.prompts == "official":
-            package = f"mem0ai {importlib.metadata.version('mem0ai')}"
-            made_of = _official_hash()
-        else:
-            package, made_of = None, {name: prompts.fingerprint(name) for name in ("mem0_extract", "mem0_update")}
-        not_as_published = ["the prompts are in our own words"] if self.prompts == "own" else []
-        about = {**asdict(self), "package": package, "prompt_hashes": made_of, "provenance": "batch"}
-        return {**about, "degraded": not_as_published}
+        if self.prompts == "own":
+            return super().about()
+        package = f"mem0ai {importlib.metadata.version('mem0ai')}"
+        return {**super().about(), "package": package, "prompt_hashes": _official_hash()}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem0Bank:
         """As `MemorySystem.open`. Raises ConfigError where official prompts are asked for and mem0ai 1.x is missing."""

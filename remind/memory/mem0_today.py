@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import Fault
+from remind.memory.asking import Fault, Written
 from remind.memory.base import Services
 from remind.memory.packages import MODEL, NO_KEY, PackageBank
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, Share, check_ranges
+from sae.ranges import PositiveInt, Share
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -43,12 +43,15 @@ _DATE = (
 
 
 @dataclass(frozen=True)
-class Mem0TodaySystem:
+class Mem0TodaySystem(Written):
     """Memories that the package mem0ai extracts from batches of turns, found by cosine.
 
     A memory's sources are the turns of the batch that it was extracted from.
     """
 
+    templates = ()
+    provenance = "batch"
+    not_as_published = ("BM25 and entity boosts are off: the package would download models for them",)
     name: str = "mem0_today"
     """As the user calls it."""
     batch: PositiveInt = 2
@@ -58,21 +61,12 @@ class Mem0TodaySystem:
     observation_date: Fault = "fixed"
     """What the model takes for the day of the conversation. upstream: the day of ingestion. fixed: the session's."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where the package is missing, ConfigError for another version."""
         _package()
         prompt = import_module("mem0.configs.prompts").ADDITIVE_EXTRACTION_PROMPT
-        degraded = ["BM25 and entity boosts are off: the package would download models for them"]
-        return {
-            **asdict(self),
-            "package": f"mem0ai {metadata.version('mem0ai')}",
-            "prompt_hashes": {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]},
-            "provenance": "batch",
-            "degraded": degraded,
-        }
+        made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
+        return {**super().about(), "package": f"mem0ai {metadata.version('mem0ai')}", "prompt_hashes": made_of}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem0TodayBank:
         """As `MemorySystem.open`. Raises ModelError and ConfigError as `about`."""

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.asking import ask, asked, dated, failed
+from remind.memory.asking import Written, ask, asked, dated, failed
 from remind.memory.base import Bank, Memory, Query, Services
 from remind.memory.store import Draft
-from remind.states import prompts
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
 _PARTS = {tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL) for tag in ("think", "search", "answer")}
 
 
 @dataclass(frozen=True)
-class Mem1System:
+class Mem1System(Written):
     """The last internal state with the model's own answer; its sources are the turns that were found on the way."""
 
+    templates = ("mem1_step",)
+    not_as_published = ("the prompts are in our own words", "the model is the run's, not one trained for this")
     name: str = "mem1"
     """As the user calls it."""
     rounds: PositiveInt = 6
@@ -37,15 +37,6 @@ class Mem1System:
     """Turns that a search brings, by cosine."""
     room: PositiveInt = 1024
     """Tokens of a reply."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {"mem1_step": prompts.fingerprint("mem1_step")}
-        not_as_published = ["the prompts are in our own words", "the model is the run's, not one trained for this"]
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": "turn"}
-        return {**about, "degraded": not_as_published}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem1Bank:
         return Mem1Bank(folder, dialogue_id, self, services)

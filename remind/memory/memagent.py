@@ -7,24 +7,25 @@ The authors train the model for this by reinforcement learning; any chat model c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
-from remind.memory.asking import Fault, ask, asked, failed, words
+from remind.memory.asking import Fault, Written, ask, asked, failed, words
 from remind.memory.base import Bank, Memory, Query, Services
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
-class MemAgentSystem:
+class MemAgentSystem(Written):
     """A memory that is written while the dialogue is read for one question. It tells no sources: after each chunk it is
     written anew as a whole. The trace names the turns of each chunk."""
 
+    templates = ("memagent_read",)
+    provenance = None
+    not_as_published = ("the prompts are in our own words", "the model is the run's, not one trained for this")
     name: str = "memagent"
     """As the user calls it."""
     chunk: PositiveInt = 5000
@@ -34,15 +35,6 @@ class MemAgentSystem:
     replies: Fault = "fixed"
     """What becomes of the memory where a reply fails or is empty. upstream: it is lost, and after a failure nothing
     more is read. fixed: it stays as it was."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {"memagent_read": prompts.fingerprint("memagent_read")}
-        not_as_published = ["the prompts are in our own words", "the model is the run's, not one trained for this"]
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": None}
-        return {**about, "degraded": not_as_published}
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemAgentBank:
         return MemAgentBank(folder, dialogue_id, self, services)

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import ConfigError
 from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import object_schema, without_thought
-from remind.memory.asking import TEXT, asked, dated, failed, send
+from remind.memory.asking import TEXT, Written, asked, dated, failed, send
 from remind.memory.base import Bank, Memory, Query, Retrieval, Services
 from remind.memory.ranking import Method
 from remind.memory.readers import Answer, Usage
 from remind.memory.store import Draft
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import PositiveInt, check_ranges
+from sae.ranges import PositiveInt
 
-TEMPLATES = ("memgpt_manage", "memgpt_answer")
 #: The core memory is the first memory of a bank; it has no vector.
 _CORE = 1
 #: Settings that are not certain to be the authors'.
@@ -64,13 +61,21 @@ EDITS = (
 
 
 @dataclass(frozen=True)
-class MemGPTSystem:
+class MemGPTSystem(Written):
     """What the searches for a question find, then the core memory. The bank answers by itself, by the same searches.
 
     Sources of a turn are the turn; of a sentence in archival memory the batch that it was written at; of the core
     memory all batches that it was changed at.
     """
 
+    templates = ("memgpt_manage", "memgpt_answer")
+    provenance = "turn (recall), batch (archive, core)"
+    choices = _CHOICES
+    not_as_published = (
+        "prompts and descriptions of tools are in our own words",
+        "there is no queue of recent messages with a summary: a batch is read with the core memory alone",
+        "while a question is answered, memory cannot be changed",
+    )
     name: str = "memgpt"
     """As the user calls it."""
     batch: PositiveInt = 10
@@ -84,20 +89,10 @@ class MemGPTSystem:
     room: PositiveInt = 1024
     """Tokens of a reply."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
     def about(self) -> dict[str, Any]:
-        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
-        made_of["tools"] = sha256_json([SEARCHES, EDITS])[:12]
-        degraded = [
-            "prompts and descriptions of tools are in our own words",
-            "there is no queue of recent messages with a summary: a batch is read with the core memory alone",
-            "while a question is answered, memory cannot be changed",
-        ]
-        provenance = "turn (recall), batch (archive, core)"
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": provenance}
-        return {**about, "choices": list(_CHOICES), "degraded": degraded}
+        about = super().about()
+        about["prompt_hashes"]["tools"] = sha256_json([SEARCHES, EDITS])[:12]
+        return about
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemGPTBank:
         return MemGPTBank(folder, dialogue_id, self, services)

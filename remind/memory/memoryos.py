@@ -16,18 +16,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, TEXTS, Fault, ask, failed, mapping, texts, words
+from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts, words
 from remind.memory.base import Bank, Memory, Query, Retrieval, Services
 from remind.memory.store import Draft
 from remind.memory.times import day_of
-from remind.states import prompts
 from remind.states.pyramid import one_line, turn_text
-from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, check_ranges
+from sae.ranges import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
-TEMPLATES = tuple(f"memoryos_{name}" for name in ("continue", "overview", "topic", "profile", "knowledge", "query"))
 CONTINUE_SCHEMA = object_schema(continues={"type": "boolean"})
 TOPIC_SCHEMA = object_schema(summary=TEXT, keywords=TEXTS)
 KNOWLEDGE_SCHEMA = object_schema(user=TEXTS, assistant=TEXTS)
@@ -46,10 +43,13 @@ _CHOICES = (
 
 
 @dataclass(frozen=True)
-class MemoryOSSystem:
+class MemoryOSSystem(Written):
     """Pages, each an exchange, and what is known of the speakers. Shown are the short-term queue, the best pages of the
     best segments, knowledge near the question, and the profile."""
 
+    templates = tuple(f"memoryos_{name}" for name in ("continue", "overview", "topic", "profile", "knowledge", "query"))
+    provenance = "page; of knowledge and profile the pages they were learned from"
+    choices = _CHOICES
     name: str = "memoryos"
     """As the user calls it."""
     short: PositiveInt = 7
@@ -83,21 +83,12 @@ class MemoryOSSystem:
     """upstream: a question becomes a page, and segments that it finds have been visited, so that answers depend on what
     was asked before. fixed: a question changes nothing."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-    def about(self) -> dict[str, Any]:
-        made_of = {name: prompts.fingerprint(name) for name in TEMPLATES}
-        degraded = ["the prompts are in our own words"]
+    @property
+    def degraded(self) -> list[str]:
+        said = "segments are not visited by questions, so that heat is pages and recency"
         if self.questions == "upstream":
-            degraded.append(
-                "a question is written into memory without its answer, and is lost when a turn is forgotten"
-            )
-        else:
-            degraded.append("segments are not visited by questions, so that heat is pages and recency")
-        provenance = "page; of knowledge and profile the pages they were learned from"
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": provenance}
-        return {**about, "choices": list(_CHOICES), "degraded": degraded}
+            said = "a question is written into memory without its answer, and is lost when a turn is forgotten"
+        return [*self.not_as_published, said]
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemoryOSBank:
         return MemoryOSBank(folder, dialogue_id, self, services)

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from remind.core.files import write_text
+from remind.memory.systems import COLUMNS, SYSTEMS
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; systems beyond it repeat with dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
@@ -50,6 +51,12 @@ def _section(dataset: str, scores: Mapping[str, Any], units: Sequence[Mapping[st
         "table": [(name, [at.get((name, *place)) for place in places]) for name in systems],
         "costs": [row for row in scores["costs"] if row["dataset"] == dataset],
         "answers": [row for row in scores["answers"] if row["dataset"] == dataset],
+        "columns": COLUMNS,
+        "paper": [
+            (name, SYSTEMS[name].row, SYSTEMS[name].paper.values())
+            for name in systems
+            if name in SYSTEMS and SYSTEMS[name].row is not None
+        ],
         "lines": _lines(rows, systems),
         "questions": _side_by_side(units),
     }
@@ -86,7 +93,7 @@ def _side_by_side(units: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for unit in units:
         for row in unit["rows"]:
             entry = by_question.setdefault(row["question"], {"row": row, "dialogue": unit["dialogue"], "systems": []})
-            if not row["shown"]:
+            if not row["shown"] and row["answer"] is None:
                 continue
             gold = {*row["evidence"]}
             memories = [

@@ -147,31 +147,48 @@ class ChatReader:
         check_ranges(self, ConfigError)
 
     def read(self, query: Query, memories: Sequence[Memory], chat: ChatOf) -> Reading:
+        return self.read_all([(query, memories)], chat)[0]
+
+    def read_all(self, tasks: Sequence[tuple[Query, Sequence[Memory]]], chat: ChatOf) -> list[Reading]:
+        """What `read` makes of each query with its memories; their requests go to the model together.
+
+        Raises:
+            ConfigError: no endpoint is named for what is asked.
+        """
         model = _model(chat, "read")
+        noted = [self._noted(query, memories, chat) for query, memories in tasks]
+        requests = [self.request(*task, shown, notes) for task, (shown, notes, _) in zip(tasks, noted, strict=True)]
+        readings = []
+        for reply, (shown, _, before) in zip(model.complete(requests), noted, strict=True):
+            usage = Usage.of([*before, reply])
+            text, cited = without_thought(reply.text).strip(), None
+            if reply.failure is not None:
+                readings.append(Reading("", None, usage, f"{reply.failure}: {reply.message}"))
+                continue
+            if self.mode == "cite":
+                text, cited = citations(text, len(shown))
+            elif self.mode != "direct" and (found := _ANSWER.findall(text)):
+                text = found[-1].strip()
+            readings.append(Reading(text, None if cited is None else frozenset(shown[one] for one in cited), usage))
+        return readings
+
+    def _noted(
+        self, query: Query, memories: Sequence[Memory], chat: ChatOf
+    ) -> tuple[list[int], dict[int, str] | None, list[Reply]]:
+        """Places of what is shown, the notes that stand for it, and the replies these are from."""
         shown = self.shown(memories)
-        notes: dict[int, str] | None = None
-        replies: list[Reply] = []
-        if self.mode == "con_separate" and shown:
-            replies = _model(chat, "note").complete([note_request(query, memories[place]) for place in shown])
-            notes = {}
-            for place, reply in zip(shown, replies, strict=True):
-                note = plain(reply.text)
-                if reply.failure is not None or not note:
-                    # better the memory itself than nothing of it
-                    notes[place] = memories[place].text
-                elif not _EMPTY.fullmatch(note):
-                    notes[place] = note
-            shown = [place for place in shown if place in notes]
-        (reply,) = model.complete([self.request(query, memories, shown, notes)])
-        usage = Usage.of([*replies, reply])
-        if reply.failure is not None:
-            return Reading("", None, usage, f"{reply.failure}: {reply.message}")
-        text = without_thought(reply.text).strip()
-        if self.mode == "cite":
-            text, cited = citations(text, len(shown))
-            return Reading(text, None if cited is None else frozenset(shown[place] for place in cited), usage)
-        found = _ANSWER.findall(text) if self.mode != "direct" else []
-        return Reading(found[-1].strip() if found else text, None, usage)
+        if self.mode != "con_separate" or not shown:
+            return shown, None, []
+        replies = _model(chat, "note").complete([note_request(query, memories[place]) for place in shown])
+        notes = {}
+        for place, reply in zip(shown, replies, strict=True):
+            note = plain(reply.text)
+            if reply.failure is not None or not note:
+                # better the memory itself than nothing of it
+                notes[place] = memories[place].text
+            elif not _EMPTY.fullmatch(note):
+                notes[place] = note
+        return list(notes), notes, replies
 
     def shown(self, memories: Sequence[Memory]) -> list[int]:
         """Places of the memories that fit the context, in the order of time; those without a time come last."""

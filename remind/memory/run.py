@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, RemindError
-from remind.core.files import read_json, sha256_json, sweep, write_json, write_rows
+from remind.core.files import read_json, sha256_json, sweep, write_json
 from remind.core.processes import sole_writer
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import Dialogue, Question, Turn, note_ids
@@ -25,7 +24,7 @@ from remind.evaluation.judge import load_judge
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import ChatModel, Stage
-from remind.memory.answering import put_answers
+from remind.memory.answering import put_answers, who, write_answers
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
 from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import CONTROLS, RunMemoryConfig
@@ -38,7 +37,7 @@ from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.pyramid import turn_text
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 #: Stages of a reader, which the endpoint of answers does.
 READING = ("read", "note")
 #: One of each endpoint that has a part in a unit.
@@ -101,28 +100,15 @@ def _measure(cfg: RunMemoryConfig) -> None:
         units = [unit for dataset, dialogue, questions in _tasks(cfg) for unit in run.all(dataset, dialogue, questions)]
         if not units:
             raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions")
-        _write_answers(out, units)
+        write_answers(out, units)
         about = {name: chosen.about() for name, chosen in run.systems.items()}
         spent = [row for meter in run.meters for row in meter.report()["rows"]]
-        for told in filter(None, (warning(run.citer), *(meter.table() for meter in run.meters))):
+        for told in (*run.notes, *(meter.table() for meter in run.meters)):
             print(told)
         manifest = {"format": _FORMAT, "config": {**asdict(cfg), "llm": None}, "systems": about}
         write_json(out / MANIFEST, {**manifest, "units": units, "costs": spent})
         for course in run.courses.values():
             course.publish()
-
-
-def _write_answers(out: Path, units: Sequence[str]) -> None:
-    """Every system's answers as `answers/NAME.jsonl`: question_id and answer, the letters where there are options."""
-    rows: dict[str, list[dict[str, str]]] = {}
-    for name in units:
-        unit = read_json(out / name)
-        for row in unit["rows"]:
-            if (answer := row["answer"]) is not None and answer["failed"] is None:
-                text = answer["text"] if row["format"] == "direct" else ",".join(answer["letters"])
-                rows.setdefault(unit["system"], []).append({"question_id": row["question"], "answer": text})
-    for system, lines in rows.items():
-        write_rows(out / "answers" / f"{system}.jsonl", lines)
 
 
 def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]]]:
@@ -135,7 +121,7 @@ def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]
             for dialogue, questions in piece.by_dialogue():
                 if questions and count != cfg.dialogues:
                     count += 1
-                    yield dataset, dialogue, questions[: cfg.limit]
+                    yield dataset, dialogue, _spread(questions, cfg.limit)
 
 
 class _Run:
@@ -156,6 +142,7 @@ class _Run:
         # nothing can be learned from stand-ins
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not reads) else cfg.citer
         self.courses = courses(self.systems, self.citer, out / "learned", self.encoder)
+        self.notes = list(filter(None, [warning(self.citer), *who(cfg)]))
 
     @property
     def meters(self) -> list[Meter]:
@@ -170,12 +157,12 @@ class _Run:
         for opened, meter in self._meters:
             if opened == endpoint:
                 return meter
-        prompts = llm.dry_run
-        if prompts is not None and self._meters:
-            prompts = str(Path(prompts).with_name(f"{len(self._meters)}-{Path(prompts).name}"))
+        dry = llm.dry_run
+        if dry is not None and self._meters:
+            dry = str(Path(dry).with_name(f"{len(self._meters)}-{Path(dry).name}"))
         costs = self.out / "costs" / f"{sha256_json(endpoint.title)[:8]}-{len(self._meters)}.jsonl"
         alike = [pattern for name in self.systems if (pattern := SYSTEMS[name].alike)]
-        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, prompts, alike))
+        meter = self._held.enter_context(Meter(endpoint, self.encoder, llm.cache, costs, dry, alike))
         self._meters.append((endpoint, meter))
         return meter
 
@@ -209,7 +196,7 @@ class _Run:
             else:
                 measured = self._ask(name, chosen, dialogue, questions, key)
             about_it = {"dataset": dataset, "system": name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
-            head = {"key": key, **about_it, "k": self.cfg.k, "citer": self.citer}
+            head = {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes}
             write_json(self.out / path, {**head, **measured})
         if course is not None:
             course.advance(key)
@@ -346,14 +333,13 @@ class _Run:
         shown: Sequence[Sequence[Memory]],
         readings: Sequence[Reading] = (),
     ) -> None:
-        """Answer every question from its memories, as many at once as the endpoint takes; or as was read already."""
-        if not self._answers or not (meter := self._meter("answer")):
+        """Answer every question from its memories; or as was read already."""
+        if not self._answers:
             return
         chat = partial(self._chat, name, _bank_name(dialogue))
         if not readings:
-            with ThreadPoolExecutor(meter.endpoint.concurrency) as pool:
-                tasks = zip(questions, shown, strict=True)
-                readings = list(pool.map(lambda task: self.reader.read(Query.of(task[0]), task[1], chat), tasks))
+            tasks = [(Query.of(question), memories) for question, memories in zip(questions, shown, strict=True)]
+            readings = self.reader.read_all(tasks, chat)
         tokens = [sum(memory.tokens for memory in memories) for memories in shown]
         put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
 
@@ -372,6 +358,12 @@ def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
         files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
         options.setdefault("annotations", next(files, None))
     return options
+
+
+def _spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
+    """`limit` of the questions, evenly apart; benchmarks have them in order of category."""
+    count = min(limit or len(questions), len(questions))
+    return [questions[number * len(questions) // count] for number in range(count)]
 
 
 def _bank_name(dialogue: Dialogue) -> str:

@@ -14,7 +14,6 @@ from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.evaluation import metrics
 from remind.evaluation.intervals import bootstrap, paired_bootstrap, several
-from remind.memory.citers import warning
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
 from remind.memory.run import MANIFEST
@@ -39,40 +38,56 @@ class Found:
 QUESTION_STAGES = ("strategy", "time_range", "note", "read", "profile", "answer")
 #: ("k" or "tokens", value).
 Place = tuple[str, int]
+#: Score and dialogue by question.
+Scored = Mapping[str, tuple[float, str]]
+#: Of answers.
+MEASURES = ("f1", "accuracy")
 
 
 def score_memory(cfg: ScoreMemoryConfig) -> dict[str, Any]:
     """Score every run in a folder and write the scores as JSON and as a page.
 
     `rows`: for each dataset, system and place the mean evidence recall over questions with gold evidence, with the
-    tokens it took and a 95 % interval over resampled dialogues. `paired`: the same of the differences between systems,
-    over the questions both were asked. `costs`, `failures`: see `costs`. `notes`: what must be said beside the figures.
+    tokens it took, a 95 % interval over resampled dialogues, and the shares of questions with any and with all of their
+    evidence. `paired`: the same of the differences between systems, over the questions both were asked. `answers`,
+    `paired_answers`: F1 and accuracy. `costs`, `failures`: see `costs`. `notes`: what must be said beside the figures.
 
     Raises:
-        DataError: no run in the folder, or one that has not come to its end.
+        DataError: as `read_units`.
     """
     units = list(read_units(Path(cfg.runs)))
     spent = list(read_costs(Path(cfg.runs)))
-    scores: dict[str, Any] = {"rows": [], "paired": [], "answers": [], "costs": [], "failures": []}
+    names = ("rows", "paired", "answers", "paired_answers", "costs", "failures")
+    scores: dict[str, Any] = {name: [] for name in names}
     by_dataset = sorted(units, key=lambda unit: unit["dataset"])
     for dataset, group in groupby(by_dataset, key=lambda unit: unit["dataset"]):
         members = list(group)
         systems = list(dict.fromkeys(unit["system"] for unit in members))
         found = {name: found_by([unit for unit in members if unit["system"] == name]) for name in systems}
         scores["rows"] += [row for name in systems for row in _rows(dataset, name, found[name], cfg)]
-        for one, other in permutations(systems, 2):
-            scores["paired"] += _paired(dataset, one, other, found[one], found[other], cfg)
+        recalls = {
+            name: {place: _known(questions) for place, questions in places.items()} for name, places in found.items()
+        }
+        answered = {}
         for name in systems:
             own = [unit for unit in members if unit["system"] == name]
             scores["answers"] += answers(dataset, name, own, cfg)
             scores["costs"].append(costs(dataset, name, own, spent))
+            answered[name] = {measure: _answered(own, measure) for measure in MEASURES}
+        for one, other in permutations(systems, 2):
+            head = {"dataset": dataset, "system": one, "minus": other}
+            for at, value in recalls[one]:
+                if gain := _paired(recalls[one][at, value], recalls[other].get((at, value), {}), cfg):
+                    scores["paired"].append({**head, "at": at, "value": value, **gain})
+            for measure in MEASURES:
+                if gain := _paired(answered[one][measure], answered[other][measure], cfg):
+                    scores["paired_answers"].append({**head, "measure": measure, **gain})
         scores["failures"] += [
             {"dataset": dataset, "system": unit["system"], "dialogue": unit["dialogue"], **unit["failed"]}
             for unit in members
             if unit["failed"] is not None
         ]
-    citers = dict.fromkeys(unit["citer"] for unit in units)
-    scores["notes"] = [told for citer in citers if (told := warning(citer)) is not None]
+    scores["notes"] = list(dict.fromkeys(note for unit in units for note in unit["notes"]))
     write_json(cfg.out, scores)
     write_page(Path(cfg.out).with_suffix(".html"), scores, units)
     return scores
@@ -95,10 +110,21 @@ def score_and_show(cfg: ScoreMemoryConfig) -> None:
 
 
 def read_units(folder: Path) -> Iterator[dict[str, Any]]:
-    """The units of the run in a folder, or of all runs below it."""
+    """The units of the run in a folder, or of all runs below it; one that several runs have is given once.
+
+    Raises:
+        DataError: no finished run, or a system that two runs gave the same dialogue under other settings.
+    """
+    keys: dict[tuple[str, str, str], str] = {}
     for manifest, listed in _manifests(folder):
         for name in listed["units"]:
-            yield read_json(manifest.parent / name)
+            unit = read_json(manifest.parent / name)
+            what = (unit["dataset"], unit["system"], unit["dialogue"])
+            if what not in keys:
+                yield unit
+            if keys.setdefault(what, unit["key"]) != unit["key"]:
+                message = f"another run below {folder} gave {what[1]} the same dialogue under other settings"
+                raise DataError(f"{message}; score them apart", manifest.parent, what[2])
 
 
 def read_costs(folder: Path) -> Iterator[dict[str, Any]]:
@@ -146,9 +172,9 @@ def evidence_recall(gold: Sequence[str], memories: Sequence[Sequence[Any]]) -> f
 
 def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], cfg: ScoreMemoryConfig) -> Iterator[Any]:
     for (at, value), questions in found.items():
-        known = [(one.recall, one.dialogue) for one in questions.values() if one.recall is not None]
-        clusters = several([dialogue for _, dialogue in known])
-        estimate = bootstrap([recall for recall, _ in known], cfg.resamples, cfg.seed, clusters)
+        known = [one.recall for one in questions.values() if one.recall is not None]
+        clusters = several([one.dialogue for one in questions.values() if one.recall is not None])
+        estimate = bootstrap(known, cfg.resamples, cfg.seed, clusters)
         yield {
             "dataset": dataset,
             "system": name,
@@ -158,39 +184,19 @@ def _rows(dataset: str, name: str, found: Mapping[Place, Mapping[str, Found]], c
             "recall": estimate and estimate["value"],
             "low": estimate and estimate["low"],
             "high": estimate and estimate["high"],
+            "any": float(np.mean([one > 0 for one in known])) if known else None,
+            "all": float(np.mean([one == 1 for one in known])) if known else None,
             "n": len(known),
         }
 
 
-def _paired(
-    dataset: str,
-    name: str,
-    minus: str,
-    found: Mapping[Place, Mapping[str, Found]],
-    other: Mapping[Place, Mapping[str, Found]],
-    cfg: ScoreMemoryConfig,
-) -> Iterator[Any]:
-    for (at, value), questions in found.items():
-        both = [
-            (two.recall, one.recall, one.dialogue)
-            for question, one in questions.items()
-            if (two := other.get((at, value), {}).get(question)) is not None
-            and one.recall is not None
-            and two.recall is not None
-        ]
-        clusters = several([dialogue for *_, dialogue in both])
-        gain = paired_bootstrap([b for b, *_ in both], [a for _, a, _ in both], clusters, cfg.resamples, cfg.seed)
-        if gain is not None:
-            yield {
-                "dataset": dataset,
-                "system": name,
-                "minus": minus,
-                "at": at,
-                "value": value,
-                "difference": gain["value"],
-                "low": gain["low"],
-                "high": gain["high"],
-            }
+def _paired(one: Scored, other: Scored, cfg: ScoreMemoryConfig) -> dict[str, Any] | None:
+    """Mean of one less mean of the other over the questions that both have a score for; None: there are none."""
+    both = [name for name in one if name in other]
+    clusters = several([one[name][1] for name in both])
+    first, second = [other[name][0] for name in both], [one[name][0] for name in both]
+    gain = paired_bootstrap(first, second, clusters, cfg.resamples, cfg.seed)
+    return gain and {"difference": gain["value"], "low": gain["low"], "high": gain["high"]}
 
 
 def answers(
@@ -208,7 +214,7 @@ def answers(
             continue
         scored = [(dialogue, answer_scores(row)) for dialogue, row in came]
         measures = {}
-        for measure in ("f1", "accuracy"):
+        for measure in MEASURES:
             values = [(value, dialogue) for dialogue, one in scored if (value := one[measure]) is not None]
             clusters = several([dialogue for _, dialogue in values])
             measures[measure] = bootstrap([value for value, _ in values], cfg.resamples, cfg.seed, clusters)
@@ -221,6 +227,21 @@ def answers(
             "tokens": float(np.mean([row["answer"]["tokens"] for _, row in came])),
             "measures": measures,
         }
+
+
+def _answered(units: Sequence[Mapping[str, Any]], measure: str) -> Scored:
+    """Scores of the answers that came."""
+    return {
+        row["question"]: (score, unit["dialogue"])
+        for unit in units
+        for row in unit["rows"]
+        if row["answer"] is not None and row["answer"]["failed"] is None
+        if (score := answer_scores(row)[measure]) is not None
+    }
+
+
+def _known(questions: Mapping[str, Found]) -> Scored:
+    return {name: (one.recall, one.dialogue) for name, one in questions.items() if one.recall is not None}
 
 
 def answer_scores(row: Mapping[str, Any]) -> dict[str, float | None]:

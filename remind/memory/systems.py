@@ -44,7 +44,7 @@ TABLE_1: Mapping[str, tuple[float | None, ...]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listed:
     """A system that can be named.
 
     Attributes:
@@ -86,69 +86,69 @@ class Entry:
         return dict(zip(COLUMNS, TABLE_1[self.row], strict=True)) if self.row is not None else {}
 
 
-SYSTEMS: Mapping[str, Entry] = {
-    "no_context": Entry("plain.PlainSystem", "nothing is remembered: what a reader knows anyway", {"method": "none"}),
-    "full": Entry(
+SYSTEMS: Mapping[str, Listed] = {
+    "no_context": Listed("plain.PlainSystem", "nothing is remembered: what a reader knows anyway", {"method": "none"}),
+    "full": Listed(
         "plain.PlainSystem",
         "all turns, the newest first: the whole conversation, cut at a budget",
         {"method": "recent"},
         row="Qwen3-VL-8B",
     ),
-    "dense": Entry("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
-    "bm25": Entry("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
-    "hybrid": Entry("plain.PlainSystem", "turns by cosine and BM25, z-scores added", {"method": "hybrid"}),
-    "round": Entry("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
-    "session": Entry("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
-    "remind": Entry(
+    "dense": Listed("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
+    "bm25": Listed("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
+    "hybrid": Listed("plain.PlainSystem", "turns by cosine and BM25, z-scores added", {"method": "hybrid"}),
+    "round": Listed("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
+    "session": Listed("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
+    "remind": Listed(
         "own.RemindSystem", "turns as x0 takes them by Eq. 1: segments by their cues", stages=("cues",), row="REMIND"
     ),
-    "remind_hybrid": Entry(
+    "remind_hybrid": Listed(
         "own.RemindSystem",
         "turns as x0 takes them by the hybrid: cosine and BM25, mixed with those of the turns around",
         {"perception": {"retrieve": {"method": "hybrid"}}},
     ),
-    "remind_x1": Entry(
+    "remind_x1": Listed(
         "own.GroundedSystem",
         "the turns that x1 marks, by salience; then as remind",
         stages=("cues", "strategy"),
         row="REMIND",
     ),
-    "lme": Entry(
+    "lme": Listed(
         "longmemeval.LongMemEvalSystem",
         "LongMemEval's recommended design: rounds, found by words and user facts, and by time",
         stages=("facts", "events", "time_range"),
     ),
-    "lme_round": Entry(
+    "lme_round": Listed(
         "longmemeval.LongMemEvalSystem",
         "LongMemEval's rounds without expansion",
         {"expansion": "none", "time": "none"},
     ),
-    "lme_facts": Entry(
+    "lme_facts": Listed(
         "longmemeval.LongMemEvalSystem",
         "turns found by words and by the facts that LoCoMo ships with",
         {"value": "turn", "source": "replay", "time": "none"},
         replays=True,
     ),
-    "lme_time": Entry(
+    "lme_time": Listed(
         "longmemeval.LongMemEvalSystem",
         "turns by cosine; those outside of the time that a question names, found by rules, behind the others",
         {"value": "turn", "expansion": "none", "time": "rules"},
     ),
-    "mem0": Entry(
+    "mem0": Listed(
         "mem0.Mem0System",
         "Mem0 as published: facts are extracted, then added, updated or deleted",
         stages=("extract", "update"),
         endpoint=True,
         row="Mem0",
     ),
-    "mem0_today": Entry(
+    "mem0_today": Listed(
         "mem0_today.Mem0TodaySystem",
         "the package mem0ai 2.x, which only adds memories: not the Mem0 of the paper",
         stages=("extract",),
         endpoint=True,
         alike=r"## Observation Date\\n[0-9-]{10}\\n\\n## Current Date\\n[0-9-]{10}",
     ),
-    "langmem": Entry(
+    "langmem": Listed(
         "langmem.LangMemSystem",
         "the package langmem: a manager adds, changes and deletes memories by tool calls",
         stages=("extract",),
@@ -156,76 +156,76 @@ SYSTEMS: Mapping[str, Entry] = {
         row="LangMem",
         alike="[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
     ),
-    "amem": Entry(
+    "amem": Listed(
         "amem.AMemSystem",
         "A-Mem: linked notes that evolve",
         stages=("summaries", "update", "read"),
         endpoint=True,
         row="A-Mem",
     ),
-    "gam": Entry(
+    "gam": Listed(
         "gam.GAMSystem",
         "GAM: pages with abstracts, and a researcher who reads them for the question",
         stages=("summaries", "read"),
         endpoint=True,
         row="GAM",
     ),
-    "memagent": Entry(
+    "memagent": Listed(
         "memagent.MemAgentSystem",
         "MemAgent: a memory written while the dialogue is read for the question",
         stages=("read",),
         endpoint=True,
         row="MemAgent-7B",
     ),
-    "mem1": Entry(
+    "mem1": Listed(
         "mem1.Mem1System",
         "MEM1: an internal state, searches, and an answer of its own",
         stages=("read",),
         endpoint=True,
         row="MEM1-7B",
     ),
-    "lightmem": Entry(
+    "lightmem": Listed(
         "lightmem.LightMemSystem",
         "LightMem: facts from topics that fill a short-term memory, brought up to date at the end",
         stages=("extract", "update"),
         endpoint=True,
         row="LightMem",
     ),
-    "memoryos": Entry(
+    "memoryos": Listed(
         "memoryos.MemoryOSSystem",
         "MemoryOS: a queue of exchanges, segments with heat, and a profile and knowledge that last",
         stages=("update", "summaries", "extract", "read"),
         endpoint=True,
         row="MemoryOS",
     ),
-    "memgpt": Entry(
+    "memgpt": Listed(
         "memgpt.MemGPTSystem",
         "MemGPT: a model that tends core, archival and recall memory by tools, and answers by searching them",
         stages=("update", "read"),
         endpoint=True,
         row="MemGPT",
     ),
-    "rmm": Entry(
+    "rmm": Listed(
         "rmm.RmmSystem",
         "topics of each speaker, merged as sessions come, by a reranker that learns from citations",
         stages=("extract", "update"),
     ),
-    "rmm_lexical": Entry(
+    "rmm_lexical": Listed(
         "rmm.RmmSystem",
         "turns, the nearest 20 by z(learned score) + z(BM25)",
         {"source": "turns", "lexical": True},
     ),
-    "rmm_residual": Entry(
+    "rmm_residual": Listed(
         "rmm.RmmSystem",
         "turns, the best 20 of hybrid by their score plus what is learned",
         {"source": "turns", "reranker": {"candidates": "hybrid"}},
     ),
-    "membuilder": Entry(
+    "membuilder": Listed(
         "membuilder.MemBuilderSystem",
         "MemBuilder: a core block, events, knowledge and procedures, written by four roles of one policy",
         stages=("memory", "compress"),
     ),
-    "salimory": Entry(
+    "salimory": Listed(
         "salimory.SaliMorySystem",
         "SaliMory: facts, preferences and a working memory of a week, told as a profile for the question",
         stages=("memory", "profile"),

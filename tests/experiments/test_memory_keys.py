@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from words import WordEncoder, services
 
 from experiments.evidence.data import load
 from experiments.memory.keys import MemoryKeysConfig, measure, memory_keys, systems
-from tests.memory.stubs import WordEncoder, services
+from experiments.memory.published import IndexedTurn, PublishedConfig, corpus, published
+from remind.memory.keys import Join
 
 TEXTS = ["my boat leaks badly", "we bought bread", "the piano is out of tune", "I sail every summer", "bread is cheap"]
 QUESTIONS = [
@@ -79,3 +81,40 @@ def test_the_result_has_a_row_for_each_cell(
     others = [row for row in result["months"] if row["questions"] == "names none"]
     assert all(row["same"] == row["n"] == 4 for row in others)
     assert "| locomo | round | session | all | @1 |" in capsys.readouterr().out
+
+
+#: A gold session of three user turns, the second with evidence, and a turn of another session.
+TURNS = (
+    IndexedTurn("answer_x_1", "u1", False, ("f1",)),
+    IndexedTurn("answer_x_3", "u2", True, ("f2",)),
+    IndexedTurn("answer_x_5", "u3", False, None),
+    IndexedTurn("filler_1", "u4", False, ()),
+)
+
+
+def searched(join: Join, official_quirks: bool = True) -> tuple[set[str], set[str], int]:
+    """Texts, gold ids and number of entries."""
+    entries = list(corpus(TURNS, join, official_quirks))
+    return {text for _, text in entries}, {name for name, _ in entries if name.startswith("answer")}, len(entries)
+
+
+def test_the_published_corpus_with_and_without_its_quirks() -> None:
+    assert searched("merge") == ({"u1", "f2 u2", "u3"}, {"answer_x_3"}, 3)
+    assert searched("replace") == ({"u1", "f2", "u3"}, {"answer_x_3"}, 3)
+    assert searched("separate") == ({"u1", "u2", "u3", "u4", "f1", "f2"}, {"answer_x_1", "answer_x_3"}, 6)
+    assert searched("merge", False) == ({"f1 u1", "f2 u2", "u3", "u4"}, {"answer_x_3"}, 4)
+    assert searched("separate", False) == ({"u1", "u2", "u3", "u4", "f1", "f2"}, {"answer_x_3"}, 6)
+
+
+def test_what_the_published_corpus_finds(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.memory.published.HoldingEncoder", WordEncoder)
+    result = published(PublishedConfig([file], str(tmp_path / "out.json"), file, k=2, resamples=20))
+    assert json.loads((tmp_path / "out.json").read_text())["rows"] == result["rows"]
+    by = {(row["join"], row["recall"], row["official_quirks"]): row for row in result["rows"]}
+    assert len(by) == 6 * 2 * 2
+    assert all(row["n"] == 6 for (_, _, quirks), row in by.items() if not quirks)
+    # the boat's question alone, of each dialogue, has a gold turn with a fact: others are not searched
+    assert {by[join, "any", True]["n"] for join in ("merge", "replace", "split-merge", "split-replace")} == {2}
+    # facts of other turns of a gold session are gold as well
+    assert by["separate", "any", True]["value"] >= by["separate", "any", False]["value"]
+    assert by["separate", "all", True]["value"] <= by["separate", "all", False]["value"]

@@ -37,7 +37,7 @@ def main(names: list[str], folder: Path) -> None:
     sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("llm", "memory")]
     from fault_proxy import Proxy
     from remembering import answer, locomo
-    from stubs import WordEncoder
+    from words import WordEncoder
 
     from remind.llm.endpoints import EndpointConfig, LLMConfig
     from remind.memory.config import RunMemoryConfig

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from fault_proxy import completion
 
 from remind.data.dialogue import Session
+from remind.memory.systems import SYSTEMS
 
 #: What a manager makes of each line, and of which memory it is another version. No text: that one is gone.
 FACTS: dict[str, tuple[str | None, str | None]] = {
@@ -21,7 +24,26 @@ FACTS: dict[str, tuple[str | None, str | None]] = {
     "I moved to Oslo.": ("Bob lives in Oslo", "Bob lives in Rome"),
 }
 _HELD = re.compile(r'<instance id=(\w+) schema_type="Memory">\n(.*?)\n</instance>', re.DOTALL)
+#: Memory systems that are packages of others.
+PACKAGES = {"mem0_today": "mem0ai", "langmem": "langmem"}
 Reply = tuple[int, dict[str, str], bytes]
+
+
+def installed(name: str) -> bool:
+    try:
+        version = importlib.metadata.version(PACKAGES[name])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return name != "mem0_today" or version.startswith("2.")
+
+
+def needs(name: str) -> Any:
+    reason = f"the extra {SYSTEMS[name].kind.partition('.')[0].removesuffix('_today')} is not installed"
+    return pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=reason))
+
+
+#: For tests of every package that is installed.
+each_package = pytest.mark.parametrize("name", [needs(name) for name in PACKAGES])
 
 
 def calls(*made: tuple[str, Any]) -> Reply:

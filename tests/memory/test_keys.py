@@ -5,36 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import ScriptedChat
 
 from remind.core.errors import DataError
 from remind.data.dialogue import Session, Turn
 from remind.llm.asking import Unusable
 from remind.llm.request import Reply
 from remind.memory.expansions import asked, extractive, read, read_annotations, request
-from remind.memory.keys import Entry, Join, join_keys, official_corpus
-from tests.memory.stubs import Chat
-
-#: A gold session of three user turns, the second with evidence, and a turn of another session.
-ENTRIES = (
-    Entry("answer_x_1", "u1", False, ("f1",)),
-    Entry("answer_x_3", "u2", True, ("f2",)),
-    Entry("answer_x_5", "u3", False, None),
-    Entry("filler_1", "u4", False, ()),
-)
-
-
-def corpus(join: Join, official_quirks: bool = True) -> tuple[set[str], set[str], int]:
-    """Texts, gold ids and number of entries."""
-    entries = list(official_corpus(ENTRIES, join, official_quirks))
-    return {text for _, text in entries}, {name for name, _ in entries if name.startswith("answer")}, len(entries)
-
-
-def test_the_published_corpus_with_and_without_its_quirks() -> None:
-    assert corpus("merge") == ({"u1", "f2 u2", "u3"}, {"answer_x_3"}, 3)
-    assert corpus("replace") == ({"u1", "f2", "u3"}, {"answer_x_3"}, 3)
-    assert corpus("separate") == ({"u1", "u2", "u3", "u4", "f1", "f2"}, {"answer_x_1", "answer_x_3"}, 6)
-    assert corpus("merge", False) == ({"f1 u1", "f2 u2", "u3", "u4"}, {"answer_x_3"}, 4)
-    assert corpus("separate", False) == ({"u1", "u2", "u3", "u4", "f1", "f2"}, {"answer_x_3"}, 6)
+from remind.memory.keys import Join, join_keys
 
 
 @pytest.mark.parametrize(
@@ -146,7 +124,9 @@ def test_replies_are_read_tolerantly() -> None:
 def test_a_failed_reply_is_made_up_for_and_told() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "I like tea very much."), Turn("2", "Bo", "Milk is mine.")))
     stretches = [(turn,) for turn in talk.turns]
-    chat = Chat(lambda one: Reply("", None, failure="server", message="down") if "Bo" in one.messages[1].text else FACT)
+    chat = ScriptedChat(
+        lambda one: Reply("", None, failure="server", message="down") if "Bo" in one.messages[1].text else FACT
+    )
     found, reasons = asked(chat, "userfact", "d", talk, stretches)
     assert found == [["Ana likes tea."], *extractive("userfact", talk, stretches[1:])]
     assert reasons == ["facts of 2: server: down"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted import ScriptedChat
+from words import WordEncoder, services
 
 from remind.core.errors import ConfigError, DataError
 from remind.data.dialogue import Session, Turn
@@ -15,7 +17,6 @@ from remind.llm.request import Reply, Request
 from remind.memory.base import Query, Retrieval
 from remind.memory.longmemeval import LongMemEvalBank, LongMemEvalSystem
 from remind.states.pyramid import turn_text
-from tests.memory.stubs import Chat, WordEncoder, services
 
 WORDS = [
     "tea",
@@ -68,7 +69,7 @@ def annotated(tmp_path: Path, sessions: list[Session], every: int = 2) -> str:
 
 
 def bank_of(
-    folder: Path, system: LongMemEvalSystem, sessions: list[Session], chat: Chat | None = None
+    folder: Path, system: LongMemEvalSystem, sessions: list[Session], chat: ScriptedChat | None = None
 ) -> LongMemEvalBank:
     bank = system.open(folder, "d", services(chat))
     for session in sessions:
@@ -207,7 +208,7 @@ def test_forgotten_turns_were_never_there(tmp_path: Path, value: Any) -> None:
         assert left == [line for line in other.store.dump() if not line.startswith("sessions")]
 
 
-def replies(broken: set[str]) -> Chat:
+def replies(broken: set[str]) -> ScriptedChat:
     """An LLM that knows three things, and whose stages can be broken."""
 
     def reply(request: Request) -> Reply:
@@ -220,7 +221,7 @@ def replies(broken: set[str]) -> Chat:
         }
         return Reply("", values[request.stage])
 
-    return Chat(reply)
+    return ScriptedChat(reply)
 
 
 def test_an_llm_writes_and_what_failed_is_made_again(tmp_path: Path) -> None:

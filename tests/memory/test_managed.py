@@ -13,7 +13,7 @@ import test_lightmem
 import test_memgpt
 import test_memoryos
 from scripted import ScriptedChat, session
-from stubs import services
+from words import services
 
 from remind.core.errors import DataError
 from remind.llm.request import Reply, Request

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -17,7 +16,19 @@ from typing import Any
 import pytest
 from fault_proxy import Answer, Proxy, completion, error
 from on_loopback import SECRET
-from remembering import FACTS, answer, calls, locomo, said, sessions, shown, tools
+from remembering import (
+    FACTS,
+    PACKAGES,
+    answer,
+    calls,
+    each_package,
+    installed,
+    locomo,
+    said,
+    sessions,
+    shown,
+    tools,
+)
 from scripted import held, minilm, services
 
 from remind.core.errors import ConfigError, DataError, ModelError
@@ -28,7 +39,6 @@ from remind.memory.systems import SYSTEMS, make_system
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-PACKAGES = {"mem0_today": "mem0ai", "langmem": "langmem"}
 FIRST, LATER = sessions()
 #: All that a manager which only adds has in the end.
 ADDED = {
@@ -38,22 +48,6 @@ ADDED = {
     "Bob lives in Oslo": ("s2:1", "s2:2"),
 }
 EXPECTED = {"mem0_today": ADDED, "langmem": {"Bob lives in Oslo": ("s1:1", "s1:2", "s2:1", "s2:2")}}
-
-
-def installed(name: str) -> bool:
-    try:
-        version = importlib.metadata.version(PACKAGES[name])
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return name != "mem0_today" or version.startswith("2.")
-
-
-def needs(name: str) -> Any:
-    reason = f"the extra {SYSTEMS[name].kind.partition('.')[0].removesuffix('_today')} is not installed"
-    return pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=reason))
-
-
-each = pytest.mark.parametrize("name", [needs(name) for name in PACKAGES])
 
 
 @contextmanager
@@ -71,7 +65,7 @@ def bank(folder: Path, name: str, given: Services, **options: Any) -> Bank:
     return make_system(name, options).open(folder, "d", given)
 
 
-@each
+@each_package
 def test_memories_provenance_and_state(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories and sources are those counted by hand; asking changes nothing; so does going on in another process, on
     another day, which pays for nothing twice."""
@@ -106,7 +100,7 @@ def test_memories_provenance_and_state(name: str, tmp_path: Path, monkeypatch: p
         assert proxy.hits == hits
 
 
-@each
+@each_package
 def test_a_session_is_remembered_whole_or_not_at_all(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +121,7 @@ def test_a_session_is_remembered_whole_or_not_at_all(
         assert held(memory) == EXPECTED[name]
 
 
-@each
+@each_package
 def test_a_lost_batch_is_told_and_repaired(name: str, tmp_path: Path) -> None:
     down = True
 
@@ -146,7 +140,7 @@ def test_a_lost_batch_is_told_and_repaired(name: str, tmp_path: Path) -> None:
         assert not memory.repair()
 
 
-@each
+@each_package
 def test_a_question_that_the_package_cannot_take_is_one_typed_line(name: str, tmp_path: Path) -> None:
     with serving(tmp_path, name) as (_, given), bank(tmp_path / "b", name, given) as memory:
         memory.ingest(FIRST)
@@ -155,7 +149,7 @@ def test_a_question_that_the_package_cannot_take_is_one_typed_line(name: str, tm
         assert memory.retrieve(Query("What is it?"), k=1).memories
 
 
-@each
+@each_package
 def test_faults_behind_the_meter_change_nothing(name: str, tmp_path: Path) -> None:
     kinds = ("rate", "broken", "cut", "malformed")
     dumps = []
@@ -257,7 +251,7 @@ def test_langmem_needs_a_server_with_tools(reply: Any, told: str, tmp_path: Path
         assert proxy.hits == 1
 
 
-@each
+@each_package
 def test_without_an_endpoint(name: str, tmp_path: Path) -> None:
     with (
         bank(tmp_path / "b", name, services(minilm(), None)) as memory,

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from scripted import ScriptedChat
+from words import services
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION, Session, Turn
@@ -12,7 +14,6 @@ from remind.llm.request import Reply, Request
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.plain import PlainBank, PlainSystem
 from remind.memory.readers import Answer, ChatReader, Mode, Reading, Usage, answer, citations
-from tests.memory.stubs import Chat, services
 
 MEMORIES = tuple(
     Memory(f"m{n}", f"text {n}", "turn", (f"t{n}",), time, 1.0 - n, 10)
@@ -47,7 +48,7 @@ def test_citations(text: str, expected: str, cited: set[int] | None) -> None:
 
 
 def asked(reader: ChatReader, reply: Reply, memories: Sequence[Memory] = MEMORIES) -> tuple[Reading, Request]:
-    chat = Chat(lambda _: reply)
+    chat = ScriptedChat(lambda _: reply)
     reading = reader.read(QUERY, memories, lambda stage: chat)
     return reading, chat.asked[-1]
 
@@ -87,7 +88,7 @@ def test_notes_stand_for_memories_and_empty_ones_are_left_out() -> None:
         number = next(n for n in range(5) if f"text {n}" in request.messages[1].text)
         return [Reply("note 0"), Reply("Empty."), Reply("", failure="server"), Reply(" "), Reply('"empty"')][number]
 
-    chat = Chat(reply)
+    chat = ScriptedChat(reply)
     reading = ChatReader("con_separate").read(QUERY, MEMORIES, lambda stage: chat)
     assert [one.stage for one in chat.asked] == ["note"] * 5 + ["read"]
     user = chat.asked[-1].messages[1].text
@@ -102,7 +103,7 @@ def test_the_lowest_memories_are_left_out_until_the_others_fit() -> None:
 
 
 def test_options_are_shown_and_only_open_questions_can_be_declined() -> None:
-    chat = Chat(lambda _: Reply("B"))
+    chat = ScriptedChat(lambda _: Reply("B"))
     query = Query("Which?", "q", None, "single", ("tea", "milk"))
     assert ChatReader("direct").read(query, (), lambda stage: chat).text == "B"
     system, user = (message.text for message in chat.asked[0].messages)
@@ -128,25 +129,25 @@ def test_a_failed_reply_is_no_answer() -> None:
     assert (reading.text, reading.cited, reading.failure) == ("", None, "server: down")
 
 
-def bank_in(folder: Path, chat: Chat | None) -> Bank:
+def bank_in(folder: Path, chat: ScriptedChat | None) -> Bank:
     bank = PlainSystem("turn").open(folder, "d", services(chat))
     bank.ingest(Session("S1", "2023-01-01", (Turn("a", "Ana", "I like tea"), Turn("b", "Bo", "I like milk"))))
     return bank
 
 
 def test_one_function_answers_for_all_banks(tmp_path: Path) -> None:
-    chat = Chat(lambda _: Reply("tea [0]"))
+    chat = ScriptedChat(lambda _: Reply("tea [0]"))
     with bank_in(tmp_path / "bank", chat) as bank:
         before = list(bank.store.dump())
-        first = answer(bank, Query("Who likes tea?"), ChatReader("cite"), k=1)
+        first = answer(bank, Query("Who likes tea"), ChatReader("cite"), k=1)
         assert first.text == "tea"
         assert [memory.sources for memory in first.retrieval.memories] == [("a",)]
-        assert answer(bank, Query("Who likes tea?"), ChatReader("cite"), k=1) == first
+        assert answer(bank, Query("Who likes tea"), ChatReader("cite"), k=1) == first
         assert list(bank.store.dump()) == before
         assert first.cited == {0}
         bank.feedback(first.retrieval.token, first.cited)
     with bank_in(tmp_path / "offline", None) as bank, pytest.raises(ConfigError, match="stage read"):
-        answer(bank, Query("Who likes tea?"), ChatReader())
+        answer(bank, Query("Who likes tea"), ChatReader())
 
 
 def test_a_bank_may_answer_by_itself(tmp_path: Path) -> None:

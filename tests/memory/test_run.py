@@ -21,6 +21,7 @@ from remind.memory.config import RunMemoryConfig, ScoreMemoryConfig
 from remind.memory.plain import PlainBank, PlainSystem
 from remind.memory.run import MANIFEST, CachedEncoder, run_memory
 from remind.memory.score import evidence_recall, read_units, score_memory
+from remind.states.prompts import prompt_id
 
 _SAID = [
     ["I adopted a <b>dog</b> called Rex.", "How lovely, a puppy!", "He is two years old."],
@@ -95,6 +96,8 @@ def test_scores_are_those_counted_by_hand(data: Path, tmp_path: Path) -> None:
     assert rows["bm25", "k", 1]["recall"] >= 2 / 3
     assert rows["gold", "k", 2]["recall"] == 1.0
     assert rows["no_context", "tokens", 30]["recall"] == rows["no_context", "tokens", 30]["tokens"] == 0.0
+    # one question of three has two gold turns
+    assert (rows["gold", "k", 1]["any"], rows["gold", "k", 1]["all"]) == pytest.approx((1.0, 2 / 3))
     pairs = {(row["system"], row["minus"], row["at"], row["value"]): row for row in scores["paired"]}
     difference = rows["session", "k", 1]["recall"] - rows["bm25", "k", 1]["recall"]
     assert pairs["session", "bm25", "k", 1]["difference"] == pytest.approx(difference)
@@ -189,6 +192,16 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     assert answers["no_context", "4"]["measures"]["f1"]["value"] == 0.0
     assert answers["gold", None]["n"] == 8
     assert answers["bm25", "4"]["measures"]["accuracy"]["value"] == 1.0
+    pairs = {(row["system"], row["minus"], row["measure"]): row for row in scores["paired_answers"]}
+    for measure in ("f1", "accuracy"):
+        values = [answers[name, None]["measures"][measure]["value"] for name in ("bm25", "no_context")]
+        assert pairs["bm25", "no_context", measure]["difference"] == pytest.approx(values[0] - values[1])
+    assert scores["notes"] == [
+        f"Answers: m@{server.url}, reader direct, {prompt_id('memory_read')}.",
+        f"Verdicts: m@{server.url}, {prompt_id('ask_judge')}.",
+    ]
+    page = (tmp_path / "scores.html").read_text()
+    assert all(note in page for note in scores["notes"])
     lines = [json.loads(line) for line in (out / "answers" / "bm25.jsonl").read_text().splitlines()]
     assert len(lines) == len({line["question_id"] for line in lines}) == 8
     assert {line["answer"] for line in lines} == {"Rex", "no idea"}
@@ -244,6 +257,22 @@ def test_no_id_tells_that_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     assert b"tea" in content
     assert b"answer" not in content
     assert b"_abs" not in content
+
+
+def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data: Path, tmp_path: Path) -> None:
+    def scored() -> dict[str, Any]:
+        return score_memory(ScoreMemoryConfig(str(tmp_path / "runs"), str(tmp_path / "scores.json"), resamples=20))
+
+    run_memory(config(data, tmp_path / "runs" / "a", systems=["bm25"]))
+    run_memory(config(data, tmp_path / "runs" / "b", systems=["dense"]))
+    together = scored()
+    assert [row["system"] for row in together["costs"]] == ["no_context", "full_context", "gold", "bm25", "dense"]
+    # the controls are in both
+    assert {row["questions"] for row in together["costs"]} == {8}
+    assert "NaiveRAG</td><td>33.6</td>" in (tmp_path / "scores.html").read_text()
+    run_memory(config(data, tmp_path / "runs" / "b", systems=["dense"], k=[3]))
+    with pytest.raises(DataError, match="gave no_context the same dialogue under other settings; score them apart"):
+        scored()
 
 
 @pytest.mark.parametrize(

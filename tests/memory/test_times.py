@@ -4,11 +4,11 @@ from collections.abc import Callable
 from datetime import date, timedelta
 
 import pytest
+from scripted import ScriptedChat
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply
 from remind.memory.times import Span, ask_events, ask_range, spans, time_range, told_days
-from tests.memory.stubs import Chat
 
 TODAY = date(2024, 3, 14)  # a Thursday
 #: Every day near enough to be meant.
@@ -108,7 +108,7 @@ def test_the_range_of_a_question() -> None:
 def test_an_endpoint_gives_the_range_and_rules_stand_for_it() -> None:
     def ranged(value: object, text: str = "", failure: str | None = None) -> tuple[Span | None, str]:
         reply = Reply(text, value, failure=failure)  # type: ignore[arg-type]
-        return ask_range(Chat(lambda _: reply), "d", "What did I do in May 2023?", TODAY, TODAY)
+        return ask_range(ScriptedChat(lambda _: reply), "d", "What did I do in May 2023?", TODAY, TODAY)
 
     may = Span(date(2023, 5, 1), date(2023, 5, 31))
     june = Span(date(2023, 6, 1), date(2023, 6, 9))
@@ -138,7 +138,7 @@ def test_events_are_of_their_message() -> None:
 
     def told(events: object, failure: str | None = None) -> tuple[dict[str, list[Span]], list[str]]:
         value = None if events is None else {"events": events}
-        chat = Chat(lambda _: Reply("", value, failure=failure))  # type: ignore[arg-type]
+        chat = ScriptedChat(lambda _: Reply("", value, failure=failure))  # type: ignore[arg-type]
         found = ask_events(chat, "d", TALK)
         assert "2023/05/10 (Wednesday)" in chat.asked[0].messages[1].text
         return found

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import scripted
 import torch
 from torch import Tensor
+
+from remind.memory.base import Services
 
 
 class WordEncoder:
@@ -25,8 +29,16 @@ class WordEncoder:
 
     encode_apart = encode
 
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
     def count_many(self, texts: Sequence[str]) -> list[int]:
-        return [len(text.split()) for text in texts]
+        return list(map(self.count_tokens, texts))
 
     def _word(self, word: str) -> np.ndarray:
         return np.random.default_rng(list(hashlib.sha256(word.encode()).digest())).normal(size=self.dimension)
+
+
+def services(chat: Any = None) -> Services:
+    """With that encoder, and a chat model for every stage."""
+    return scripted.services(WordEncoder(), chat)  # type: ignore[arg-type]
