@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -81,11 +82,9 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
 def _check_vllm(mode: str) -> None:
     """ConfigError where TRL could not sample with vLLM."""
     optional("trl", "train-memory")
-    from trl.import_utils import is_vllm_available
-
     if not torch.cuda.is_available():
         raise ConfigError(f"rl.vllm {mode}: vLLM samples on a GPU, and there is none; leave it off")
-    if not is_vllm_available():
+    if not import_module("trl.import_utils").is_vllm_available():
         raise ConfigError(f"rl.vllm {mode}: needs the package vllm, which is not installed; TRL takes 0.22 to 0.31")
 
 

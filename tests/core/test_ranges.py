@@ -31,6 +31,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "InspectConfig": {"question": "x"},
     "MemoryExperimentConfig": {"item": "reranker"},
     "MemoryKeysConfig": {"data": ["x"]},
+    "PublishedConfig": {"data": ["x"]},
     "PlotRunConfig": {"run": ["x"]},
     "PretrainConfig": {"single": 0},
 }
