@@ -61,7 +61,9 @@ function body(one) {
   })));
   const examples = (found) => found.map((example) => {
     const { pieces, value, note } = fromCorpus(example), line = snippet(pieces, note);
-    line.prepend(el("span", { class: "at small" }, el("bdi", { class: "soft" }, pieces.find((piece) => piece[2])[0].trim()), el("b", { class: "num" }, shown(value))));
+    // a token that is part of a character has no text of its own
+    const peak = pieces.find((piece) => piece[2]);
+    line.prepend(el("span", { class: "at small" }, el("bdi", { class: "soft" }, peak ? peak[0].trim() : ""), el("b", { class: "num" }, shown(value))));
     return line;
   });
   const texts = el("div", { class: "valued" }, ...(one.examples.length ? examples(one.examples) : [el("p", { class: "soft" }, DATA.image_tokens ? "It fires on no text." : "It fired on no token.")]));

@@ -101,11 +101,12 @@ def test_examples_from_other_dialogues(built: Any, tmp_path: Path) -> None:
     assert len(set(map(str, data["snippets"]))) == len(texts)
     for layer in data["layers"]:
         for examples in layer["examples"]:
-            values = [value for _, _, _, value in examples]
+            values = [value for *_, value in examples]
             assert values == sorted(values, reverse=True)
-            for number, peak, digits, _ in examples:
+            for number, peak, digits, active, _ in examples:
                 text, ends, label = data["snippets"][number]
                 assert digits[peak] != "0"
+                assert len(active) == len(digits) - digits.count("0")
                 assert len(digits) == len(ends)
                 assert ends[-1] == len(text)
                 assert label.startswith("long s0:")
