@@ -147,7 +147,7 @@ MISTAKES = {
     "number as key": (b"3: 3\n", None, "must be a string"),
     "object": (b"input: !!python/object/apply:os.getcwd []\n", 1, "no plain value"),
     "wrong tag": (b"size: !!int large\n", None, "large"),
-    "deep": (b"input: " + b"[" * 9000 + b"]" * 9000, 1, "nested too deeply"),
+    "deep": (b"input: " + b"[" * 9000 + b"]" * 9000, 1, "nest"),  # newer PyYAML says it in words of its own
     "alias": (b"input: &name a\nextra: {rank: 3, note: *name}\n", 2, "aliases are not accepted"),
     "large": (b"input: a\n#" + b" " * (1 << 20), None, "1,048,586 bytes"),
 }
