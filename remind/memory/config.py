@@ -37,15 +37,16 @@ class RunMemoryConfig:
     """Tokens of memories that every reader answers from instead; the contexts of all systems are then equally long."""
     full_tokens: PositiveInt = 16_000
     """Tokens that full_context is cut at, the newest turns kept."""
-    reader: Literal["direct", "con", "con_separate", "cite"] = "direct"
-    """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), or with
-    citations."""
+    reader: Literal["direct", "con", "con_separate", "cite", "respond"] = "direct"
+    """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), with citations,
+    or as a reply to the person, in sentences."""
     citer: Literal["none", "reader", "oracle", "noisy", "lexical"] = "reader"
     """Who tells systems that learn, after each question, which memories its answer cites: nobody; the reader, where it
     is `cite`; gold evidence, as it is or with errors, which every report says; or shared words. A bank begins each run
     with nothing learned."""
-    judge: Literal["none", "offline", "llm"] = "none"
-    """Who judges answers: nobody, the offline rule, or the endpoint of llm.judge."""
+    judge: Literal["none", "offline", "llm", "p13n"] = "none"
+    """Who judges answers: nobody, the offline rule, or the endpoint of llm.judge. p13n: that endpoint, also on how an
+    answer uses what is remembered, and on the stage that a wrong one is due to (SaliMory, Appendix B)."""
     encoder: str = "minilm"
     """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""
     llm: LLMConfig = field(default_factory=LLMConfig)

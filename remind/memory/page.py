@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from remind.core.files import write_text
+from remind.evaluation.personalisation import BUCKETS, LABELS
 from remind.memory.systems import COLUMNS, SYSTEMS
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; systems beyond it repeat with dashes.
@@ -35,7 +36,11 @@ def write_page(path: str | Path, scores: Mapping[str, Any], units: Sequence[Mapp
     write_text(
         path,
         template.render(
-            sections=sections, plot=(WIDTH, HEIGHT, EDGE), **{key: scores[key] for key in ("failures", "notes")}
+            sections=sections,
+            plot=(WIDTH, HEIGHT, EDGE),
+            personal=("p13n", *LABELS),
+            stages=BUCKETS,
+            **{key: scores[key] for key in ("failures", "notes")},
         ),
     )
 

@@ -18,11 +18,12 @@ from remind.states.pyramid import one_line
 from sae.ranges import PositiveInt, check_ranges
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). con_separate: first a
-#: request for a note on each memory. cite: the answer with the memories it rests on (RMM, D.2).
-Mode = Literal["direct", "con", "con_separate", "cite"]
+#: request for a note on each memory. cite: the answer with the memories it rests on (RMM, D.2). respond: as one would
+#: reply to the person; for questions that ask for advice.
+Mode = Literal["direct", "con", "con_separate", "cite", "respond"]
 
 #: Room for a reply in tokens, where the published code gives one.
-ROOM = {"direct": 500, "con": 800, "con_separate": 800, "cite": 500}
+ROOM = {"direct": 500, "con": 800, "con_separate": 800, "cite": 500, "respond": 800}
 _NOTE_ROOM = 500
 
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)

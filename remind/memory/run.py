@@ -24,7 +24,7 @@ from remind.evaluation.judge import load_judge
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import ChatModel, Stage
-from remind.memory.answering import put_answers, who, write_answers
+from remind.memory.answering import put_answers, put_personalisation, who, write_answers
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Retrieval, Services
 from remind.memory.citers import CiterName, tell, warning
 from remind.memory.config import CONTROLS, RunMemoryConfig
@@ -136,8 +136,9 @@ class _Run:
         self.reader = ChatReader(cfg.reader)
         # opened before anything is done, so that a missing key is told at once
         self._answers = self._meter("answer") is not None
-        if cfg.judge == "llm" and self._meter("judge") is None:
-            raise ConfigError("judge llm needs an endpoint; name one: --llm.judge.base_url or --llm.default.base_url")
+        if cfg.judge in ("llm", "p13n") and self._meter("judge") is None:
+            where = "name one: --llm.judge.base_url or --llm.default.base_url"
+            raise ConfigError(f"judge {cfg.judge} needs an endpoint; {where}")
         reads = cfg.reader == "cite" and self._answers
         # nothing can be learned from stand-ins
         self.citer: CiterName = "none" if cfg.llm.dry_run or (cfg.citer == "reader" and not reads) else cfg.citer
@@ -207,7 +208,8 @@ class _Run:
         try:
             unit = read_json(path)
             answers = [row["answer"] for row in unit["rows"]]
-            failed = any(answer is not None and (answer["failed"] or answer["verdict_failed"]) for answer in answers)
+            kinds = ("failed", "verdict_failed", "p13n_failed")
+            failed = any(answer is not None and any(map(answer.get, kinds)) for answer in answers)
             return bool(unit["key"] == key and unit["failed"] is None and not failed)
         except (DataError, KeyError, TypeError):
             return False
@@ -244,10 +246,8 @@ class _Run:
                     if isinstance(bank, Answers) and self._answers:
                         own = [bank.answer(Query.of(question)) for question in questions]
                         readings = [Reading(one.text, one.cited, one.usage, one.failure) for one in own]
-                        tokens = [one.retrieval.tokens for one in own]
-                        put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
-                    else:
-                        self._read(name, dialogue, questions, rows, shown, readings)
+                        shown = [one.retrieval.memories for one in own]
+                    self._read(name, dialogue, questions, rows, shown, readings, bank)
         except RemindError as error:
             failed = {"stage": stage, "message": str(error)}
             # of all questions or of none
@@ -332,8 +332,9 @@ class _Run:
         rows: list[dict[str, Any]],
         shown: Sequence[Sequence[Memory]],
         readings: Sequence[Reading] = (),
+        bank: Bank | None = None,
     ) -> None:
-        """Answer every question from its memories; or as was read already."""
+        """Answer every question from its memories, or as was read already, and judge the answers."""
         if not self._answers:
             return
         chat = partial(self._chat, name, _bank_name(dialogue))
@@ -342,9 +343,11 @@ class _Run:
             readings = self.reader.read_all(tasks, chat)
         tokens = [sum(memory.tokens for memory in memories) for memories in shown]
         put_answers(rows, questions, readings, tokens, self._judge(name, dialogue))
+        if self.cfg.judge == "p13n" and (model := chat("judge")) is not None:
+            put_personalisation(rows, questions, shown, bank, self.cfg.full_tokens, model)
 
     def _judge(self, name: str, dialogue: Dialogue) -> AuxiliaryLLM | None:
-        if self.cfg.judge != "llm":
+        if self.cfg.judge in ("none", "offline"):
             return None if self.cfg.judge == "none" else load_judge(self.cfg.judge)
         model = self._chat(name, _bank_name(dialogue), "judge")
         assert model is not None

@@ -14,6 +14,7 @@ from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.evaluation import metrics
 from remind.evaluation.intervals import bootstrap, paired_bootstrap, several
+from remind.evaluation.personalisation import tally
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
 from remind.memory.run import MANIFEST
@@ -226,6 +227,7 @@ def answers(
             "failed": len(chosen) - len(came),
             "tokens": float(np.mean([row["answer"]["tokens"] for _, row in came])),
             "measures": measures,
+            "p13n": tally([(dialogue, row["answer"]) for dialogue, row in came], cfg.resamples, cfg.seed),
         }
 
 

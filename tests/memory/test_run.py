@@ -222,6 +222,44 @@ def test_answers_are_scored_judged_and_paid_for_once(data: Path, tmp_path: Path,
     assert server.hits > hits
 
 
+def _assessed(body: Mapping[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """The same, with a judge of personalisation who finds Rex in the reply, the memory and nowhere else."""
+    asked = " ".join(str(message["content"]) for message in body["messages"])
+    shown = asked.partition("<<<question")[2]
+    for key in ("personalised", "signals", "suffices"):
+        if f'"{key}"' in asked:
+            where = shown.partition("<<<reply")[2].partition("<<<")[0] if key == "personalised" else shown
+            return 200, {}, completion(json.dumps({key: "Rex" in where}))
+    if '"richness"' in asked:
+        return 200, {}, completion("I would say so.")
+    if "verdict" in asked:
+        return 200, {}, completion(json.dumps({"verdict": "no idea" not in shown}))
+    return _answer(body)
+
+
+def test_how_answers_use_what_is_remembered_is_judged_beside_them(data: Path, tmp_path: Path, quick: None) -> None:
+    with Proxy(answer=_assessed) as server:  # type: ignore[arg-type]
+        llm = LLMConfig(EndpointConfig("m", server.url), cache=str(tmp_path / "cache.sqlite"))
+        settings = config(data, tmp_path / "run", systems=["bm25"], llm=llm, judge="p13n", answer_k=1, reader="respond")
+        out = run_memory(settings)
+        hits = server.hits
+        # units whose judge could not be read are made again; no reply is paid for twice
+        run_memory(settings)
+        again = server.hits - hits
+    scores = score_memory(ScoreMemoryConfig(str(out), str(tmp_path / "scores.json"), resamples=20))
+    rows = {(row["system"], row["category"]): row["p13n"] for row in scores["answers"]}
+    # Rex is named in both dialogues, and no reply to that can be read; all else could have been said with Rex in it
+    whole = rows["bm25", None]
+    assert (whole["n"], whole["unread"], whole["underuse"]["value"], whole["p13n"]["value"]) == (6, 2, 1.0, 0.0)
+    # of the wrong answers one turn was shown, which does not tell of Rex; the bank does
+    assert whole["errors"] == {"memory": 0, "profile": 6, "generation": 0, "unread": 0}
+    assert rows["no_context", None]["na"]["value"] == 1.0
+    assert rows["no_context", None]["errors"]["memory"] == 8
+    assert again == 0
+    assert f"Personalisation and errors: m@{server.url}, {prompt_id('judge_p13n')}." in scores["notes"]
+    assert "<h3>Personalisation</h3>" in (tmp_path / "scores.html").read_text()
+
+
 def test_a_dry_run_sends_nothing_and_leaves_no_run(data: Path, tmp_path: Path, server: Proxy) -> None:
     prompts = tmp_path / "dry.jsonl"
     llm = LLMConfig(EndpointConfig("m", server.url), cache=None, dry_run=str(prompts))
@@ -285,6 +323,7 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
         ({"options": {"bm25": {"units": "turn"}}}, "units"),
         ({"k": [], "budgets": []}, "k, budgets or both"),
         ({"judge": "llm"}, "judge llm needs an endpoint"),
+        ({"judge": "p13n"}, "judge p13n needs an endpoint"),
     ],
 )
 def test_settings_that_cannot_be_run(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
