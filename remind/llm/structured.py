@@ -99,10 +99,10 @@ def _values(text: str) -> list[Any]:
     values = []
     for part in (text, *_CODE_BLOCK.findall(text)):
         try:
-            values.append(json.loads(part, parse_constant=_refuse))
+            values.append(json.loads(part, parse_constant=_refuse, parse_float=_number))
         except (ValueError, RecursionError):
             continue
-    decoder = json.JSONDecoder(parse_constant=_refuse)
+    decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=_number)
     cursor = 0
     for _ in range(_MAX_STARTS):
         match = _START.search(text, cursor)
@@ -118,6 +118,12 @@ def _values(text: str) -> list[Any]:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _number(text: str) -> float:
+    """A JSON number; 1.0 is an integer to a schema, and should be one to those who count by it."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _problem(value: Any, schema: Mapping[str, Any]) -> str | None:

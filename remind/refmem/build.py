@@ -15,9 +15,9 @@ from remind.data.dialogue import DIMENSIONS, Corpus, Dialogue, Image
 from remind.data.readers import read, write_refmem
 from remind.llm.chat_models import Chats
 from remind.llm.ledger import table
-from remind.refmem import generate
+from remind.refmem import generate, personal, sessions
 from remind.refmem.cluster import read_clusters, text_clusters
-from remind.refmem.config import STAGES, RefMemConfig
+from remind.refmem.config import STAGES, STAGES_OF, RefMemConfig
 from remind.refmem.filters import BLIND_TEMPLATE, make_filtered
 from remind.refmem.images import ClipEncoder, image_clusters
 from remind.refmem.items import Item, anchors_missing, read_items, write_items
@@ -224,6 +224,8 @@ def build_refmem(cfg: RefMemConfig) -> Path:
     """
     cfg.check_endpoints()
     corpus = open_corpus(cfg)
+    if cfg.style != "reflective":
+        return _write_style(cfg, corpus)
     with sole_writer(Path(cfg.out)):
         build = Build(cfg, corpus)
         folder = build.run()
@@ -239,6 +241,46 @@ def build_refmem(cfg: RefMemConfig) -> Path:
         print(f"no items for: {', '.join(missing)}")
     print(f"benchmark: {folder / RESULT}")
     return folder / RESULT
+
+
+def _write_style(cfg: RefMemConfig, corpus: Corpus) -> Path:
+    """The benchmark of a style that has one stage; what was rejected is beside it, with reasons."""
+    chats = Chats(cfg.llm)
+    models = {stage: model.name for stage in STAGES_OF[cfg.style] if (model := chats.stage(stage)) is not None}
+    own = cfg.p13n if cfg.style == "p13n" else cfg.session_questions
+    made_with = prompts.prompt_id(personal.TEMPLATE if cfg.style == "p13n" else sessions.TEMPLATE)
+    settings = {"source": content_key(corpus), "style": cfg.style, "settings": asdict(own)}
+
+    def write(to: Path) -> dict[str, Any]:
+        if cfg.style == "p13n":
+            model = chats.stage("questions")
+            assert model is not None
+            writer = personal.Writer(model, cfg.p13n)
+            questions, rejected, counts = writer.questions(corpus.dialogues), writer.rejected, writer.counts
+        else:
+            from remind.models.encoder import SentenceEncoder
+
+            encoder = SentenceEncoder(device=cfg.device)
+            questions, rejected, counts = sessions.session_questions(
+                corpus.dialogues, chats, encoder, cfg.session_questions
+            )
+        if not questions:
+            why = f"; {len(rejected)} rejected, the first: {rejected[0]['why']}" if rejected else ""
+            raise DataError(f"no question is left{why}", Path(cfg.out))
+        found = Corpus(corpus.dialogues, tuple(questions))
+        if cfg.style == "p13n" and cfg.p13n.episode_turns is not None:
+            found = personal.episodes(found, cfg.p13n.episode_turns)
+        dialogues = tuple(_with_copies(to, number, dialogue) for number, dialogue in enumerate(found.dialogues))
+        write_refmem(Corpus(dialogues, found.questions), to / RESULT)
+        write_rows(to / "rejected.jsonl", rejected)
+        return {**counts, "rejected": len(rejected), "kept": len(questions)}
+
+    with sole_writer(Path(cfg.out)):
+        stage = run_stage(Path(cfg.out) / cfg.style, {**settings, "made_by": models, "prompt_id": made_with}, write)
+    print(f"{cfg.style:<10}{'unchanged' if stage.reused else 'done':<11}{_summary(stage.result)}")
+    print(table(chats.ledger.summary()))
+    print(f"questions: {stage.folder / RESULT}")
+    return stage.folder / RESULT
 
 
 def _summary(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
@@ -9,9 +10,15 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import FORMATS
 from remind.llm.endpoints import LLMConfig
 from remind.perception.config import SegmentConfig
+from remind.states.auxiliary import Stage
 from sae.ranges import NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, Share, check_ranges
 
 StageName = Literal["clusters", "items", "filtered", "benchmark"]
+#: Endpoints that the other styles need.
+STAGES_OF: Mapping[str, tuple[Stage, ...]] = {
+    "p13n": ("questions",),
+    "session": ("questions", "answer", "judge", "memory"),
+}
 #: The stages in order; each writes a folder of that name.
 STAGES: tuple[StageName, ...] = get_args(StageName)
 
@@ -58,6 +65,35 @@ class ItemsConfig:
 
 
 @dataclass
+class P13nConfig:
+    """Questions that are answered better by who knows the person (style p13n)."""
+
+    groups: PositiveInt = 20
+    """Topics of each speaker, at most; each has a question of both kinds."""
+    episode_turns: PositiveInt | None = None
+    """Write for each question a dialogue of its own: the turns of its evidence and the nearest to them, at most so many
+    (16 in the paper's training). None: whole dialogues."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+@dataclass
+class SessionConfig:
+    """Questions on each session (style session)."""
+
+    count: PositiveInt = 5
+    """J: questions of each session."""
+    shown: PositiveInt = 20
+    """Entries of the memory before the session that the writer is shown, the nearest to it."""
+    rewrites: NonNegativeInt = 2
+    """How often questions that fail the check are written anew before they are dropped."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+@dataclass
 class FilterConfig:
     """What is removed before annotation."""
 
@@ -90,6 +126,11 @@ class RefMemConfig:
     """Format of the input, or a mapping file (.yaml) for JSON of another shape; None: recognised from the content."""
     limit: PositiveInt | None = None
     """At most this many dialogues, the first ones; for a quick look."""
+    style: Literal["reflective", "p13n", "session"] = "reflective"
+    """reflective: RefMem-Bench's questions, in all stages. p13n: recommendations and other requests that are answered
+    better by who knows the person (SaliMory, Appendix B.1). session: questions on each session with what a memory held
+    before it (MemBuilder, Appendix B.2). The last two read `p13n` or `session_questions`, and no other setting of
+    stages."""
     until: StageName = "benchmark"
     """Last stage to run: clusters, items, filtered or benchmark."""
     adjudicated: str | None = None
@@ -106,12 +147,17 @@ class RefMemConfig:
     """Questions."""
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Filters."""
+    p13n: P13nConfig = field(default_factory=P13nConfig)
+    """Of style p13n."""
+    session_questions: SessionConfig = field(default_factory=SessionConfig)
+    """Of style session."""
     train: Share = 0.2
     """Share of the items for training; the rest is the test split (Section 3 divides 2:8)."""
     seed: Seed = 0
     """Order in which evidence clusters are dealt to the two splits."""
     llm: LLMConfig = field(default_factory=LLMConfig)
-    """Chat models: llm.questions writes the items, llm.answer tries them without the dialogue; or llm.default both."""
+    """Chat models: llm.questions writes the items, llm.answer tries them without the dialogue; or llm.default both. Of
+    style session llm.memory writes the memory, and llm.judge the verdicts on answers."""
     device: str = "cpu"
     """Device of the encoders."""
 
@@ -122,8 +168,13 @@ class RefMemConfig:
 
     def check_endpoints(self) -> None:
         """Raise ConfigError where a stage up to `until` needs a chat model and none is named."""
-        last = STAGES.index(self.until)
         where = "model, and base_url of an OpenAI-compatible server or `local`"
+        if self.style != "reflective":
+            for stage in STAGES_OF[self.style]:
+                if self.llm.endpoint(stage) is None:
+                    raise ConfigError(f"style {self.style} needs llm.{stage} or llm.default ({where})")
+            return
+        last = STAGES.index(self.until)
         if last >= STAGES.index("items") and self.llm.endpoint("questions") is None:
             raise ConfigError(f"a chat model writes the items: set llm.questions or llm.default ({where})")
         if last >= STAGES.index("filtered") and self.filters.blind_draws and self.llm.endpoint("answer") is None:

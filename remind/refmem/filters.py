@@ -10,7 +10,7 @@ from typing import Any
 
 from remind.core.files import write_rows
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Corpus
+from remind.data.dialogue import Corpus, Question
 from remind.evaluation.metrics import token_f1
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema
@@ -99,13 +99,13 @@ def near_pairs(items: Sequence[Item], threshold: float) -> list[tuple[int, int]]
     return sorted(pairs)
 
 
-def _blind_request(item: Item) -> Request:
+def blind_request(question: Question) -> Request:
     """The question and its options alone: nothing of the dialogue."""
-    lines = [one_line(item.question), *(f"{a}. {one_line(b)}" for a, b in zip(LETTERS, item.options, strict=False))]
-    text = "\n".join(lines)
+    options = zip(LETTERS, question.options, strict=False)
+    text = "\n".join([one_line(question.text), *(f"{a}. {one_line(b)}" for a, b in options)])
     code = code_for([text])
-    shown = {"format": item.format, "code": code, "question": fenced("question", text, code)}
-    return from_template("answer", BLIND_TEMPLATE, item.id, _GUESS, 256, **shown)
+    shown = {"format": question.format, "code": code, "question": fenced("question", text, code)}
+    return from_template("answer", BLIND_TEMPLATE, question.id, _GUESS, 256, **shown)
 
 
 def _answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: int) -> tuple[set[str], int]:
@@ -119,7 +119,7 @@ def _answered_blind(items: Sequence[Item], chat: ChatModel, draws: int, seed: in
         for draw in range(draws if item.options else min(draws, 1))
     ]
     with ProgressBar("blind", len(cases)) as bar:
-        replies = chat.complete([_blind_request(shown) for _, shown in cases], lambda *_: bar.step())
+        replies = chat.complete([blind_request(shown.as_question()) for _, shown in cases], lambda *_: bar.step())
     wrong: set[str] = set()
     unusable = 0
     for (item, shown), reply in zip(cases, replies, strict=True):

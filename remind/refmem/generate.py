@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from remind.core.progress import ProgressBar
 from remind.data.dialogue import TEXT_DIMENSIONS, VISUAL_DIMENSIONS, Corpus, Dialogue
@@ -18,6 +18,7 @@ from remind.states import prompts
 from remind.states.pyramid import line_of, one_line
 from remind.text.strategy import guide
 
+T = TypeVar("T")
 TEMPLATE = "refmem_items"
 MAX_TOKENS = 4096
 _TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -124,29 +125,47 @@ def write_questions(
     dimensions = {"text": TEXT_DIMENSIONS, "image": VISUAL_DIMENSIONS}
     tasks = [(cluster, dimension) for cluster in clusters for dimension in dimensions[cluster.branch]]
     requests = [item_request(corpus.dialogue(c.dialogue_id), c, dimension, config) for c, dimension in tasks]
-    items: dict[int, list[Item]] = {}
-
-    def ask(pending: Mapping[int, Request]) -> dict[int, Request]:
-        """Read the replies into `items`; returns requests for the replies that can be repaired."""
-        with ProgressBar("items", len(pending)) as bar:
-            replies = chat.complete(list(pending.values()), lambda *_: bar.step())
-        again = {}
-        for (number, request), reply in zip(pending.items(), replies, strict=True):
-            try:
-                items[number] = read_reply(reply, *tasks[number], config, chat.name)
-            except NotValid as error:
-                # the client has already repeated failed requests and those whose reply did not match the schema
-                if reply.failure is None:
-                    messages = (*request.messages, *repair(reply.text, str(error)))
-                    again[number] = replace(request, messages=messages)
-        return again
-
-    retried = ask(dict(enumerate(requests)))
-    if retried:
-        ask(retried)
+    items, dropped, retried = ask_twice(
+        chat, requests, lambda number, reply: read_reply(reply, *tasks[number], config, chat.name), "items"
+    )
     unique: dict[str, Item] = {}
     for number in sorted(items):
         for item in items[number]:
             unique.setdefault(item.id, item)
-    counts = {"requests": len(requests), "retried": len(retried), "dropped": len(requests) - len(items)}
-    return list(unique.values()), counts
+    return list(unique.values()), {"requests": len(requests), "retried": retried, "dropped": len(dropped)}
+
+
+def ask_twice(
+    chat: ChatModel, requests: Sequence[Request], read: Callable[[int, Reply], T], title: str
+) -> tuple[dict[int, T], dict[int, str], int]:
+    """What is read of each reply; one that cannot be used is asked for once more with the reason.
+
+    Args:
+        read: takes the place of a request and its reply; raises NotValid for one of no use.
+
+    Returns:
+        By place what was read, by place why the rest was not, and how many were asked for again.
+
+    Raises:
+        ModelError: the endpoint as a whole cannot be used.
+    """
+    found: dict[int, T] = {}
+    dropped: dict[int, str] = {}
+    retried = 0
+    pending = dict(enumerate(requests))
+    while pending:
+        with ProgressBar(title, len(pending)) as bar:
+            replies = chat.complete(list(pending.values()), lambda *_: bar.step())
+        again = {}
+        for (number, request), reply in zip(pending.items(), replies, strict=True):
+            try:
+                found[number] = read(number, reply)
+                dropped.pop(number, None)
+            except NotValid as error:
+                # the client has already repeated failed requests and those whose reply did not match the schema
+                if reply.failure is None and number not in dropped:
+                    messages = (*request.messages, *repair(reply.text, str(error)))
+                    again[number] = replace(request, messages=messages)
+                dropped[number] = str(error)
+        pending, retried = again, retried + len(again)
+    return found, dropped, retried

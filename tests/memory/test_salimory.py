@@ -39,7 +39,7 @@ def scribe(request: Request) -> str:
     if role_of(request) == "filter":
         return json.dumps({"salient": "Ha!" not in shown["turn"]})
     if role_of(request) == "utilizer":
-        return json.dumps({"profile": "Ann has pets.", "used": [1, 1, 9]})
+        return json.dumps({"profile": "Ann has pets.", "used": [1.0, 1, 9]})
     return json.dumps({"ops": next(ops for word, ops in SAID.items() if word in shown["turn"])})
 
 

@@ -70,10 +70,32 @@ def items_for(system: str, user: str) -> dict[str, Any]:
     return {"items": rows}
 
 
+def told_for(system: str, user: str) -> dict[str, Any] | None:
+    """What refmem_p13n.j2 asks for, step by step: a signal and a point of each speaker, and a group of all signals."""
+    word = hashlib.sha256(user.encode()).hexdigest()[:8]
+    who = {name: int(number) for number, name in re.findall(r"^(\d+)\. ([^:\n]+): ", user, re.MULTILINE)}
+    for step in ("signals", "points"):
+        if f'{{"{step}": [{{"speaker"' in system:
+            rows = [{"speaker": name, "text": f"{name} likes {word}", "turns": [n]} for name, n in who.items()]
+            return {step: rows}
+    signals = re.findall(r"^(\d+)\. ", user.partition("signals")[2].partition("points")[0], re.MULTILINE)
+    if '{"groups"' in system:
+        return {"groups": [{"topic": f"about {word}", "points": [1], "signals": list(map(int, signals))}]}
+    if '"implicit_personalisation"' in system:
+        asks = [("recommendation", "What would suit me"), ("implicit_personalisation", "My day is free")]
+        return {
+            "questions": [
+                {"kind": kind, "question": f"{text}, {word}?", "answer": f"{word}, as you like.", "signals": [1, 2]}
+                for kind, text in asks
+            ]
+        }
+    return None
+
+
 def value_for(system: str, user: str) -> dict[str, Any] | None:
     """The reply to a prompt of a build; None for any other prompt."""
     if '"candidates"' in system:
         return items_for(system, user)
     if "conversation that you do not have" in system:
         return {"answers": ["nothing"]}
-    return None
+    return told_for(system, user)
