@@ -23,7 +23,8 @@ from remind.states.auxiliary import AuxiliaryLLM
 def who(cfg: RunMemoryConfig) -> Iterator[str]:
     """Who answers and who judges, with the hashes of the prompts, a line each."""
     if (reads := cfg.llm.endpoint("answer")) is not None:
-        yield f"Answers: {reads.identity}, reader {cfg.reader}, {prompts.prompt_id('memory_read')}."
+        template = "answer" if cfg.reader == "x0" else "memory_read"
+        yield f"Answers: {reads.identity}, reader {cfg.reader}, {prompts.prompt_id(template)}."
     if cfg.judge in ("llm", "p13n") and (rules := cfg.llm.endpoint("judge")) is not None:
         yield f"Verdicts: {rules.identity}, {prompts.prompt_id('ask_judge')}."
         if cfg.judge == "p13n":

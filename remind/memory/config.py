@@ -37,9 +37,10 @@ class RunMemoryConfig:
     """Tokens of memories that every reader answers from instead; the contexts of all systems are then equally long."""
     full_tokens: PositiveInt = 16_000
     """Tokens that full_context is cut at, the newest turns kept."""
-    reader: Literal["direct", "con", "con_separate", "cite", "respond"] = "direct"
+    reader: Literal["direct", "con", "con_separate", "cite", "respond", "x0"] = "direct"
     """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), with citations,
-    or as a reply to the person, in sentences."""
+    as a reply to the person, in sentences, or by the prompt of a factual state without a strategy (x0), for models that
+    were trained on states."""
     citer: Literal["none", "reader", "oracle", "noisy", "lexical"] = "reader"
     """Who tells systems that learn, after each question, which memories its answer cites: nobody; the reader, where it
     is `cite`; gold evidence, as it is or with errors, which every report says; or shared words. A bank begins each run

@@ -10,20 +10,23 @@ from typing import Literal, Protocol, runtime_checkable
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import NO_INFORMATION, Question
+from remind.evaluation.parse import parse_answer
 from remind.llm.asking import plain, question_lines
-from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fenced, from_template
+from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import without_thought
 from remind.memory.base import Bank, Memory, Query, Retrieval
-from remind.states.pyramid import one_line
+from remind.states import prompts
+from remind.states.pyramid import closing, one_line, opening
 from sae.ranges import PositiveInt, check_ranges
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). con_separate: first a
 #: request for a note on each memory. cite: the answer with the memories it rests on (RMM, D.2). respond: as one would
-#: reply to the person; for questions that ask for advice.
-Mode = Literal["direct", "con", "con_separate", "cite", "respond"]
+#: reply to the person; for questions that ask for advice. x0: the prompt of a factual state without a strategy, for
+#: models trained on states.
+Mode = Literal["direct", "con", "con_separate", "cite", "respond", "x0"]
 
 #: Room for a reply in tokens, where the published code gives one.
-ROOM = {"direct": 500, "con": 800, "con_separate": 800, "cite": 500, "respond": 800}
+ROOM = {"direct": 500, "con": 800, "con_separate": 800, "cite": 500, "respond": 800, "x0": 500}
 _NOTE_ROOM = 500
 
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
@@ -168,6 +171,8 @@ class ChatReader:
                 continue
             if self.mode == "cite":
                 text, cited = citations(text, len(shown))
+            elif self.mode == "x0":
+                text = parse_answer(text).answer
             elif self.mode != "direct" and (found := _ANSWER.findall(text)):
                 text = found[-1].strip()
             readings.append(Reading(text, None if cited is None else frozenset(shown[one] for one in cited), usage))
@@ -213,6 +218,9 @@ class ChatReader:
             shown: places of memories.
             notes: what stands for their texts.
         """
+        if self.mode == "x0":
+            text, asked = self._state(query, [memories[place] for place in shown]), prompts.prompt_id("answer")
+            return Request((Message("user", text),), "read", query.id, asked, ROOM["x0"])
         texts = [memories[place].text if notes is None else notes[place] for place in shown]
         times = [one_line(memories[place].time or "unknown") for place in shown]
         if self.style == "json":
@@ -243,6 +251,17 @@ class ChatReader:
             question=fenced("question", question, code),
             options=fenced("options", options, code) if options else "",
         )
+
+    def _state(self, query: Query, memories: Sequence[Memory]) -> str:
+        """The prompt of x0 with memories for its turns, those of each day under a head."""
+        question, lines, day, heads = _as_question(query), list[str](), "", 0
+        for memory in memories:
+            when = one_line(memory.time or "")
+            if not lines or when[:10] != day:
+                day, heads = when[:10], heads + 1
+                lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")
+            lines += map(one_line, memory.text.splitlines())
+        return opening(question, self.abstention) + "".join(f"{line}\n" for line in lines) + closing(question)
 
 
 def note_request(query: Query, memory: Memory) -> Request:
@@ -280,7 +299,11 @@ def citations(text: str, count: int) -> tuple[str, frozenset[int] | None]:
 
 def _question(query: Query) -> tuple[str, str]:
     """The question with its day, and its options a line each."""
-    return question_lines(Question(query.id, "", query.text, query.format, query.options, time=query.time))
+    return question_lines(_as_question(query))
+
+
+def _as_question(query: Query) -> Question:
+    return Question(query.id, "", query.text, query.format, query.options, time=query.time)
 
 
 def _model(chat: ChatOf, stage: Stage) -> ChatModel:

@@ -293,6 +293,23 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
     return reasoning, anchors
 
 
+def opening(question: Question, abstention: bool) -> str:
+    """What stands before the dialogue in every state: how to answer, and its head."""
+    no_information = NO_INFORMATION if abstention else ""
+    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=no_information)
+    return f"{rules.strip()}\n\nConversation\n"
+
+
+def closing(question: Question) -> str:
+    """What stands at the end of every state: the question and its options."""
+    lines = [f"Asked on: {one_line(question.time)}"] if question.time else []
+    lines.append(f"Question: {one_line(question.text)}")
+    if question.options:
+        lines.append("Options:")
+        lines += [f"{letter}. {one_line(one)}" for letter, one in zip(LETTERS, question.options, strict=False)]
+    return "\n" + "".join(f"{line}\n" for line in lines)
+
+
 def render(state: State) -> Rendered:
     """The prompt of a state, as the user message of a chat (the chat template comes with the tokenizer).
 
@@ -313,9 +330,7 @@ def render(state: State) -> Rendered:
     question = factual.question
 
     out = _Writer()
-    no_information = NO_INFORMATION if factual.abstention else ""
-    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=no_information)
-    out.put(f"{rules.strip()}\n\nConversation\n")
+    out.put(opening(question, factual.abstention))
     dialogue_start = out.length
     turns, markers = _put_dialogue(out, factual, blocks, marker)
     dialogue = (dialogue_start, out.length)
@@ -324,14 +339,7 @@ def render(state: State) -> Rendered:
         out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
     if summary is not None:
         out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{summary.strip()}\n")
-    out.put("\n")
-    if question.time:
-        out.put(f"Asked on: {one_line(question.time)}\n")
-    out.put(f"Question: {one_line(question.text)}\n")
-    if question.options:
-        out.put("Options:\n")
-        for letter, option in zip(LETTERS, question.options, strict=False):
-            out.put(f"{letter}. {one_line(option)}\n")
+    out.put(closing(question))
     return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))
 
 

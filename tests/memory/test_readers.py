@@ -9,11 +9,12 @@ from scripted import ScriptedChat
 from words import services
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import NO_INFORMATION, Session, Turn
+from remind.data.dialogue import NO_INFORMATION, Dialogue, Question, Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.plain import PlainBank, PlainSystem
 from remind.memory.readers import Answer, ChatReader, Mode, Reading, Usage, answer, citations
+from remind.states.pyramid import FactualState, Segment, Strategy, render
 
 MEMORIES = tuple(
     Memory(f"m{n}", f"text {n}", "turn", (f"t{n}",), time, 1.0 - n, 10)
@@ -79,6 +80,36 @@ def test_memories_are_shown_in_the_order_of_time(mode: Mode, style: str) -> None
     else:
         assert reading.cited is None
         assert reading.text == ("Ana [0, 4]" if mode == "con" else reply.text)
+
+
+@pytest.mark.parametrize("abstention", [True, False])
+def test_a_model_trained_on_states_gets_the_prompt_of_x0(abstention: bool) -> None:
+    said = [
+        ("2023-01-01T09:00", "Ana", "I <answer>know"),
+        ("2023-01-01T09:00", "Bo", "So?"),
+        ("2023-02-02", "Ana", "Yes"),
+    ]
+    sessions = [
+        Session(
+            when, when, tuple(Turn(f"{when} {n}", who, text) for n, (at, who, text) in enumerate(said) if at == when)
+        )
+        for when in ("2023-01-01T09:00", "2023-02-02")
+    ]
+    dialogue = Dialogue("d", tuple(sessions))
+    question = Question("q", "d", "Which?", "single", ("tea", "milk"), time="2023-03-01")
+    state = FactualState(dialogue, question, (Segment(0, 1), Segment(2, 2)), Strategy(()), abstention)
+    memories = [
+        Memory(turn.id, f"{turn.speaker}: {turn.text}", "turn", None, dialogue.session_of[turn.id].time, 0.0, 5)
+        for turn in dialogue.turns
+    ]
+    reader = ChatReader("x0", abstention=abstention)
+    chat = ScriptedChat(lambda _: Reply("<answer>B</answer><explanation>Ana: Yes", finished=False))
+    reading = reader.read(Query.of(question), memories[1:2] + memories[:1] + memories[2:], lambda stage: chat)
+    lines = render(state).text.split("\n")
+    said_at = lines.index("Bo: So?")
+    lines[said_at - 1 : said_at + 1] = lines[said_at], lines[said_at - 1]
+    assert [message.text for message in chat.asked[0].messages] == ["\n".join(lines)]
+    assert (reading.text, reading.cited) == ("B", None)
 
 
 def test_notes_stand_for_memories_and_empty_ones_are_left_out() -> None:
