@@ -10,13 +10,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts
-from remind.memory.base import Bank, Query, Services
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
@@ -44,7 +43,6 @@ class AMemSystem(Written):
 
     templates = ("amem_note", "amem_evolve", "amem_query")
     name: str = "amem"
-    """As the user calls it."""
     neighbours: PositiveInt = 5
     """Nearest notes that a new one is shown with."""
     query: Literal["keywords", "question"] = "keywords"
@@ -60,11 +58,8 @@ class AMemSystem(Written):
     consolidate: PositiveInt = 100
     """Evolutions after which `index: upstream` encodes all notes."""
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> AMemBank:
-        return AMemBank(folder, dialogue_id, self, services)
 
-
-class AMemBank(Bank):
+class AMemBank(Bank, of=AMemSystem):
     system: AMemSystem
 
     def remember(self, session: Session) -> Iterable[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import without_thought
+from remind.memory.base import System
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
 from sae.ranges import check_ranges
@@ -24,7 +25,7 @@ TEXTS: Mapping[str, Any] = {"type": "array", "items": TEXT}
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(System):
     """Base of the systems that a chat model writes for: what is common to `MemorySystem.about`. Options are fields.
 
     Attributes:
@@ -50,7 +51,7 @@ class Written:
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`."""
         made_of = {name: prompts.fingerprint(name) for name in self.templates}
-        about = {**asdict(self), "package": None, "prompt_hashes": made_of, "provenance": self.provenance}
+        about = {**super().about(), "package": None, "prompt_hashes": made_of, "provenance": self.provenance}
         return {**about, "choices": [*self.choices], "degraded": self.degraded}
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from remind.core.errors import ConfigError, DataError, shown
 from remind.core.files import atomic_folder, sha256_json, sweep
@@ -159,6 +159,27 @@ class MemorySystem(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class System:
+    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
+    `class MyBank(Bank, of=MySystem)`.
+
+    Attributes:
+        name: as the user calls it.
+    """
+
+    banks: ClassVar[type[Bank]]
+    name: str
+
+    def about(self) -> dict[str, Any]:
+        """As `MemorySystem.about`."""
+        return asdict(self)
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
+        """As `MemorySystem.open`. Raises whatever `about` does."""
+        return self.banks(folder, dialogue_id, self, services)
+
+
 class Bank(ABC):
     """The memory of one dialogue, in a folder that this process alone writes to.
 
@@ -174,6 +195,11 @@ class Bank(ABC):
 
     #: Whether feedback changes anything.
     learns = False
+
+    def __init_subclass__(cls, of: type[System] | None = None) -> None:
+        """Make this class that of the banks of a system."""
+        if of is not None:
+            of.banks = cls
 
     def __init__(self, folder: str | Path, dialogue_id: str, system: MemorySystem, services: Services) -> None:
         self.folder, self.dialogue_id, self.system, self.services = Path(folder), dialogue_id, system, services

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from remind.data.dialogue import Session
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, asked, failed, mapping, texts, words
-from remind.memory.base import Bank, Memory, Query, Services
+from remind.memory.base import Bank, Memory, Query
 from remind.memory.ranking import Method
 from remind.memory.store import Draft
 from remind.states.pyramid import one_line, turn_text
@@ -40,7 +39,6 @@ class GAMSystem(Written):
     templates = ("gam_page", "gam_plan", "gam_integrate", "gam_check", "gam_ask")
     provenance = "session"
     name: str = "gam"
-    """As the user calls it."""
     rounds: PositiveInt = 3
     """Rounds of research, at most; each has two to four calls."""
     top: PositiveInt = 5
@@ -53,11 +51,8 @@ class GAMSystem(Written):
     """How pages are numbered for the researcher. upstream: by their place among the abstracts that differ, so that
     after one that was there before all numbers name a wrong page. fixed: by their place among the pages."""
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> GAMBank:
-        return GAMBank(folder, dialogue_id, self, services)
 
-
-class GAMBank(Bank):
+class GAMBank(Bank, of=GAMSystem):
     system: GAMSystem
 
     def remember(self, session: Session) -> Iterable[str]:

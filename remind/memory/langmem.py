@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import Written
-from remind.memory.base import Services
-from remind.memory.packages import MODEL, NO_KEY, PackageBank
+from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
@@ -48,20 +44,15 @@ _REFUSALS = (400, 404, 422, 501)
 
 
 @dataclass(frozen=True)
-class LangMemSystem(Written):
+class LangMemSystem(PackageSystem):
     """Memories that the package's manager writes, changes and deletes by tool calls, found by cosine.
 
     A memory's sources are the turns of the batch that added it and of those that changed it; its time is that of the
     last of these batches.
     """
 
-    templates = ()
-    provenance = "batch"
     not_as_published = ()
     name: str = "langmem"
-    """As the user calls it."""
-    batch: PositiveInt = 2
-    """Turns that the manager is given together."""
     query_limit: PositiveInt = 5
     """Memories that the manager is shown with a batch, those nearest to its last turn; the package has 5. With 8 and
     more it looks up the last two turns besides, with 12 and more the last four."""
@@ -78,26 +69,17 @@ class LangMemSystem(Written):
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where a package is missing."""
         package = _package()
-        prompt = inspect.signature(package.create_memory_store_manager).parameters["instructions"].default
-        made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
-        return {**super().about(), "package": f"langmem {metadata.version('langmem')}", "prompt_hashes": made_of}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> LangMemBank:
-        """As `MemorySystem.open`. Raises ModelError as `about`."""
-        return LangMemBank(folder, dialogue_id, self, services)
+        instructions = inspect.signature(package.create_memory_store_manager).parameters["instructions"].default
+        return self.described("langmem", instructions)
 
 
-class LangMemBank(PackageBank):
+class LangMemBank(PackageBank, of=LangMemSystem):
     """Memories have the numbers of the store for keys in the package's, so that prompts are the same whatever random
     keys it makes."""
 
     system: LangMemSystem
     logger = "langmem"
     _tried = False
-
-    @property
-    def batch(self) -> int:
-        return self.system.batch
 
     def remember(self, session: Session) -> Iterable[str]:
         if not self._tried:

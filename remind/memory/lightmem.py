@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, Fault, Written, ask, dated, failed, mapping
-from remind.memory.base import Bank, Query, Services
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft
 from remind.models.compressor import Compressor
 from remind.perception.config import SegmentConfig
@@ -47,7 +46,6 @@ class LightMemSystem(Written):
     templates = ("lightmem_extract", "lightmem_update")
     choices = _CHOICES
     name: str = "lightmem"
-    """As the user calls it."""
     compressor: str | None = None
     """Folder of an LLMLingua-2 model, which leaves words of each turn out; None: nothing is left out."""
     rate: PositiveShare = 0.7
@@ -68,9 +66,6 @@ class LightMemSystem(Written):
         cut = "topics are cut by sentence vectors alone; the authors also ask the attention of the compressor"
         return [*self.not_as_published, cut, *(["turns are not compressed"] if self.compressor is None else [])]
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> LightMemBank:
-        return LightMemBank(folder, dialogue_id, self, services)
-
 
 class Item(NamedTuple):
     """A turn in a buffer: its compressed text, on one line, with the speaker."""
@@ -82,7 +77,7 @@ class Item(NamedTuple):
     tokens: int
 
 
-class LightMemBank(Bank):
+class LightMemBank(Bank, of=LightMemSystem):
     """Each session's journal entry holds both buffers as they are after it, and whether `finish` has emptied them."""
 
     system: LightMemSystem

@@ -28,7 +28,7 @@ from remind.data.dialogue import Session, Turn
 from remind.llm.request import Message, Reply, Request
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, send
-from remind.memory.base import Bank, Memory, Query, Services
+from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
@@ -64,7 +64,6 @@ class Mem0System(Written):
     templates = ("mem0_extract", "mem0_update")
     provenance = "batch"
     name: str = "mem0"
-    """As the user calls it."""
     batch: PositiveInt = 2
     """Turns that are extracted from together; the authors' evaluation on LoCoMo has 2."""
     similar: PositiveInt = 5
@@ -85,19 +84,14 @@ class Mem0System(Written):
         return super().degraded if self.prompts == "own" else []
 
     def about(self) -> dict[str, Any]:
+        """As `MemorySystem.about`. Raises ConfigError where `prompts: official` finds no mem0ai 1.x."""
         if self.prompts == "own":
             return super().about()
-        package = f"mem0ai {importlib.metadata.version('mem0ai')}"
-        return {**super().about(), "package": package, "prompt_hashes": _official_hash()}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem0Bank:
-        """As `MemorySystem.open`. Raises ConfigError where official prompts are asked for and mem0ai 1.x is missing."""
-        if self.prompts == "official":
-            _official()
-        return Mem0Bank(folder, dialogue_id, self, services)
+        about = {**super().about(), "prompt_hashes": _official_hash()}
+        return {**about, "package": f"mem0ai {importlib.metadata.version('mem0ai')}"}
 
 
-class Mem0Bank(Bank):
+class Mem0Bank(Bank, of=Mem0System):
     system: Mem0System
 
     def remember(self, session: Session) -> Iterable[str]:

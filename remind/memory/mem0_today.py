@@ -6,7 +6,6 @@ It is no longer what Chhikara et al. (2025) describe and what Table 1 of the REM
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import uuid
@@ -15,19 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from remind.core import optional
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import Fault, Written
-from remind.memory.base import Services
-from remind.memory.packages import MODEL, NO_KEY, PackageBank
+from remind.memory.asking import Fault
+from remind.memory.packages import MODEL, NO_KEY, PackageBank, PackageSystem
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
-from sae.ranges import PositiveInt, Share
+from sae.ranges import Share
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -43,19 +40,14 @@ _DATE = (
 
 
 @dataclass(frozen=True)
-class Mem0TodaySystem(Written):
+class Mem0TodaySystem(PackageSystem):
     """Memories that the package mem0ai extracts from batches of turns, found by cosine.
 
     A memory's sources are the turns of the batch that it was extracted from.
     """
 
-    templates = ()
-    provenance = "batch"
     not_as_published = ("BM25 and entity boosts are off: the package would download models for them",)
     name: str = "mem0_today"
-    """As the user calls it."""
-    batch: PositiveInt = 2
-    """Turns that are extracted from together; the authors' evaluation on LoCoMo has 2."""
     threshold: Share = 0.1
     """Lowest score of a memory that is found; the package has 0.1."""
     observation_date: Fault = "fixed"
@@ -64,22 +56,12 @@ class Mem0TodaySystem(Written):
     def about(self) -> dict[str, Any]:
         """As `MemorySystem.about`. Raises ModelError where the package is missing, ConfigError for another version."""
         _package()
-        prompt = import_module("mem0.configs.prompts").ADDITIVE_EXTRACTION_PROMPT
-        made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
-        return {**super().about(), "package": f"mem0ai {metadata.version('mem0ai')}", "prompt_hashes": made_of}
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem0TodayBank:
-        """As `MemorySystem.open`. Raises ModelError and ConfigError as `about`."""
-        return Mem0TodayBank(folder, dialogue_id, self, services)
+        return self.described("mem0ai", import_module("mem0.configs.prompts").ADDITIVE_EXTRACTION_PROMPT)
 
 
-class Mem0TodayBank(PackageBank):
+class Mem0TodayBank(PackageBank, of=Mem0TodaySystem):
     system: Mem0TodaySystem
     logger = "mem0"
-
-    @property
-    def batch(self) -> int:
-        return self.system.batch
 
     def load(self, stage: Stage) -> Any:
         memory = self._empty(stage)

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from remind.data.dialogue import Session
 from remind.memory.asking import Written, ask, asked, dated, failed
-from remind.memory.base import Bank, Memory, Query, Services
+from remind.memory.base import Bank, Memory, Query
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
 from sae.ranges import PositiveInt
@@ -30,7 +29,6 @@ class Mem1System(Written):
     templates = ("mem1_step",)
     not_as_published = ("the prompts are in our own words", "the model is the run's, not one trained for this")
     name: str = "mem1"
-    """As the user calls it."""
     rounds: PositiveInt = 6
     """Calls for a question, at most."""
     top: PositiveInt = 3
@@ -38,11 +36,8 @@ class Mem1System(Written):
     room: PositiveInt = 1024
     """Tokens of a reply."""
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Mem1Bank:
-        return Mem1Bank(folder, dialogue_id, self, services)
 
-
-class Mem1Bank(Bank):
+class Mem1Bank(Bank, of=Mem1System):
     system: Mem1System
 
     def remember(self, session: Session) -> Iterable[str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from remind.data.dialogue import Session
 from remind.memory.asking import Fault, Written, ask, asked, failed, words
-from remind.memory.base import Bank, Memory, Query, Services
+from remind.memory.base import Bank, Memory, Query
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt
 
@@ -27,7 +26,6 @@ class MemAgentSystem(Written):
     provenance = None
     not_as_published = ("the prompts are in our own words", "the model is the run's, not one trained for this")
     name: str = "memagent"
-    """As the user calls it."""
     chunk: PositiveInt = 5000
     """Tokens that are read at a time, in the run's encoder; a turn is not cut."""
     room: PositiveInt = 1024
@@ -36,11 +34,8 @@ class MemAgentSystem(Written):
     """What becomes of the memory where a reply fails or is empty. upstream: it is lost, and after a failure nothing
     more is read. fixed: it stays as it was."""
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemAgentBank:
-        return MemAgentBank(folder, dialogue_id, self, services)
 
-
-class MemAgentBank(Bank):
+class MemAgentBank(Bank, of=MemAgentSystem):
     system: MemAgentSystem
     _chunks: tuple[int, list[tuple[str, list[str]]]] = (-1, [])
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from remind.core.files import sha256_json
@@ -18,7 +17,7 @@ from remind.data.dialogue import NO_INFORMATION, Session, Turn
 from remind.llm.request import Reply, Request, Stage, code_for, fenced, from_template
 from remind.llm.structured import object_schema, without_thought
 from remind.memory.asking import TEXT, Written, asked, dated, failed, send
-from remind.memory.base import Bank, Memory, Query, Retrieval, Services
+from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.ranking import Method
 from remind.memory.readers import Answer, Usage
 from remind.memory.store import Draft
@@ -77,7 +76,6 @@ class MemGPTSystem(Written):
         "while a question is answered, memory cannot be changed",
     )
     name: str = "memgpt"
-    """As the user calls it."""
     batch: PositiveInt = 10
     """Turns that are read together."""
     steps: PositiveInt = 5
@@ -93,9 +91,6 @@ class MemGPTSystem(Written):
         about = super().about()
         about["prompt_hashes"]["tools"] = sha256_json([SEARCHES, EDITS])[:12]
         return about
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemGPTBank:
-        return MemGPTBank(folder, dialogue_id, self, services)
 
 
 class ToolError(Exception):
@@ -121,7 +116,7 @@ class _Talk:
     problem: str | None = None
 
 
-class MemGPTBank(Bank):
+class MemGPTBank(Bank, of=MemGPTSystem):
     system: MemGPTSystem
 
     def remember(self, session: Session) -> Iterable[str]:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from remind.data.dialogue import Session, Turn
 from remind.llm.structured import object_schema
 from remind.memory.asking import TEXT, TEXTS, Fault, Written, ask, failed, mapping, texts, words
-from remind.memory.base import Bank, Memory, Query, Retrieval, Services
+from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.memory.store import Draft
 from remind.memory.times import day_of
 from remind.states.pyramid import one_line, turn_text
@@ -51,7 +50,6 @@ class MemoryOSSystem(Written):
     provenance = "page; of knowledge and profile the pages they were learned from"
     choices = _CHOICES
     name: str = "memoryos"
-    """As the user calls it."""
     short: PositiveInt = 7
     """Pages of the short-term queue."""
     segments: PositiveInt = 200
@@ -90,9 +88,6 @@ class MemoryOSSystem(Written):
             said = "a question is written into memory without its answer, and is lost when a turn is forgotten"
         return [*self.not_as_published, said]
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> MemoryOSBank:
-        return MemoryOSBank(folder, dialogue_id, self, services)
-
 
 @dataclass
 class _State:
@@ -121,7 +116,7 @@ class _State:
         return self.user_knowledge if side == "user" else self.assistant_knowledge
 
 
-class MemoryOSBank(Bank):
+class MemoryOSBank(Bank, of=MemoryOSSystem):
     system: MemoryOSSystem
 
     def remember(self, session: Session) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """One endpoint for every memory system: its requests go through one cache, one encoder and one set of books.
 
-Foreign packages are given an address on this machine (`Meter.url`) in place of OpenAI's; our own systems a chat model
-(`Meter.chat`) and an encoder (`Meter.encode`). Both ways requests are answered and counted by the same code.
+Foreign packages are given an address on this machine (`Meter.url`) in place of OpenAI's, our own systems a chat model
+(`Meter.chat`). Both ways requests are answered and counted by the same code.
 """
 
 from __future__ import annotations
@@ -115,10 +115,6 @@ class Meter:
     def chat(self, system: str, dialogue: str, stage: Stage) -> MeteredChat:
         """A chat model of this process, counted and cached as the requests that come in by the address are."""
         return MeteredChat(self, _account(system, dialogue, stage))
-
-    def encode(self, system: str, dialogue: str, stage: Stage, texts: Sequence[str]) -> Tensor:
-        """Unit rows, float32 [n, dimension], bitwise the same whatever was encoded before."""
-        return self._encode(_account(system, dialogue, stage), list(texts))[0]
 
     def report(self) -> dict[str, Any]:
         """What was asked and what it cost, as JSON.

@@ -16,7 +16,7 @@ from remind.grounding import GroundingConfig
 from remind.llm.asking import TEMPLATES
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.offline import OfflineLLM
-from remind.memory.base import Bank, Query, Services
+from remind.memory.base import Bank, Query, System
 from remind.memory.store import Draft, Store
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.hybrid import turn_scores
@@ -39,7 +39,7 @@ _FIRST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemindSystem:
+class RemindSystem(System):
     """Turns in the order in which x0 takes them (Section 4.2), however many are asked for.
 
     `method cue` (Eq. 1) ranks segments by their cues, and the turns of a segment by their own cosine with the question;
@@ -48,11 +48,9 @@ class RemindSystem:
     taken for plain factual questions.
 
     Attributes:
-        name: as the user calls it.
         perception: segments, cues and retrieval.
     """
 
-    name: str
     perception: PerceptionConfig = field(default_factory=PerceptionConfig)
 
     @property
@@ -69,9 +67,6 @@ class RemindSystem:
             "prompts": {stage: prompt_id(TEMPLATES[stage]) for stage in self.stages},
             "degraded": [f"{stage}: by rule where no endpoint is named, not by an LLM" for stage in self.stages],
         }
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> RemindBank:
-        return RemindBank(folder, dialogue_id, self, services)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +126,8 @@ class GroundedSystem(RemindSystem):
         models = {"backbone": self.backbone, "dtype": self.dtype, "saes": hashes}
         return {**super().about(), "grounding": grounding, **models}
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> GroundedBank:
-        return GroundedBank(folder, dialogue_id, self, services)
 
-
-class RemindBank(Bank):
+class RemindBank(Bank, of=RemindSystem):
     """Stores turns; segments, cues and vectors are made of the whole dialogue by `finish`, or when first asked for."""
 
     system: RemindSystem
@@ -246,7 +238,7 @@ class RemindBank(Bank):
         return Dialogue(self.dialogue_id, tuple(sessions))
 
 
-class GroundedBank(RemindBank):
+class GroundedBank(RemindBank, of=GroundedSystem):
     """A `RemindBank` that grounds each question in its x0."""
 
     system: GroundedSystem

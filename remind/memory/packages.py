@@ -7,21 +7,25 @@ nothing half-written, and no file of the package's own formats, some of which ar
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remind.core import optional
 from remind.core.errors import ModelError, RemindError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import needs_endpoint
+from remind.memory.asking import Written, needs_endpoint
 from remind.memory.base import Bank, MemorySystem, Query, Services
 from remind.memory.store import Store
 from remind.states.pyramid import one_line
+from sae.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from remind.llm.request import Stage
@@ -32,12 +36,28 @@ NO_KEY = MODEL = "none"
 _LONGEST = 400
 
 
+@dataclass(frozen=True)
+class PackageSystem(Written):
+    """Base of the systems whose memories a package writes, from batches of turns."""
+
+    templates = ()
+    provenance = "batch"
+    batch: PositiveInt = 2
+    """Turns that the package is given together; Mem0's authors have 2 in their evaluation on LoCoMo."""
+
+    def described(self, package: str, prompt: str) -> dict[str, Any]:
+        """As `MemorySystem.about`, with the version of the package and the hash of its prompt."""
+        made_of = {"extract": hashlib.sha256(prompt.encode()).hexdigest()[:12]}
+        return {**super().about(), "package": f"{package} {metadata.version(package)}", "prompt_hashes": made_of}
+
+
 class PackageBank(Bank):
     """A bank whose memories a package writes and finds.
 
     The package works on what `load` makes; `take_in` gives it a batch of turns, and brings the store up to date.
     """
 
+    system: PackageSystem
     #: Name of the package's logger.
     logger = ""
     _reading: tuple[Store, int, Any] | None = None
@@ -46,11 +66,6 @@ class PackageBank(Bank):
         super().__init__(folder, dialogue_id, system, services)
         # what the endpoint refused or failed to do, in the batch at hand: some packages pass over that in silence
         self._refused: list[str] = []
-
-    @property
-    @abstractmethod
-    def batch(self) -> int:
-        """Turns that the package is given together."""
 
     @abstractmethod
     def load(self, stage: Stage) -> Any:
@@ -69,12 +84,12 @@ class PackageBank(Bank):
         """Numbers and scores of at most `top` memories, best first."""
 
     def remember(self, session: Session) -> Iterable[str]:
-        package = self.load("extract")
-        for start in range(0, len(session.turns), self.batch):
+        package, batch = self.load("extract"), self.system.batch
+        for start in range(0, len(session.turns), batch):
             self._refused.clear()
             with complaints(self.logger) as lines:
                 try:
-                    lines += self.take_in(package, session, session.turns[start : start + self.batch])
+                    lines += self.take_in(package, session, session.turns[start : start + batch])
                     lines += self._refused[:1]
                 except (RemindError, sqlite3.Error, OSError):
                     # the bank cannot be written

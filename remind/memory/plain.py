@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Query, Services
+from remind.memory.base import Bank, Query, System
 from remind.memory.ranking import Method, recent
 from remind.memory.store import Draft
 from remind.states.pyramid import turn_text
@@ -17,30 +16,22 @@ Unit = Literal["turn", "round", "session"]
 
 
 @dataclass(frozen=True)
-class PlainSystem:
+class PlainSystem(System):
     """Raw words, nothing written by a model.
 
     Attributes:
-        name: as the user calls it.
         unit: what a memory is. A round is what is said until the opener of the session speaks again.
         method: how memories are ranked; "recent": the newest first, which is full context cut at a budget; "none": no
             memory is ever returned. Only dense and hybrid encode anything.
         keys: what a memory is found by: each of its turns, or all of its words together.
     """
 
-    name: str
     unit: Unit = "turn"
     method: Method | Literal["recent", "none"] = "dense"
     keys: Literal["turns", "whole"] = "turns"
 
-    def about(self) -> dict[str, Any]:
-        return asdict(self)
 
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> PlainBank:
-        return PlainBank(folder, dialogue_id, self, services)
-
-
-class PlainBank(Bank):
+class PlainBank(Bank, of=PlainSystem):
     system: PlainSystem
 
     def remember(self, session: Session) -> Iterable[str]:

@@ -122,12 +122,10 @@ def test_embeddings_are_those_of_the_encoder(tmp_path: Path) -> None:
         for wrong in ({"input": [[1, 2]]}, {"input": "x", "dimensions": 3}, {"input": []}):
             with pytest.raises(openai.BadRequestError, match=r"ids of tokens|dimensions must be 4"):
                 one.embeddings.create(model="x", **wrong)
-        assert torch.equal(m.encode("remind", "d", "read", texts), expected)
         rows = {row["system"]: row["embeddings"] for row in m.report()["systems"]}
-    del rows["mem0"]["seconds"], rows["remind"]["seconds"]
+    del rows["mem0"]["seconds"]
     # the refused dimensions were encoded before they were known to be wrong
     assert rows["mem0"] == {"calls": 4, "texts": 8, "tokens": 16}
-    assert rows["remind"] == {"calls": 1, "texts": 3, "tokens": 7}
 
 
 def test_a_killed_process_pays_for_no_reply_twice(tmp_path: Path) -> None:
