@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request, code_for, fenced, from_template
 from remind.llm.structured import without_thought
-from remind.memory.base import System
+from remind.memory.systems import System
 from remind.states import prompts
 from remind.states.pyramid import LETTERS, one_line
 from sae.ranges import check_ranges

@@ -7,12 +7,12 @@ twice, transactions, budgets, feedback tokens and forgetting are the same for al
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from remind.core.errors import ConfigError, DataError, shown
 from remind.core.files import atomic_folder, sha256_json, sweep
@@ -23,6 +23,7 @@ from remind.memory.store import Store
 
 if TYPE_CHECKING:
     from remind.llm.request import ChatModel, Stage
+    from remind.memory.systems import System
     from remind.models.encoder import SentenceEncoder
 
 #: Candidates in a row that may not fit a budget before the search for smaller ones ends.
@@ -120,20 +121,8 @@ class Services:
     """
 
     encoder: SentenceEncoder
-    chat: ChatSource | None = None
-    url: UrlSource | None = None
-
-
-class ChatSource(Protocol):
-    """Finds the chat model of a stage."""
-
-    def __call__(self, system: str, dialogue: str, stage: Stage) -> ChatModel | None: ...
-
-
-class UrlSource(Protocol):
-    """Finds the address for a package's own client."""
-
-    def __call__(self, system: str, dialogue: str, stage: Stage) -> str: ...
+    chat: Callable[[str, str, Stage], ChatModel | None] | None = None
+    url: Callable[[str, str, Stage], str] | None = None
 
 
 class MemorySystem(Protocol):
@@ -157,27 +146,6 @@ class MemorySystem(Protocol):
             ConfigError: another process has it open.
         """
         ...
-
-
-@dataclass(frozen=True)
-class System:
-    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
-    `class MyBank(Bank, of=MySystem)`.
-
-    Attributes:
-        name: as the user calls it.
-    """
-
-    banks: ClassVar[type[Bank]]
-    name: str
-
-    def about(self) -> dict[str, Any]:
-        """As `MemorySystem.about`."""
-        return asdict(self)
-
-    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
-        """As `MemorySystem.open`. Raises whatever `about` does."""
-        return self.banks(folder, dialogue_id, self, services)
 
 
 class Bank(ABC):

@@ -16,8 +16,9 @@ from remind.grounding import GroundingConfig
 from remind.llm.asking import TEMPLATES
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.offline import OfflineLLM
-from remind.memory.base import Bank, Query, System
+from remind.memory.base import Bank, Query
 from remind.memory.store import Draft, Store
+from remind.memory.systems import System
 from remind.perception import Perception, PerceptionConfig
 from remind.perception.hybrid import turn_scores
 from remind.perception.index import DialogueIndex, content_key

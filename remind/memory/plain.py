@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from remind.data.dialogue import Session, Turn
-from remind.memory.base import Bank, Query, System
+from remind.memory.base import Bank, Query
 from remind.memory.ranking import Method, recent
 from remind.memory.store import Draft
+from remind.memory.systems import System
 from remind.states.pyramid import turn_text
 
 Unit = Literal["turn", "round", "session"]

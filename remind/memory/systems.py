@@ -1,17 +1,18 @@
-"""The memory systems by name: the one place that scripts and documents list them from."""
+"""The base of memory systems, and all of them by name: the one place that scripts and documents list them from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from remind.core.errors import ConfigError, shown
 from sae.ranges import check_ranges
 
 if TYPE_CHECKING:
-    from remind.memory.base import MemorySystem
+    from remind.memory.base import Bank, MemorySystem, Services
     from remind.states.auxiliary import Stage
 
 #: Columns of `TABLE_1`: formats and measures as `remind evaluate` calls them.
@@ -41,6 +42,28 @@ TABLE_1: Mapping[str, tuple[float | None, ...]] = {
     "MEM1-7B": (19.8, 33.9, 49.2, 36.9, 12.7, 24.6, 10.7, 12.9),
     "REMIND": (59.4, 58.1, 66.2, 52.3, 32.9, 55.4, 27.6, 30.4),
 }
+
+
+@dataclass(frozen=True)
+class System:
+    """Base of memory systems: a dataclass whose fields are the options. Its banks are of the class that says so:
+    `class MyBank(Bank, of=MySystem)`.
+
+    Attributes:
+        name: as the user calls it.
+    """
+
+    banks: ClassVar[Any]
+    name: str
+
+    def about(self) -> dict[str, Any]:
+        """As `MemorySystem.about`."""
+        return asdict(self)
+
+    def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
+        """As `MemorySystem.open`. Raises whatever `about` does."""
+        made: Bank = self.banks(folder, dialogue_id, self, services)
+        return made
 
 
 @dataclass(frozen=True)
