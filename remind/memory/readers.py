@@ -16,7 +16,7 @@ from remind.llm.request import ChatModel, Message, Reply, Request, Stage, code_f
 from remind.llm.structured import without_thought
 from remind.memory.base import Bank, Memory, Query, Retrieval
 from remind.states import prompts
-from remind.states.pyramid import closing, one_line, opening
+from remind.states.pyramid import frame, one_line
 from sae.ranges import PositiveInt, check_ranges
 
 #: direct: the answer alone. con: notes on all memories first, in the same reply (Chain-of-Note). con_separate: first a
@@ -261,7 +261,7 @@ class ChatReader:
                 day, heads = when[:10], heads + 1
                 lines.append(f"[Session {heads}, {when}]" if when else f"[Session {heads}]")
             lines += map(one_line, memory.text.splitlines())
-        return opening(question, self.abstention) + "".join(f"{line}\n" for line in lines) + closing(question)
+        return "".join(f"{line}\n" for line in lines).join(frame(question, self.abstention))
 
 
 def note_request(query: Query, memory: Memory) -> Request:

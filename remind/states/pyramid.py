@@ -293,21 +293,14 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
     return reasoning, anchors
 
 
-def opening(question: Question, abstention: bool) -> str:
-    """What stands before the dialogue in every state: how to answer, and its head."""
-    no_information = NO_INFORMATION if abstention else ""
-    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=no_information)
-    return f"{rules.strip()}\n\nConversation\n"
-
-
-def closing(question: Question) -> str:
-    """What stands at the end of every state: the question and its options."""
-    lines = [f"Asked on: {one_line(question.time)}"] if question.time else []
-    lines.append(f"Question: {one_line(question.text)}")
-    if question.options:
-        lines.append("Options:")
-        lines += [f"{letter}. {one_line(one)}" for letter, one in zip(LETTERS, question.options, strict=False)]
-    return "\n" + "".join(f"{line}\n" for line in lines)
+def frame(question: Question, abstention: bool) -> tuple[str, str]:
+    """What every state begins with, how to answer and the dialogue's head, and ends with: the question, its options."""
+    told = NO_INFORMATION if abstention else ""
+    rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=told)
+    when = [f"Asked on: {one_line(question.time)}"] if question.time else []
+    options = [f"{letter}. {one_line(one)}" for letter, one in zip(LETTERS, question.options, strict=False)]
+    lines = [*when, f"Question: {one_line(question.text)}", *(["Options:", *options] if options else [])]
+    return f"{rules.strip()}\n\nConversation\n", "\n" + "".join(f"{line}\n" for line in lines)
 
 
 def render(state: State) -> Rendered:
@@ -327,10 +320,10 @@ def render(state: State) -> Rendered:
     else:
         assert isinstance(state, FactualState)
         factual, blocks, marker = state, (), MARKER
-    question = factual.question
+    opening, closing = frame(factual.question, factual.abstention)
 
     out = _Writer()
-    out.put(opening(question, factual.abstention))
+    out.put(opening)
     dialogue_start = out.length
     turns, markers = _put_dialogue(out, factual, blocks, marker)
     dialogue = (dialogue_start, out.length)
@@ -339,7 +332,7 @@ def render(state: State) -> Rendered:
         out.put(f"\n{prompts.render('reminder', marker=marker).strip()}\n")
     if summary is not None:
         out.put(f"\nReflection\n{prompts.render('summary').strip()}\n{summary.strip()}\n")
-    out.put(closing(question))
+    out.put(closing)
     return Rendered("".join(out.parts), dialogue, tuple(turns), tuple(reasoning), tuple(anchors), tuple(markers))
 
 
