@@ -35,7 +35,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-    from remind.grounding import GroundingConfig
     from remind.grounding.load import check_saes, load_saes
     from remind.models.generate import check_generates
     from remind.models.load import load_backbone
@@ -47,7 +46,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     saes, _ = load_saes(cfg.sae, cfg.device)
     before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
     check_generates(before)
-    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), cfg.sae)
+    check_saes(before, saes, folder=cfg.sae)
     after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
     questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
     diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
