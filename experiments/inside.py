@@ -148,13 +148,12 @@ def _runs(cfg: InsideConfig) -> list[tuple[str, str, str]]:
 
 def _count(cfg: InsideConfig, before: Backbone, run: tuple[str, str, str], number: int, counts: _Counts) -> int:
     """Patch between the model before and one after; returns how many questions the features were chosen on."""
-    from remind.grounding import GroundingConfig
     from remind.grounding.load import check_saes, load_saes
     from remind.models.load import load_backbone
     from remind.viewing.diff import check_same, measure, questions_of
 
     saes, _ = load_saes(run[2], cfg.device)
-    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), run[2])
+    check_saes(before, saes, folder=run[2])
     after = load_backbone(run[0], dtype=cfg.dtype, device=cfg.device)
     check_same(before, after)
     questions = questions_of(before, run[1], cfg.split, cfg.limit, cfg.per_dialogue)

@@ -36,8 +36,10 @@ class ShuffleBuffer:
         seed: of all permutations.
         epochs: how often to go through the source; None: without end.
         drop_last: leave out the short batch at the end of an epoch.
-        progress: called with (tokens written, tokens wanted) while the store is filled or refilled.
         device: where the tokens lie, and batches are handed out; None: where the source gives them.
+
+    Attributes:
+        progress: called with (tokens written, tokens wanted) while the store is filled or refilled.
 
     Raises ConfigError for a capacity too small; ActivationError on iteration for an epoch without a batch, and on
     loading a state for another source.
@@ -51,14 +53,13 @@ class ShuffleBuffer:
         seed: int = 0,
         epochs: int | None = 1,
         drop_last: bool = False,
-        progress: Callable[[int, int], None] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         if batch_size < 1 or capacity < 2 * batch_size:
             raise ConfigError(f"buffer of {capacity} tokens: must be at least 2 batches of {batch_size}")
         self.source, self.batch_size, self.capacity = source, batch_size, capacity
         self.epochs, self.drop_last = epochs, drop_last
-        self.progress = progress or (lambda written, wanted: None)
+        self.progress: Callable[[int, int], None] = lambda written, wanted: None
         self.device = None if device is None else torch.device(device)
         self.epoch = 0
         self._generator = torch.Generator().manual_seed(seed)

@@ -117,6 +117,8 @@ def load_layers(folder: str | Path, device: torch.device | str = "cpu", k: int |
     folder = Path(folder)
     if (folder / MAPPING).exists():
         mapping = Mapping.read(folder / MAPPING)
+        if not mapping.layers:
+            raise FormatError("names no layers", folder / MAPPING)
         mapping = replace(mapping, k=mapping.k or k)
         paths = {int(layer): folder / name for layer, name in mapping.layers.items()}
         return {layer: _coder(_mapped(paths[layer], mapping), device) for layer in sorted(paths)}

@@ -53,6 +53,14 @@ class SparseCodes:
             raise ShapeError(f"{item!r} cuts into the {self.k} entries of a token; index leading dimensions only")
         return SparseCodes(values, self.indices[item])
 
+    def of(self, features: Tensor, d_sae: int) -> Tensor:
+        """Activations of some features [F] int64, each once, as [..., F]; 0 where inactive."""
+        slots = torch.full((d_sae,), len(features), device=self.indices.device)
+        slots[features] = torch.arange(len(features), device=self.indices.device)
+        # one more column for all other features
+        out = self.values.new_zeros(*self.values.shape[:-1], len(features) + 1)
+        return out.scatter_add(-1, slots[self.indices], self.values)[..., :-1]
+
     def dense(self, d_sae: int) -> Tensor:
         """[..., d_sae] with zeros where inactive; for small inputs and tests."""
         out = self.values.new_zeros(*self.values.shape[:-1], d_sae)

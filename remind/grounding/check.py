@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from remind.core.files import write_json
-from remind.grounding.config import GroundingConfig
 from remind.grounding.load import check_saes, load_saes
 from remind.train_sae.config import CheckSAEConfig, TrainSAEConfig
 from remind.train_sae.corpus import data_paths, read_dialogues
@@ -39,7 +38,7 @@ def check_sae(cfg: CheckSAEConfig) -> dict[str, Any]:
     settings = TrainSAEConfig("", **{name: getattr(cfg, name) for name in same}, loss_windows=cfg.loss_windows)
     dialogues = read_dialogues(data_paths(cfg.data), settings)
     backbone = load_backbone(cfg.backbone, dtype=cfg.dtype, device=cfg.device)
-    check_saes(backbone, coders, {}, GroundingConfig(idf="dialogue"), cfg.sae)
+    check_saes(backbone, coders, folder=cfg.sae)
     run = Run(settings, backbone, list(coders), Processes(), Path())
     run.trained = Trained(coders, steps=0, tokens=0, skipped=0, figures={})
     run.evaluate(dialogues)

@@ -54,13 +54,15 @@ def chosen_layers(saes: Mapping[int, Coder], config: GroundingConfig) -> Mapping
 def check_saes(
     backbone: Backbone | BackboneSize,
     saes: Mapping[int, Coder],
-    idf: Mapping[int, Tensor],
-    config: GroundingConfig,
+    idf: Mapping[int, Tensor] | None = None,
+    config: GroundingConfig | None = None,
     folder: str | Path | None = None,
 ) -> None:
     """See that a backbone, of which no more than its size need be known, and SAEs fit together.
 
     Args:
+        idf: by layer, of grounding.
+        config: of grounding; None: the SAEs are for something else, and all layers are looked at.
         folder: where the SAEs lie, for messages.
 
     Raises:
@@ -69,7 +71,7 @@ def check_saes(
     where = "" if folder is None else f"{folder}: "
     if not saes:
         raise ModelError(f"{where}grounding needs at least one SAE; train some with `remind train-sae`")
-    saes = chosen_layers(saes, config)
+    saes, idf = saes if config is None else chosen_layers(saes, config), idf or {}
     for layer, coder in saes.items():
         if not 0 <= layer <= backbone.n_layers:
             raise ModelError(
@@ -86,5 +88,5 @@ def check_saes(
                 f"{where}idf of layer {layer} has shape {tuple(idf[layer].shape)}, but its SAE has {coder.d_sae} "
                 "features"
             )
-    if config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
+    if config is not None and config.idf == "corpus" and (missing := sorted(set(saes) - set(idf))):
         raise ModelError(f"{where}the SAE of layer {missing[0]} was saved without idf; set grounding.idf to dialogue")

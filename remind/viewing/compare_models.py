@@ -27,7 +27,7 @@ Figures = dict[str, Any]
 def compare_models(cfg: CompareModelsConfig) -> Figures:
     """Compare two models, write `diff.json`, `diff.md` and `diff.png`, print the tables.
 
-    Returns what is written as JSON: `moved` and `moved_means` (shares of the way, with `shuffled` as control),
+    Returns what is written as JSON: `moved` and `moved_means` (shares of the way; controls `random` and `shuffled`),
     `salience` (AUC before, after, difference), `features`, `fit`.
 
     Raises:
@@ -35,7 +35,6 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
         DataError, FormatError: states that cannot be read, or without gold answers.
         ModelError: models or SAEs that cannot be read or do not fit each other.
     """
-    from remind.grounding import GroundingConfig
     from remind.grounding.load import check_saes, load_saes
     from remind.models.generate import check_generates
     from remind.models.load import load_backbone
@@ -47,7 +46,7 @@ def compare_models(cfg: CompareModelsConfig) -> Figures:
     saes, _ = load_saes(cfg.sae, cfg.device)
     before = load_backbone(cfg.before, dtype=cfg.dtype, device=cfg.device)
     check_generates(before)
-    check_saes(before, saes, {}, GroundingConfig(idf="dialogue"), cfg.sae)
+    check_saes(before, saes, folder=cfg.sae)
     after = load_backbone(cfg.after, dtype=cfg.dtype, device=cfg.device)
     questions = questions_of(before, cfg.states, cfg.split, cfg.limit, cfg.per_dialogue)
     diff = measure(before, after, saes, questions, towards=int(cfg.towards[1]), attention=cfg.attention)
@@ -69,7 +68,7 @@ def figures_of(diff: Diff, features: int = 20, resamples: int = 2000) -> Figures
 
     dialogues = [question.record.dialogue_id for question in diff.questions]
     moved: Figures = {}
-    for space in ("residual", "codes"):
+    for space in ("residual", "codes", "random"):
         for layer in diff.layers:
             for kind in SHARED:
                 pairs = [one[space][layer][kind] for one in diff.moved]
@@ -178,13 +177,14 @@ def tables(result: Figures) -> str:
     lines = [f"# What training changed, {result['questions']} questions", ""]
     lines += [f"Share of the way from x0 to {towards} of the model before which the model after has gone under x0:", ""]
     lines += [
-        "| layer | tokens | residual | codes | means, residual | another question's |",
-        "|---|---|---|---|---|---|",
+        "| layer | tokens | residual | codes | codes, random change | means, residual | another question's |",
+        "|---|---|---|---|---|---|---|",
     ]
     for layer, kinds in result["moved"]["residual"].items():
         for kind in kinds:
             means = result["moved_means"][layer][kind]
-            cells = [kinds[kind], result["moved"]["codes"][layer][kind], means["own"], means.get("shuffled")]
+            cells = [result["moved"][space][layer][kind] for space in ("residual", "codes", "random")]
+            cells += [means["own"], means.get("shuffled")]
             lines.append(f"| {layer} | {kind} | " + " | ".join(map(_cell, cells)) + " |")
     lines += ["", "Where answers are predicted: AUC of turns with gold evidence among those of x0.", ""]
     lines += ["| by | layer | before | after | after - before |", "|---|---|---|---|---|"]
@@ -230,6 +230,7 @@ def plot(result: Figures) -> Picture:
     layers = list(result["moved_means"])
     rows = [("residual, answer", COLOURS[0], [result["moved"]["residual"][n]["answer"] for n in layers])]
     rows += [("codes, answer", COLOURS[2], [result["moved"]["codes"][n]["answer"] for n in layers])]
+    rows += [("codes, random change", "#bbbbbb", [result["moved"]["random"][n]["answer"] for n in layers])]
     shuffled = [result["moved_means"][n]["answer"].get("shuffled") for n in layers]
     if all(shuffled):
         rows += [("another question's", "#999999", shuffled)]

@@ -6,8 +6,9 @@ same tokens, the question, and go on with the same answer, so that hidden states
 - **features**: mean activation under x0 at question, answer and dialogue tokens, after minus before.
 - **moved**: the share of the difference that x2 makes to the model before which the model after shows under x0,
   Σ⟨m, Δ⟩ / Σ|Δ|² with m = after(x0) - before(x0), Δ = before(x2) - before(x0): 1 where it arrived, 0 where it did not
-  move that way. In the residual stream and in codes. Control: Δ of a question of another dialogue, of means over the
-  positions, beside the share of the question's own means.
+  move that way. In the residual stream and in codes. Controls: Δ of a question of another dialogue, of means over the
+  positions, beside the share of the question's own means; and in codes a random m, as long at every token: of entries
+  at the edge of top-k any change exchanges some, as x2 does, so that the share is above 0 wherever it leads.
 - **salience**: which turns the positions that answer read, without any marker: the probability that a turn with gold
   evidence gets more attention per token than one without (AUC; .5 is chance), and the same of the cosine of codes.
 - **fit**: FVU of the SAEs on the streams before and after, and features that fire in one only: whether they must be
@@ -34,7 +35,7 @@ from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
 from remind.states.parquet import iterate_states
 from remind.states.records import StateRecord
-from remind.viewing.turns import evidence_turns, prompt_of
+from remind.viewing.turns import auc, evidence_turns, prompt_of
 from sae import SparseCodes
 from sae.hooks import edited
 from sae.metrics import Evaluation
@@ -172,7 +173,8 @@ class Diff:
 
     Attributes:
         changes: features, by layer and kind.
-        moved: of each question, by space (residual, codes), layer and kind: ⟨m, Δ⟩ and |Δ|² summed over positions.
+        moved: of each question, by space (residual, codes; random: codes after a random change), layer and kind: ⟨m, Δ⟩
+            and |Δ|² summed over positions.
         means: of each question, by layer and kind: means of m and Δ over positions, [2, d].
         resonance: of each question, by layer: AUC before and after; None without gold turns beside others.
         attention: of each question: AUC before and after by layer of the model, [2, n_layers], or None.
@@ -221,6 +223,7 @@ def measure(
     changes = {layer: {kind: _no_changes(coder) for kind in KINDS} for layer, coder in saes.items()}
     diff = Diff(list(questions), changes)
     diff.fit = {n: (Evaluation(c.d_in, c.d_sae), Evaluation(c.d_in, c.d_sae)) for n, c in saes.items()}
+    generator = torch.Generator().manual_seed(0)
     for question in track(questions, "read", len(questions)):
         watches = [_Watch(len(question.answer)) if attention else None for _ in range(2)]
         cache, x0, x2 = DynamicCache(), question.ids(0), question.ids(towards)
@@ -232,7 +235,7 @@ def measure(
         told = _states(before, x2, layers, cache)
         if attention:
             diff.attention.append(_attention(question, *(watch.weights for watch in watches if watch)))
-        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}}
+        moved: dict[str, dict[int, dict[Kind, tuple[float, float]]]] = {"residual": {}, "codes": {}, "random": {}}
         means: dict[int, dict[Kind, Tensor]] = {}
         resonance: dict[int, tuple[float, float] | None] = {}
         for layer, coder in saes.items():
@@ -249,16 +252,23 @@ def measure(
                     group = torch.zeros(len(at), dtype=torch.int64, device=stream.device)
                     changes[layer][kind].add(*(_pooled(part[at], group, 1, coder.d_sae)[0].double() for part in codes))
             means[layer] = {}
-            moved["residual"][layer], moved["codes"][layer] = {}, {}
+            for part in moved.values():
+                part[layer] = {}
             for kind in SHARED:
                 at, there = (question.positions(kind, level).to(stream.device) for level in (0, towards))
                 there -= alike
                 m, delta = ((one - first[layer][at]).double() for one in (second[layer][at], told[layer][there]))
-                moved["residual"][layer][kind] = (float((m * delta).sum()), float(delta.square().sum()))
+                moved["residual"][layer][kind] = _dots(m, delta)
                 means[layer][kind] = torch.stack([m.mean(0), delta.mean(0)]).cpu()
-                base, aligned = (part[at].dense(coder.d_sae).double() for part in codes)
-                m, delta = aligned - base, coder.encode(told[layer][there]).dense(coder.d_sae).double() - base
-                moved["codes"][layer][kind] = (float((m * delta).sum()), float(delta.square().sum()))
+                noise = torch.randn(m.shape, generator=generator).to(m)
+                noise *= (torch.linalg.vector_norm(m, dim=1) / torch.linalg.vector_norm(noise, dim=1))[:, None]
+                shaken = coder.encode(first[layer][at] + noise.to(stream))
+                base, aligned, random, there_codes = (
+                    part.dense(coder.d_sae).double()
+                    for part in (codes[0][at], codes[1][at], shaken, coder.encode(told[layer][there]))
+                )
+                moved["codes"][layer][kind] = _dots(aligned - base, there_codes - base)
+                moved["random"][layer][kind] = _dots(random - base, there_codes - base)
             resonance[layer] = _resonance(codes, question, coder.d_sae)
         diff.moved.append(moved)
         diff.means.append(means)
@@ -278,6 +288,10 @@ def check_same(before: Backbone, after: Backbone) -> None:
         raise ModelError(
             f"{before.name} and {after.name} have different tokenizers, so their tokens cannot be compared"
         )
+
+
+def _dots(m: Tensor, delta: Tensor) -> tuple[float, float]:
+    return float((m * delta).sum()), float(delta.square().sum())
 
 
 def _no_changes(coder: TopKSAE) -> Changes:
@@ -336,17 +350,6 @@ def _pooled(codes: SparseCodes, group: Tensor, n: int, d_sae: int) -> Tensor:
     out = torch.zeros(n * d_sae, device=group.device)
     out.index_add_(0, (group[:, None] * d_sae + codes.indices).flatten(), codes.values.float().flatten())
     return (out.view(n, d_sae) / torch.bincount(group, minlength=n).clamp(min=1)[:, None]).cpu()
-
-
-def auc(values: Tensor, gold: Sequence[int]) -> float | None:
-    """Probability that a gold turn has a higher value than another, ties half; None without both kinds."""
-    is_gold = torch.zeros(len(values), dtype=torch.bool)
-    is_gold[list(gold)] = True
-    high, low = values[is_gold].double(), values[~is_gold].double()
-    if not len(high) or not len(low):
-        return None
-    above = (high[:, None] > low).double() + 0.5 * (high[:, None] == low).double()
-    return float(above.mean())
 
 
 def _resonance(codes: Sequence[SparseCodes], question: Reading, d_sae: int) -> tuple[float, float] | None:

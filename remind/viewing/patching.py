@@ -72,17 +72,8 @@ def patches(saes: Mapping[int, TopKSAE], features: Sequence[tuple[int, int]], do
 
 
 def _patch(coder: TopKSAE, numbers: Tensor, donor: Tensor) -> Callable[[Tensor], Tensor]:
-    slots = torch.full((coder.d_sae,), len(numbers), device=numbers.device)
-    slots[numbers] = torch.arange(len(numbers), device=numbers.device)
-
-    def activations(h: Tensor) -> Tensor:
-        codes = coder.encode(h.to(coder.W_enc.dtype))
-        # one more column for all other features
-        out = codes.values.new_zeros(*h.shape[:-1], len(numbers) + 1)
-        return out.scatter_add(-1, slots[codes.indices], codes.values)[..., :-1]
-
-    wanted = activations(donor)
-    return lambda h: h + ((wanted - activations(h)) @ coder.W_dec[numbers]).to(h)
+    wanted = coder.encode(donor).of(numbers, coder.d_sae)
+    return lambda h: h + ((wanted - coder.encode(h).of(numbers, coder.d_sae)) @ coder.W_dec[numbers]).to(h)
 
 
 def whole(donor: States) -> Edits:

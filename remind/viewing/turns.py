@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,17 @@ def evidence_turns(record: StateRecord) -> list[int]:
     labels = [f"\n[Image #{image} Caption] " for image in record.images_found]
     shown = [record.x0.text[turn.start : turn.end] for turn in record.x0.turns]
     return [index for index, text in enumerate(shown) if any(label in text for label in labels)]
+
+
+def auc(values: Tensor, gold: Sequence[int]) -> float | None:
+    """Probability that a gold turn has a higher value than another, ties half; None without both kinds."""
+    is_gold = torch.zeros(len(values), dtype=torch.bool)
+    is_gold[list(gold)] = True
+    high, low = values[is_gold].double(), values[~is_gold].double()
+    if not len(high) or not len(low):
+        return None
+    above = (high[:, None] > low).double() + 0.5 * (high[:, None] == low).double()
+    return float(above.mean())
 
 
 def answer_tokens(tokenizer: Any, target: str) -> Tensor:

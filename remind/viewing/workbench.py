@@ -217,7 +217,7 @@ def open_workbench(
         DataError, FormatError: no dialogues, or dialogues that cannot be read.
         ModelError: a backbone or SAEs that cannot be used.
     """
-    from remind.grounding.load import load_saes
+    from remind.grounding.load import check_saes, load_saes
     from remind.models.load import load_backbone
 
     out = Path(out)
@@ -231,7 +231,9 @@ def open_workbench(
         raise DataError(f"no dialogues in {dialogues}")
     folder = Path(sae) if sae is not None else _small_saes(str(backbone), out, device, dtype)
     coders, idf = load_saes(folder, device)
-    return Workbench(load_backbone(str(backbone), dtype=dtype, device=device), corpus, folder, coders, idf, top_share)
+    model = load_backbone(str(backbone), dtype=dtype, device=device)
+    check_saes(model, coders, folder=folder)
+    return Workbench(model, corpus, folder, coders, idf, top_share)
 
 
 def _illustrated_world(folder: Path, **settings: Any) -> Path:

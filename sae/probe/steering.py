@@ -124,8 +124,6 @@ class _Edit:
         device = coder.W_dec.device
         self._features = torch.tensor(list(strengths), dtype=torch.int64, device=device)
         self._strengths = torch.tensor(list(strengths.values()), dtype=torch.float64, device=device)
-        self._slots = torch.full((coder.d_sae,), len(strengths), device=device)
-        self._slots[self._features] = torch.arange(len(strengths), device=device)
 
     def __call__(self, h: Tensor) -> Tensor:
         mask = self._where(h)
@@ -140,19 +138,13 @@ class _Edit:
             else:
                 after = chosen + strengths @ rows
         else:
-            missing = strengths - self._current(chosen).to(dtype)
+            current = self._coder.encode(chosen).of(self._features, self._coder.d_sae)
+            missing = strengths - current.to(dtype)
             # adding 0 may still change the sign of a zero
             after = torch.where((missing != 0).any(-1, keepdim=True), chosen + missing @ rows, chosen)
         out = h.clone()
         out[mask] = after.to(h)
         return out
-
-    def _current(self, h: Tensor) -> Tensor:
-        """z of the features, [N, F]."""
-        codes = self._coder.encode(h)
-        # one more column for all other features
-        current = codes.values.new_zeros(len(h), len(self._features) + 1)
-        return current.scatter_add(1, self._slots[codes.indices], codes.values)[:, :-1]
 
 
 def _strengths(

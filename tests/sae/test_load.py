@@ -157,6 +157,7 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
         ({"subtract_b_dec": "no"}, "subtract_b_dec is 'no'"),
         ({"layers": {"last": "a.safetensors"}}, "'last' is no number"),
         ({"layers": {"3": "b.safetensors"}}, "no such file"),
+        ({"layers": {}}, "names no layers"),
         ({"layers": {"3": "a.bin"}}, "is no file of tensors"),
     ],
 )

@@ -17,7 +17,8 @@ import torch
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.models.chat import Tokens
-from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.states.pyramid import FactualState, Segment, Strategy, render
+from remind.viewing.inspector.inspection import Inspection
 from sae import TopKSAE
 
 WIDTH, D_SAE, K = 16, 192, 6
@@ -65,6 +66,13 @@ def saes(layers: Sequence[int] = (2, 3)) -> dict[int, TopKSAE]:
 
 def table_grounder(layers: Sequence[int] = (2, 3), **settings: Any) -> Grounder:
     return Grounder(Table(), saes(layers), None, GroundingConfig(**settings))  # type: ignore[arg-type]
+
+
+def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
+    """A page's content without states on disk; there is no x2."""
+    trace = grounder.trace(state)
+    levels = {"x0": render(state), "x1": render(trace.state)}
+    return Inspection(trace, levels, trace.state.blocks, state.question.split)
 
 
 def long_state(turns: int, words: int = 17) -> FactualState:

@@ -41,6 +41,9 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
         write_feature_pages(replace(cfg, layers=None))
     with pytest.raises(ModelError, match="layer 2 does not exist"):
         write_feature_pages(replace(cfg, layers=[2], overwrite=True))
+    TopKSAE(16, 64, 8).save(layer_folder(tmp_path / "narrow", 3))
+    with pytest.raises(ModelError, match="narrow: the SAE of layer 3 reads hidden states of width 16"):
+        write_feature_pages(replace(cfg, sae=str(tmp_path / "narrow"), overwrite=True))
     assert sorted(path.name for path in out.iterdir()) == ["layer_3.explanations.json", "layer_3.html"]
     # without a chat model the page names features by words, and says so
     names = bench.explanations(out)[3]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from remind.grounding import GroundingTrace
 from remind.states.pyramid import render
-from remind.viewing.inspector.inspection import Inspection, inspect_state
+from remind.viewing.inspector.inspection import Inspection
 from remind.viewing.inspector.page import page_data, write_page
-from tests.viewing.conftest import K, Table, data_of, long_state, numbers_of, saes, table_grounder
+from tests.viewing.conftest import K, Table, data_of, inspect_state, long_state, numbers_of, saes, table_grounder
 
 TURNS, LAYER = 90, 3
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from remind.viewing.explanations import Explanation
-from remind.viewing.inspector.inspection import inspect_state
 from remind.viewing.inspector.page import write_page
-from tests.viewing.conftest import data_of, hostile_state, long_state, numbers_of, table_grounder
+from tests.viewing.conftest import data_of, hostile_state, inspect_state, long_state, numbers_of, table_grounder
 
 
 def written(turns: int, folder: Path) -> Path:

@@ -22,11 +22,10 @@ from remind.pipeline import record_of
 from remind.states.parquet import MANIFEST, read_states, write_manifest, write_part
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy, one_line
 from remind.viewing.inspector import InspectConfig, inspect_grounding
-from remind.viewing.inspector.inspection import inspect_state
 from remind.viewing.inspector.page import write_page
 from remind.viewing.inspector.run import page_names
 from sae import TopKSAE, layer_folder, load_layers
-from tests.viewing.conftest import data_of, long_state, numbers_of
+from tests.viewing.conftest import data_of, inspect_state, long_state, numbers_of
 
 SETTINGS = GroundingConfig(budget_share=0.3, alpha=5.0)
 

@@ -14,7 +14,7 @@ from remind.evaluation.parse import ParsedAnswer, parse_answer
 from remind.grounding import Grounder, GroundingTrace
 from remind.models.generate import Generation
 from remind.states.parquet import StateRecord
-from remind.states.pyramid import LEVELS, FactualState, Rendered, Span, render
+from remind.states.pyramid import LEVELS, FactualState, Rendered, Span
 from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import kind_of
 from remind.viewing.pages import gold_turns, marked_turns
@@ -126,18 +126,6 @@ def inspect_record(grounder: Grounder, record: StateRecord, dialogue: Dialogue, 
     levels = {name: record.level(name) for name in LEVELS}
     pixels = grounder.pictures is not None
     return Inspection(trace, levels, blocks_of(record.x1), record.split, record.salience, pixels=pixels)
-
-
-def inspect_state(grounder: Grounder, state: FactualState) -> Inspection:
-    """Inspect a factual state that has not been written; there is no x2.
-
-    Raises:
-        ModelError: as `Grounder.trace`.
-    """
-    trace = grounder.trace(state)
-    levels = {"x0": render(state), "x1": render(trace.state)}
-    pixels = grounder.pictures is not None
-    return Inspection(trace, levels, trace.state.blocks, state.question.split, pixels=pixels)
 
 
 def level_answers(question: Question, outputs: Mapping[str, Generation]) -> dict[str, LevelAnswer]:
