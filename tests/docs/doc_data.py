@@ -162,7 +162,7 @@ def lay_out(folder: Path) -> None:
 
 
 def lay_out_model(folder: Path, name: str) -> None:
-    """A Qwen3-VL as deep as the one of that name, or a text model, 32 wide, in a folder that is found before the hub id."""
+    """A Qwen3-VL as deep as the one of that name, or a text model; found before the hub id."""
     if "VL" in name:
         save_nano(folder / name, hidden_size=32, layers=HUB_MODELS[name], vision_size=16)
     else:
