@@ -215,10 +215,11 @@ def test_five_steps_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
     load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
     assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
     policy, life = load_backbone(out / "policy"), make_life(0, 1, 1)
-    replied = ScriptedChat(lambda request: said[len(replied.asked) % 4 - 4])
     (lesson,) = pico.lessons(life, ORACLE)
-    said = greedy(policy.model, policy.tokenizer, 12)(lesson.views)
-    with MemBuilderSystem().open(tmp_path / "b", life.id, services(WordEncoder(), replied)) as bank:  # type: ignore[arg-type]
+    (said,) = greedy(policy.model, policy.tokenizer, 12)(lesson.views[:1])
+    with MemBuilderSystem().open(
+        tmp_path / "b", life.id, services(WordEncoder(), ScriptedChat(lambda _: said))
+    ) as bank:  # type: ignore[arg-type]
         bank.ingest(life.meetings[0].session)
         operations = list(bank.operations())  # type: ignore[attr-defined]
     # a reply cut off at twelve tokens is no JSON; one that ends by then is applied or says why it is not
