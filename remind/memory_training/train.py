@@ -93,6 +93,7 @@ def _loaded(name: str, cfg: TrainMemoryConfig) -> Backbone:
     policy = load_backbone(name, cfg.dtype)
     if policy.tokenizer.pad_token is None:
         policy.tokenizer.pad_token = policy.tokenizer.eos_token
+    torch.manual_seed(cfg.seed)  # of the adapters' first values
     return replace(policy, model=trainable(policy.model, cfg.lora)) if cfg.lora else policy
 
 
@@ -177,15 +178,14 @@ class _Run:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: learning_rate(n + offset, total, 1.0, cfg.warmup, cfg.schedule)
         )
-        with ProgressBar("train-memory", total, offset) as bar:
+        with ProgressBar("train-memory", total, offset) as bar, warnings.catch_warnings():
+            # trl still asks by the old name, which is nothing that a user could change
+            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
             callbacks = [_Recorder(self, bar)]
             trainer = (self._sft if self.imitates else self._grpo)(callbacks, (self.optimizer, schedule))
             # every number goes into metrics.jsonl
             trainer.remove_callback(PrinterCallback)
-            with warnings.catch_warnings():
-                # trl still asks by the old name, which is nothing that a user could change
-                warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-                trainer.train()
+            trainer.train()
 
     def lives(self) -> Iterator[Life]:
         """The training dialogues."""
