@@ -197,7 +197,7 @@ class SaliMoryBank(LoggedBank):
             trace["failed"] = [failed("profile", reply)]
             return []
         value = mapping(reply)
-        used = [memories[n - 1] for n in sorted({*map(int, value.get("used", []))}) if 1 <= n <= len(memories)]
+        used = [memories[n - 1] for n in sorted(set(value.get("used", []))) if 1 <= n <= len(memories)]
         trace["used"] = [one.id for one in used]
         text = str(value.get("profile", "")).strip()
         sources = tuple(dict.fromkeys(source for one in used for source in one.sources or ()))

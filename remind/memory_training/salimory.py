@@ -128,7 +128,7 @@ class Asked:
             return "?"
         if self.role == "filter":
             return YES if value["salient"] else NO
-        return " ".join([*(f"m{n}" for n in sorted({*map(int, value["used"])}) if 1 <= n <= len(self.entries)), END])
+        return " ".join([*(f"m{n}" for n in sorted(set(value["used"])) if 1 <= n <= len(self.entries)), END])
 
 
 @dataclass(frozen=True)
