@@ -94,10 +94,23 @@ def written(
     schema: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Request:
+    """The request of a filled template, asked by the system of a bank; the rest as `filled`."""
+    return filled(bank.dialogue_id, stage, template, data, room, schema, **values)
+
+
+def filled(
+    dialogue: str,
+    stage: Stage,
+    template: str,
+    data: Mapping[str, str],
+    room: int,
+    schema: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Request:
     """The request of a filled template.
 
     Args:
-        bank: whose system asks.
+        dialogue: id of the dialogue that its costs are added to.
         stage: what for.
         template: name of a template with the blocks system and user.
         data: what others wrote, by the name it has in the template; fenced there, "" where there is none.
@@ -107,7 +120,7 @@ def written(
     """
     code = code_for(data.values())
     shown = {name: fenced(name, text, code) if text else "" for name, text in data.items()}
-    return from_template(stage, template, bank.dialogue_id, schema, room, code=code, **shown, **values)
+    return from_template(stage, template, dialogue, schema, room, code=code, **shown, **values)
 
 
 def failed(stage: str, reply: Reply) -> str:

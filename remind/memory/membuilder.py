@@ -15,7 +15,8 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
-from remind.memory.asking import failed, words, written
+from remind.llm.request import Request
+from remind.memory.asking import failed, filled, words, written
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
 from remind.memory.operations import Entry, Operation
@@ -79,6 +80,29 @@ class MemBuilderSystem:
         return MemBuilderBank(folder, dialogue_id, self, services)
 
 
+def request(
+    role: Role,
+    dialogue: str,
+    session: Session,
+    entries: Sequence[Entry],
+    block_characters: int = MemBuilderSystem.block_characters,
+) -> Request:
+    """What a role is asked after a session.
+
+    Args:
+        entries: of its store; of core the block, if there is one.
+        block_characters: as in `MemBuilderSystem`.
+    """
+    data = {"time": one_line(session.time or "unknown"), "session": numbered(map(turn_text, session.turns))}
+    own: dict[str, Any] = {}
+    if role == "core":
+        data["block"] = "".join(one.text for one in entries)
+        own["used"] = 100 * len(data["block"]) // block_characters
+    else:
+        data["entries"] = numbered(one.text for one in entries)
+    return filled(dialogue, "memory", f"membuilder_{role}", data, ROOM, schema(role), **own)
+
+
 class MemBuilderBank(LoggedBank):
     """The block has no sources where it is retrieved, since nobody can tell which turns a line of it is from; the log
     has those that each operation named."""
@@ -124,20 +148,11 @@ class MemBuilderBank(LoggedBank):
 
     def _ask(self, session: Session) -> tuple[dict[Role, Replied], list[str]]:
         """By role what the model says, and why it says nothing, a line each."""
-        turns = [turn_text(turn) for turn in session.turns]
-        data = {"time": one_line(session.time or "unknown"), "session": numbered(turns)}
-        near = list(self.encoder.encode_apart(turns))
+        near = list(self.encoder.encode_apart([turn_text(turn) for turn in session.turns]))
         entries = {role: self.entries(self.nearest(near, self.system.shown, role)) for role in ROLES[1:]}
         entries["core"] = self._block()
-        requests = []
-        for role in ROLES:
-            if role == "core":
-                block = "".join(one.text for one in entries[role])
-                own: dict[str, Any] = {"used": 100 * len(block) // self.system.block_characters}
-                shown = {**data, "block": block}
-            else:
-                own, shown = {}, {**data, "entries": numbered(one.text for one in entries[role])}
-            requests.append(written(self, "memory", f"membuilder_{role}", shown, ROOM, schema(role), **own))
+        limit = self.system.block_characters
+        requests = [request(role, self.dialogue_id, session, entries[role], limit) for role in ROLES]
         answered = replies(self, "memory", requests)
         if answered is None:
             return {}, ["memory: no endpoint is named"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -16,20 +16,26 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
+from remind.llm.request import Request
 from remind.llm.structured import object_schema
-from remind.memory.asking import TEXT, ask, asked, failed, mapping, written
+from remind.memory.asking import TEXT, asked, failed, filled, mapping, send
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
 from remind.memory.operations import Operation
 from remind.memory.proposals import BANKS, Occasion, propose, schema, undated
 from remind.memory.times import day_of
+from remind.states.auxiliary import MemoryStage
 from remind.states.pyramid import one_line, turn_text
 from sae.ranges import PositiveInt, Share, check_ranges
 
 #: Tokens of a reply by role.
 ROOM = {"filter": 100, "booster": 2000, "utilizer": 2000}
-FILTER_SCHEMA = object_schema(salient={"type": "boolean"})
-PROFILE_SCHEMA = object_schema(profile=TEXT, used={"type": "array", "items": {"type": "integer"}})
+#: Of a reply by role.
+SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "filter": object_schema(salient={"type": "boolean"}),
+    "booster": schema("booster"),
+    "utilizer": object_schema(profile=TEXT, used={"type": "array", "items": {"type": "integer"}}),
+}
 _TASTE = re.compile(
     r"\b(?:loves?|likes?|enjoys?|prefers?|hates?|dislikes?|adores?|can['\u2019]t stand|favou?rites?|fan of|into)\b",
     re.I,
@@ -120,10 +126,7 @@ class SaliMoryBank(LoggedBank):
         """The turns that are worth remembering, and why a rule stands for the filter, a line each."""
         verdicts, reasons = dict[str, bool](), list[str]()
         if self.system.policy == "llm":
-            requests = [
-                written(self, "memory", "salimory_filter", _shown(session, turn), ROOM["filter"], FILTER_SCHEMA)
-                for turn in session.turns
-            ]
+            requests = [request("filter", self.dialogue_id, shown(session, turn)) for turn in session.turns]
             if (answered := replies(self, "memory", requests)) is None:
                 reasons.append("memory: no endpoint is named")
             for turn, (reply, _) in zip(session.turns, answered or (), strict=False):
@@ -138,9 +141,9 @@ class SaliMoryBank(LoggedBank):
     ) -> list[Operation] | None:
         """What the booster makes of a turn; None: it did not reply."""
         entries = self.entries(self._bank(turn_text(turn)))
-        data = {**_shown(session, turn), "entries": numbered(f"({one.store}) {one.text}" for one in entries)}
-        request = written(self, "memory", "salimory_booster", data, ROOM["booster"], schema("booster"))
-        for reply, by in replies(self, "memory", [request]) or ():
+        data = {**shown(session, turn), "entries": listed((one.store, one.text) for one in entries)}
+        asks = [request("booster", self.dialogue_id, data)]
+        for reply, by in replies(self, "memory", asks) or ():
             if reply.failure in (None, "invalid"):
                 return propose("booster", reply.text, replace(occasion, by=by), entries, first)
             reasons.append(f"{failed('memory', reply)} (booster, {turn.id})")
@@ -188,8 +191,8 @@ class SaliMoryBank(LoggedBank):
 
     def _profile(self, query: Query, memories: Sequence[Memory], trace: dict[str, Any]) -> list[Memory]:
         """The profile for a question; none where it is empty, or where `trace` says why there is none."""
-        data = {"entries": numbered(f"({one.kind}) {one.text}" for one in memories), "question": asked(query)}
-        reply = ask(self, "profile", "salimory_utilizer", data, ROOM["utilizer"], PROFILE_SCHEMA)
+        data = {"entries": listed((one.kind, one.text) for one in memories), "question": asked(query)}
+        reply = send(self, request("utilizer", self.dialogue_id, data))
         if reply.failure is not None:
             trace["failed"] = [failed("profile", reply)]
             return []
@@ -203,6 +206,17 @@ class SaliMoryBank(LoggedBank):
         return [made] if text else []
 
 
-def _shown(session: Session, turn: Turn) -> dict[str, str]:
+def request(role: str, dialogue: str, data: Mapping[str, str]) -> Request:
+    """What a role is asked; `data` by its name in the role's template."""
+    stage: MemoryStage = "profile" if role == "utilizer" else "memory"
+    return filled(dialogue, stage, f"salimory_{role}", data, ROOM[role], SCHEMAS[role])
+
+
+def listed(entries: Iterable[tuple[str, str]]) -> str:
+    """Entries, store and text, as booster and utilizer see them."""
+    return numbered(f"({store}) {text}" for store, text in entries)
+
+
+def shown(session: Session, turn: Turn) -> dict[str, str]:
     """A turn as the roles see it."""
     return {"time": one_line(turn.time or session.time or "unknown"), "turn": turn_text(turn)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
 from sae.ranges import (
     NonNegativeFloat,
@@ -133,8 +134,8 @@ class PolicyGradientConfig:
     """Of sampling."""
     top_p: PositiveShare = 1.0
     """Nucleus of sampling; below 1 the ratios are biased, since log-probabilities are of the whole distribution."""
-    reply_tokens: PositiveInt = 24
-    """Longest reply."""
+    reply_tokens: PositiveInt | None = None
+    """Longest reply, in tokens; none: 24 of pico's commands, 1024 of JSON."""
     vllm: Literal["off", "colocate", "server"] = "off"
     """Who samples: the model itself, vLLM beside it on the same GPUs, or a vLLM server that is sent the weights. vLLM
     draws from generators of its own: a resumed run then is not the same to the bit."""
@@ -160,7 +161,15 @@ class TrainMemoryConfig:
     """sft: next tokens of the replies of MemBuilder's expert. adrpo: its rewards and weights. salimory_sft, salimory:
     the same two for SaliMory's roles, with its rewards and contrastive terms."""
     model: str = "pico"
-    """Folder of the policy to begin with; pico: a small one with random weights that knows the memory world's words."""
+    """The policy to begin with. pico: a small one with random weights that knows the memory world's words; its folders
+    are trained in its commands. Others, smollm2 or a Hugging Face folder or id of an instruction model: in the prompts
+    and the JSON of `remind run-memory`, through their chat template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which the weights are loaded; bfloat16 takes lora, whose adapters are float32 still."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of all weights; policy/ has them merged."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
     world: MemoryWorldConfig = field(default_factory=MemoryWorldConfig)
     """Where it is trained."""
     rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
@@ -194,3 +203,7 @@ class TrainMemoryConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
+        if self.lora is not None and self.model == "pico":
+            raise ConfigError("lora: pico begins with random weights, which adapters leave as they are; leave it out")
+        if self.lora is None and self.dtype == "bfloat16":
+            raise ConfigError("weights in bfloat16 do not move at small learning rates: set dtype float32, or lora")

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from remind.memory.operations import State
-from remind.memory_training.pico import REPLY, remember, view
+from remind.memory_training.pico import LISTED, REPLY, SHOWN, remember, view
 from remind.memory_training.rewards import ROLES, filter_quality
 from remind.memory_training.salimory import Outcome, rollout, shares, told
+from remind.memory_training.speech import speech_of
 from remind.testbed.memory_world import Ask, Life, read
 
 #: Prompts that are answered at once.
 BATCH = 64
-
-
-class Shown(Protocol):
-    """What a role is shown."""
-
-    def prompt(self) -> str:
-        """As text."""
 
 
 Answerer = Callable[[Sequence[Any]], list[str]]
@@ -47,18 +41,20 @@ class Report:
     words: float
 
 
-def evaluate(answer: Answerer, lives: Iterable[Life]) -> list[Report]:
+def evaluate(answer: Answerer, lives: Iterable[Life], most: int = SHOWN) -> list[Report]:
     """Go through dialogues side by side, session by session; a report of each.
 
     Args:
         answer: replies to what is shown, in order.
         lives: of equally many sessions.
+        most: entries of its store that a role is shown.
     """
     lives = list(lives)
     states = [State() for _ in lives]
     right = [{name: list[bool]() for name in ("final", "rewarded", "held_out", "valid")} for _ in lives]
     for number in range(len(lives[0].meetings)):
-        views = [view(role, life.meetings[number], s) for life, s in zip(lives, states, strict=True) for role in ROLES]  # type: ignore[arg-type]
+        both = list(zip((life.meetings[number] for life in lives), states, strict=True))
+        views = [view(role, meeting, state, most) for meeting, state in both for role in ROLES]  # type: ignore[arg-type]
         replies = iter(zip(views, answer(views), strict=True))
         for n, life in enumerate(lives):
             states[n], proposed = remember(states[n], life.id, [next(replies) for _ in ROLES])
@@ -101,11 +97,13 @@ class BankReport:
     words: float
 
 
-def evaluate_bank(answer: Answerer, lives: Iterable[Life]) -> list[BankReport]:
-    """As `evaluate`, for the roles of SaliMory."""
+def evaluate_bank(
+    answer: Answerer, lives: Iterable[Life], limits: tuple[int, int] = (SHOWN, LISTED)
+) -> list[BankReport]:
+    """As `evaluate`, for the roles of SaliMory; `limits` as of `rollout`."""
     lives = list(lives)
     outcomes = together(
-        [rollout(one.id, [told(meeting) for meeting in one.meetings], one.final) for one in lives], answer
+        [rollout(one.id, [told(meeting) for meeting in one.meetings], one.final, limits) for one in lives], answer
     )
     return [_bank_report(life, outcome) for life, outcome in zip(lives, outcomes, strict=True)]
 
@@ -147,26 +145,29 @@ def mean(reports: Sequence[Any]) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def greedy(model: Any, tokenizer: Any) -> Answerer:
-    """The most likely replies of a policy."""
+def greedy(model: Any, tokenizer: Any, room: int = REPLY) -> Answerer:
+    """The most likely replies of a policy, of at most `room` tokens."""
+    speech, end = speech_of(tokenizer), tokenizer.eos_token_id
 
     @torch.no_grad()
-    def answer(views: Sequence[Shown]) -> list[str]:
+    def answer(views: Sequence[Any]) -> list[str]:
         model.eval()
         replies: list[str] = []
         for start in range(0, len(views), BATCH):
-            prompts = [one.prompt() for one in views[start : start + BATCH]]
-            batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
+            shown = views[start : start + BATCH]
+            prompts = [speech.prompt(one) for one in shown]
+            width = max(map(len, prompts))
+            padded = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in prompts]
+            mask = [[0] * (width - len(row)) + [1] * len(row) for row in prompts]
             ids = model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                max_new_tokens=REPLY,
+                input_ids=torch.tensor(padded, device=model.device),
+                attention_mask=torch.tensor(mask, device=model.device),
+                max_new_tokens=room,
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id,
-            )[:, batch["input_ids"].shape[1] :]
-            end = tokenizer.eos_token
-            texts = tokenizer.batch_decode(ids)
-            replies += [text.partition(end)[0] + end if end in text else text for text in texts]
+            )[:, width:]
+            cut = (row[: row.index(end) + 1] if end in row else row for row in ids.tolist())
+            replies += [speech.reply(one, row) for one, row in zip(shown, cut, strict=True)]
         return replies
 
     return answer

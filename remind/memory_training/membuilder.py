@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,12 +20,13 @@ from remind.memory_training.rewards import (
     role_reward,
     task_reward,
 )
+from remind.memory_training.speech import speech_of, word_count
 from remind.testbed.memory_world import Ask, read
 
 
-def written(operations: Sequence[Operation]) -> int:
-    """Words that a role's applied operations add to its store; words are the tokens of pico."""
-    return sum(len(one.text.split()) for one in operations if one.entry and one.status == "applied")
+def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
+    """Tokens that a role's applied operations add to its store."""
+    return sum(length(one.text) for one in operations if one.entry and one.status == "applied")
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,25 @@ class Result:
 
 
 class Scorer:
-    """Scores the replies to one lesson; what the expert wrote is worked out once."""
+    """Scores the replies to one lesson; what the expert wrote is worked out once.
 
-    def __init__(self, lesson: Lesson, cfg: RewardConfig) -> None:
-        self.lesson, self.cfg = lesson, cfg
+    Args:
+        length: of a text in tokens of the policy; pico's are words.
+    """
+
+    def __init__(self, lesson: Lesson, cfg: RewardConfig, length: Callable[[str], int] = word_count) -> None:
+        self.lesson, self.cfg, self.length = lesson, cfg, length
         self.tolerance = LengthTolerance(cfg.free_below, cfg.low, cfg.high, cfg.least, cfg.most)
 
     @cached_property
     def expert(self) -> dict[str, int]:
-        """Words that the expert wrote, by role."""
-        return dict(zip(ROLES, map(written, self._remembered(self.lesson.replies)[1]), strict=True))
+        """Tokens that the expert wrote, by role."""
+        operations = self._remembered(self.lesson.replies)[1]
+        return {role: written(own, self.length) for role, own in zip(ROLES, operations, strict=True)}
 
     def result(self, replies: Sequence[str]) -> Result:
         """Of the replies of all roles, in the order of `ROLES`."""
-        lesson, before = self.lesson, _core_words(self.lesson.state)
+        lesson, before = self.lesson, self._core_length(self.lesson.state)
         state, proposed = self._remembered(replies)
         operations = dict(zip(ROLES, proposed, strict=True))
         valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
@@ -69,9 +75,10 @@ class Scorer:
         task = task_reward(_right(lesson.meeting.rewarded, [one.answer for one in readings]))
         other = _right(lesson.meeting.held_out, [one.answer for one in read(state, lesson.meeting.held_out)])
         penalties = {
-            role: length_penalty(written(own), self.expert[role], self.tolerance) for role, own in operations.items()
+            role: length_penalty(written(own, self.length), self.expert[role], self.tolerance)
+            for role, own in operations.items()
         }
-        grown = _core_words(state) - before
+        grown = self._core_length(state) - before
         penalties["core"] = core_length_penalty(grown, self.cfg.core_free, self.cfg.core_full)
         rewards = {role: role_reward(valid[role], task, penalties[role], self.cfg.length_penalty) for role in ROLES}
         retrieved = tuple(store for one in readings for store in one.retrieved)
@@ -80,9 +87,8 @@ class Scorer:
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
         return remember(self.lesson.state, self.lesson.life.id, list(zip(self.lesson.views, replies, strict=True)))
 
-
-def _core_words(state: State) -> int:
-    return len(state.block.text.split()) if state.block else 0
+    def _core_length(self, state: State) -> int:
+        return self.length(state.block.text) if state.block else 0
 
 
 def _right(asks: Sequence[Ask], answers: Sequence[str]) -> list[bool]:
@@ -93,8 +99,9 @@ class MemBuilderTask:
     """Each row is a session with the memory that the expert had before it; a rollout asks all four roles at once."""
 
     def __init__(self, lessons: Sequence[Lesson], tokenizer: Any, reward: RewardConfig, alpha: float) -> None:
-        self.tokenizer, self.alpha = tokenizer, alpha
-        self.scorers = [Scorer(lesson, reward) for lesson in lessons if lesson.meeting.rewarded]
+        self.speech, self.alpha = speech_of(tokenizer), alpha
+        scored = (lesson for lesson in lessons if lesson.meeting.rewarded)
+        self.scorers = [Scorer(lesson, reward, self.speech.length) for lesson in scored]
 
     def __len__(self) -> int:
         return len(self.scorers)
@@ -102,8 +109,8 @@ class MemBuilderTask:
     def episode(self, row: int) -> Episode:
         """Prompts of all roles; returns their replies as text."""
         views = self.scorers[row].lesson.views
-        replies = yield [Prompt(one.role, self.tokenizer(one.prompt())["input_ids"]) for one in views]
-        return self.tokenizer.batch_decode(replies)
+        replies = yield [Prompt(one.role, self.speech.prompt(one)) for one in views]
+        return [self.speech.reply(one, reply) for one, reply in zip(views, replies, strict=True)]
 
     def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
         """Rewards by role, since each role is a group of its own, and the weights of Eq. 10."""

@@ -15,6 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from remind.core.files import atomic_folder
+from remind.llm.request import Request
+from remind.memory.membuilder import request
 from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose
 from remind.memory_training.rewards import ROLES
@@ -100,15 +102,27 @@ class View:
         turns = [f"{turn.text} t{n}" for n, turn in enumerate(self.meeting.turns, start=1)]
         return " ".join([f"<{self.role}>", *shown, *turns, "<ops>"])
 
+    def request(self) -> Request:
+        """As `remind run-memory` asks a chat model."""
+        return request(self.role, "", self.meeting.session, self.entries)
 
-def view(role: Role, meeting: Meeting, state: State) -> View:
+    def as_json(self, reply: str) -> str:
+        """Commands as a chat model replies them."""
+        return compile_reply(self, reply)
+
+    def from_json(self, text: str) -> str:
+        """A chat model's reply, which `remember` takes as it is; the grammar's commands are no JSON."""
+        return text.replace(END, "?")
+
+
+def view(role: Role, meeting: Meeting, state: State, most: int = SHOWN) -> View:
     """The role's store beside a session: of core the last lines, else the entries that share most words with it."""
     if role == "core":
         block = state.block
-        return View(role, meeting, tuple(block.text.split("\n")[-SHOWN:]) if block else (), (block,) if block else ())
+        return View(role, meeting, tuple(block.text.split("\n")[-most:]) if block else (), (block,) if block else ())
     keys = {turn.key for turn in meeting.turns if turn.key}
     entries = state.current(role)
-    near = sorted(range(len(entries)), key=lambda n: (-len(keys & {*entries[n].text.split()}), -n))[:SHOWN]
+    near = sorted(range(len(entries)), key=lambda n: (-len(keys & {*entries[n].text.split()}), -n))[:most]
     chosen = tuple(entries[n] for n in sorted(near))
     return View(role, meeting, tuple(one.text for one in chosen), chosen)
 
@@ -118,7 +132,7 @@ def _undated(text: str) -> str:
 
 
 def compile_reply(view: View, reply: str) -> str:
-    """Commands as the JSON of `propose`; what is no sequence of commands comes back as it is, and is no JSON.
+    """Commands as the JSON of `propose`; what is no sequence of commands comes back as it is.
 
     Core takes a single operation: several ADD become one APPEND, and none at all an APPEND of nothing.
     """
@@ -225,11 +239,11 @@ class Lesson:
         return self.life.meetings[self.number]
 
 
-def lessons(life: Life, expert: Expert, seed: int = 0) -> Iterator[Lesson]:
-    """The sessions of a dialogue in order."""
+def lessons(life: Life, expert: Expert, seed: int = 0, most: int = SHOWN) -> Iterator[Lesson]:
+    """The sessions of a dialogue in order; `most` as of `view`."""
     state = State()
     for number, meeting in enumerate(life.meetings):
-        views = tuple(view(role, meeting, state) for role in ROLES)  # type: ignore[arg-type]
+        views = tuple(view(role, meeting, state, most) for role in ROLES)  # type: ignore[arg-type]
         # one judgement of each turn, whatever the role
         replies = tuple(expert_reply(one, expert, Random(f"expert {seed} {life.id} {number}")) for one in views)
         yield Lesson(life, number, state, views, replies)

@@ -17,8 +17,12 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from remind.data.dialogue import Session, Turn
+from remind.llm.request import Request
+from remind.llm.structured import NotValid, read_value
 from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose, undated
+from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
 from remind.memory_training.episodes import Episode, Prompt, Scores
 from remind.memory_training.pico import END, LISTED, SALIMORY, SHOWN
@@ -30,10 +34,12 @@ from remind.memory_training.rewards import (
     response_reward,
     utilization_reward,
 )
+from remind.memory_training.speech import speech_of
 from remind.testbed.memory_world import (
     ATTRIBUTES,
     CONTEXT_WORDS,
     ENTRY_WORDS,
+    USER,
     Ask,
     Expert,
     Knowledge,
@@ -78,7 +84,7 @@ class Asked:
 
     Attributes:
         entries: of the memory, shown as m1, m2, ...
-        turn: of filter and booster.
+        turn, day: of filter and booster.
         ask: of the utilizer.
     """
 
@@ -86,12 +92,43 @@ class Asked:
     entries: tuple[Entry, ...] = ()
     turn: Said | None = None
     ask: Ask | None = None
+    day: date = date.min
 
     def prompt(self) -> str:
         """As words of pico's vocabulary."""
-        shown = [f"{one.store.upper()} {undated(one.text)} m{n}" for n, one in enumerate(self.entries, start=1)]
+        entries = [f"{one.store.upper()} {undated(one.text)} m{n}" for n, one in enumerate(self.entries, start=1)]
         what = self.turn.text if self.turn else f"{self.ask.form} {self.ask.key}" if self.ask else ""
-        return " ".join([f"<{self.role}>", *shown, what, "<ops>"])
+        return " ".join([f"<{self.role}>", *entries, what, "<ops>"])
+
+    def request(self) -> Request:
+        """As `remind run-memory` asks a chat model."""
+        entries = {"entries": listed((one.store, one.text) for one in self.entries)}
+        if self.turn is None:
+            return request(self.role, "", {**entries, "question": self.ask.text if self.ask else ""})
+        told = shown(Session("", self.day.isoformat(), ()), Turn("", USER, self.turn.text))
+        return request(self.role, "", {**told, **entries} if self.role == "booster" else told)
+
+    def as_json(self, reply: str) -> str:
+        """Commands as a chat model replies them; a profile is the texts of the entries that are named."""
+        if self.role == "filter":
+            return json.dumps({"salient": reply == YES})
+        if self.turn:
+            return compile_reply(reply, self.day)
+        named = _named(reply, self.entries) or ()
+        used = [n for n, one in enumerate(self.entries, start=1) if one in named]
+        return json.dumps({"profile": "; ".join(self.entries[n - 1].text for n in used), "used": used})
+
+    def from_json(self, text: str) -> str:
+        """A chat model's reply as commands, read as `remind run-memory` reads it; the booster's stays JSON."""
+        if self.role == "booster":
+            return text.replace(END, "?")
+        try:
+            value = read_value(text, SCHEMAS[self.role])
+        except NotValid:
+            return "?"
+        if self.role == "filter":
+            return YES if value["salient"] else NO
+        return " ".join([*(f"m{n}" for n in sorted(set(value["used"])) if 1 <= n <= len(self.entries)), END])
 
 
 @dataclass(frozen=True)
@@ -165,24 +202,30 @@ def windows(life: Life, turns: int) -> Iterator[Window]:
         yield Window(life.id, tuple(here), tuple(asks[::2]))
 
 
-def rollout(life: str, sessions: Sequence[Sequence[Told]], asks: Sequence[Ask]) -> Rollout:
-    """The roles go through sessions with an empty memory and then answer questions on it (Algorithm 1, phases A-C)."""
+def rollout(
+    life: str, sessions: Sequence[Sequence[Told]], asks: Sequence[Ask], limits: tuple[int, int] = (SHOWN, LISTED)
+) -> Rollout:
+    """The roles go through sessions with an empty memory and then answer questions on it (Algorithm 1, phases A-C).
+
+    Args:
+        limits: entries that booster and utilizer are shown, at most.
+    """
     state, flagged, valid = State(), list[str](), list[bool]()
     for turns in sessions:
-        verdicts = yield [Asked("filter", turn=one.said) for one in turns]
+        verdicts = yield [Asked("filter", turn=one.said, day=one.day) for one in turns]
         valid += [reply in (YES, NO) for reply in verdicts]
         for one in (one for one, reply in zip(turns, verdicts, strict=True) if reply == YES):
             flagged.append(one.id)
             state = fold(_retired(state, life, one), state)
-            shown = _nearest(state, one.said.key, SHOWN)
-            (reply,) = yield [Asked("booster", shown, one.said)]
+            near = _nearest(state, one.said.key, limits[0])
+            (reply,) = yield [Asked("booster", near, one.said, day=one.day)]
             occasion = Occasion(life, one.session, one.day.isoformat(), (one.id,))
-            operations = propose("booster", compile_reply(reply, one.day), occasion, shown, state.seq + 1)
+            operations = propose("booster", compile_reply(reply, one.day), occasion, near, state.seq + 1)
             valid.append(all(op.status == "applied" for op in operations))
             state = fold(operations, state)
-    lists = [_nearest(state, ask.key, LISTED) for ask in asks]
-    replies = yield [Asked("utilizer", shown, ask=ask) for shown, ask in zip(lists, asks, strict=True)]
-    profiles = tuple(Profile(shown, _named(reply, shown)) for shown, reply in zip(lists, replies, strict=True))
+    lists = [_nearest(state, ask.key, limits[1]) for ask in asks]
+    replies = yield [Asked("utilizer", near, ask=ask) for near, ask in zip(lists, asks, strict=True)]
+    profiles = tuple(Profile(near, _named(reply, near)) for near, reply in zip(lists, replies, strict=True))
     return Outcome(state, tuple(flagged), profiles, (*valid, *(one.used is not None for one in profiles)))
 
 
@@ -256,7 +299,7 @@ class SaliMoryTask:
     """Each row is a window and its question; all roles of a rollout share one reward (Algorithm 1, line 8)."""
 
     def __init__(self, rows: Sequence[Window], tokenizer: Any, cfg: SaliMoryConfig) -> None:
-        self.rows, self.tokenizer, self.cfg = rows, tokenizer, cfg
+        self.rows, self.speech, self.cfg = rows, speech_of(tokenizer), cfg
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -264,12 +307,12 @@ class SaliMoryTask:
     def episode(self, row: int) -> Episode:
         """Prompts of the roles in their order; returns the `Outcome`."""
         window = self.rows[row]
-        inner = rollout(window.life, [window.told], window.asks[:1])
+        inner = rollout(window.life, [window.told], window.asks[:1], self.speech.limits)
         asked = next(inner)
         while True:
-            replies = yield [Prompt(one.role, self.tokenizer(one.prompt())["input_ids"]) for one in asked]
+            replies = yield [Prompt(one.role, self.speech.prompt(one)) for one in asked]
             try:
-                asked = inner.send(self.tokenizer.batch_decode(replies))
+                asked = inner.send([self.speech.reply(one, ids) for one, ids in zip(asked, replies, strict=True)])
             except StopIteration as end:
                 return end.value
 
@@ -340,11 +383,13 @@ def expert_reply(asked: Asked, expert: Expert, random: Random) -> str:
     return " ".join([*(f"m{n}" for n, right in enumerate(named, start=1) if right), END])
 
 
-def lessons(life: Life, expert: Expert, turns: int, seed: int = 0) -> Iterator[tuple[Asked, str]]:
+def lessons(
+    life: Life, expert: Expert, turns: int, seed: int = 0, limits: tuple[int, int] = (SHOWN, LISTED)
+) -> Iterator[tuple[Asked, str]]:
     """What the expert is asked in all windows of a dialogue, all their questions included, and replies."""
     for number, window in enumerate(windows(life, turns)):
         random = Random(f"expert {seed} {life.id} {number}")
-        inner = rollout(window.life, [window.told], window.asks)
+        inner = rollout(window.life, [window.told], window.asks, limits)
         asked = next(inner)
         while asked:
             replies = [expert_reply(one, expert, random) for one in asked]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -19,6 +21,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from remind.alignment import checkpoint
 from remind.alignment.metrics import METRICS, read_metrics
+from remind.alignment.model import trainable
 from remind.alignment.optim import learning_rate, make_optimizer
 from remind.alignment.run_folder import CONFIG, as_dict, flatten
 from remind.core import optional
@@ -33,6 +36,8 @@ from remind.memory_training.membuilder import MemBuilderTask
 from remind.memory_training.pico import Lesson, lessons, write_pico
 from remind.memory_training.salimory import SaliMoryTask, windows
 from remind.memory_training.salimory import lessons as salimory_lessons
+from remind.memory_training.speech import Commands, speech_of
+from remind.models.backbone import Backbone
 from remind.models.load import describe, load_backbone
 from remind.testbed.memory_world import Expert, Life, make_life
 
@@ -59,8 +64,8 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     """
     if cfg.rl.vllm != "off":
         _check_vllm(cfg.rl.vllm)
-    if cfg.model != "pico" and describe(cfg.model).kind != "causal":
-        raise ModelError(f"{cfg.model}: no causal language model, which a policy has to be")
+    # what is wrong with it is said before there is a folder
+    policy = None if cfg.model == "pico" else _loaded(cfg.model, cfg)
     out = Path(cfg.out)
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
@@ -69,7 +74,7 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         # the others read what it has written
         _joined().wait_for_everyone()
         start = checkpoint.newest(out, report=main)
-        run = _Run(cfg, out, start, termination, task)
+        run = _Run(cfg, out, policy or _loaded(str(out / START), cfg), start, termination, task)
         if run.done < cfg.steps:
             run.train()
         if termination.requested and run.done < cfg.steps:
@@ -77,6 +82,19 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         if main:
             run.finish()
     return out
+
+
+def _loaded(name: str, cfg: TrainMemoryConfig) -> Backbone:
+    """The policy, with adapters where they are asked for. ModelError where it cannot be one."""
+    known = describe(name)
+    if known.kind != "causal":
+        raise ModelError(f"{name}: no causal language model, which a policy has to be")
+    speech_of(known.tokenizer)
+    policy = load_backbone(name, cfg.dtype)
+    if policy.tokenizer.pad_token is None:
+        policy.tokenizer.pad_token = policy.tokenizer.eos_token
+    torch.manual_seed(cfg.seed)  # of the adapters' first values
+    return replace(policy, model=trainable(policy.model, cfg.lora)) if cfg.lora else policy
 
 
 def _check_vllm(mode: str) -> None:
@@ -132,6 +150,7 @@ class _Run:
         self,
         cfg: TrainMemoryConfig,
         out: Path,
+        policy: Backbone,
         start: Path | None,
         termination: Termination,
         task: Callable[..., Task] | None,
@@ -140,9 +159,8 @@ class _Run:
         self.done = checkpoint.read_state(start)["step"] if start else 0
         self.imitates, self.salimory = cfg.method in ("sft", "salimory_sft"), cfg.method.startswith("salimory")
         self.updates = 1 if self.imitates else cfg.rl.inner_epochs
-        loaded = load_backbone(out / START if cfg.model == "pico" else cfg.model)
-        self.model: Any = loaded.model
-        self.tokenizer: Any = loaded.tokenizer
+        self.model, self.tokenizer, self.speech = policy.model, policy.tokenizer, speech_of(policy.tokenizer)
+        self.room = cfg.rl.reply_tokens or self.speech.room
         self.optimizer = make_optimizer(self.model, "adamw", cfg.lr, cfg.weight_decay)
         if start is not None:
             checkpoint.restore_model(start, self.model)
@@ -160,7 +178,9 @@ class _Run:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: learning_rate(n + offset, total, 1.0, cfg.warmup, cfg.schedule)
         )
-        with ProgressBar("train-memory", total, offset) as bar:
+        with ProgressBar("train-memory", total, offset) as bar, warnings.catch_warnings():
+            # trl still asks by the old name, which is nothing that a user could change
+            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
             callbacks = [_Recorder(self, bar)]
             trainer = (self._sft if self.imitates else self._grpo)(callbacks, (self.optimizer, schedule))
             # every number goes into metrics.jsonl
@@ -174,18 +194,18 @@ class _Run:
 
     def lessons(self) -> list[Lesson]:
         """Their sessions with the memories and replies of MemBuilder's expert."""
-        return [one for life in self.lives() for one in lessons(life, self.expert, self.cfg.world.seed)]
+        seed, most = self.cfg.world.seed, self.speech.limits[0]
+        return [one for life in self.lives() for one in lessons(life, self.expert, seed, most)]
 
-    def replies(self) -> Iterator[tuple[str, str]]:
-        """Prompts, and what the expert replies."""
-        if not self.salimory:
-            for one in self.lessons():
-                yield from ((shown.prompt(), reply) for shown, reply in zip(one.views, one.replies, strict=True))
-            return
-        turns, seed = self.cfg.salimory.turns, self.cfg.world.seed
-        for life in self.lives():
-            for asked, reply in salimory_lessons(life, self.expert, turns, seed):
-                yield asked.prompt(), reply
+    def replies(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Token ids of prompts, and of what the expert replies."""
+        found: Iterable[tuple[Any, str]]
+        if self.salimory:
+            settings = self.expert, self.cfg.salimory.turns, self.cfg.world.seed, self.speech.limits
+            found = (one for life in self.lives() for one in salimory_lessons(life, *settings))
+        else:
+            found = (pair for one in self.lessons() for pair in zip(one.views, one.replies, strict=True))
+        yield from ((self.speech.prompt(shown), self.speech.target(shown, reply)) for shown, reply in found)
 
     def task(self) -> Task:
         """Of reinforcement learning."""
@@ -208,8 +228,7 @@ class _Run:
 
         trl = optional("trl", "train-memory")
         examples = []
-        for texts in self.replies():
-            prompt, target = self.tokenizer(list(texts))["input_ids"]
+        for prompt, target in self.replies():
             examples.append({"input_ids": prompt + target, "labels": [-100] * len(prompt) + target})
         rows = self.rows(len(examples))
         args = trl.SFTConfig(
@@ -255,7 +274,7 @@ class _Run:
             gradient_accumulation_steps=passes,
             num_generations=rl.group,
             num_iterations=rl.inner_epochs,
-            max_completion_length=rl.reply_tokens,
+            max_completion_length=self.room,
             temperature=rl.temperature,
             top_p=rl.top_p,
             beta=rl.beta,
@@ -285,7 +304,7 @@ class _Run:
             "report_to": [],
             "save_strategy": "no",
             "bf16": False,
-            "gradient_checkpointing": False,
+            "gradient_checkpointing": self.cfg.gradient_checkpointing,
             "disable_tqdm": True,
             "logging_steps": 1,
             "logging_strategy": "steps",
@@ -303,21 +322,26 @@ class _Run:
 
     def finish(self) -> None:
         """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""
+        model = self.model.merge_and_unload(safe_merge=True) if self.cfg.lora else self.model
+        model.config.use_cache = True
         with atomic_folder(self.out / f".{POLICY}") as folder:
-            self.model.save_pretrained(folder)
+            model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         put_folder(self.out / f".{POLICY}", self.out / POLICY)
         world = self.cfg.world
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
-        answer = greedy(self.model, self.tokenizer)
-        report = mean(remembered(self.cfg.method, answer, lives))
+        answer = greedy(model, self.tokenizer, self.room)
+        report = mean(remembered(self.cfg.method, answer, lives, self.speech))
         write_json(self.out / REPORT, report)
         print(" ".join(f"{name} {value:.3f}" for name, value in report.items()) + f"; policy: {self.out / POLICY}")
 
 
-def remembered(method: Method, answer: Answerer, lives: Iterable[Life]) -> Sequence[Report | BankReport]:
+def remembered(
+    method: Method, answer: Answerer, lives: Iterable[Life], speech: type[Commands] | Commands = Commands
+) -> Sequence[Report | BankReport]:
     """A report of each dialogue, by the roles that a method trains."""
-    return evaluate_bank(answer, lives) if method.startswith("salimory") else evaluate(answer, lives)
+    limits = speech.limits
+    return evaluate_bank(answer, lives, limits) if method.startswith("salimory") else evaluate(answer, lives, limits[0])
 
 
 class _Recorder(TrainerCallback):  # type: ignore[misc]

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from random import Random
 
+from remind.data.dialogue import Session, Turn
 from remind.memory.operations import Entry, State
 
+USER = "User"
 NAMES = ("Ana", "Ben", "Caro", "Dev", "Eli", "Fay", "Gus", "Hana", "Ivo", "Jun", "Kim", "Leo")
 #: Attributes of the user by the store they belong to, each with its values.
 ATTRIBUTES = {
@@ -47,7 +49,18 @@ SMALL_TALK = (
     *("nice weather again", "how are you doing", "i feel fine thanks", "what a long week", "good to hear you"),
     *("let us talk soon", "that sounds great", "i could use a nap", "time flies so fast", "see you later then"),
 )
-FORMS = ("current", "previous", "when", "who", "count", "first", "second", "third")
+#: Forms of questions, and what they are in words.
+QUESTIONS = {
+    "current": "What is my {} now?",
+    "previous": "What was my {} before that?",
+    "when": "On which day did I last visit the {}?",
+    "who": "Who was with me when I last visited the {}?",
+    "count": "How many times did I visit the {}?",
+    "first": "What do I do first for {}?",
+    "second": "What do I do second for {}?",
+    "third": "What do I do third for {}?",
+}
+FORMS = tuple(QUESTIONS)
 UNKNOWN = "not answerable"
 #: Words of retrieved entries that a reader is given, words it reads of each, characters of the core block.
 CONTEXT_WORDS, ENTRY_WORDS, CORE_CHARACTERS, TOP = 60, 24, 500, 10
@@ -79,6 +92,10 @@ class Ask:
     key: str
     answer: str
 
+    @property
+    def text(self) -> str:
+        return QUESTIONS[self.form].format(self.key)
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -94,6 +111,12 @@ class Meeting:
     turns: tuple[Said, ...]
     rewarded: tuple[Ask, ...]
     held_out: tuple[Ask, ...]
+
+    @property
+    def session(self) -> Session:
+        """As it would stand in a file of dialogues."""
+        turns = (Turn(f"{self.id}:{n}", USER, turn.text) for n, turn in enumerate(self.turns, start=1))
+        return Session(self.id, self.day.isoformat(), tuple(turns))
 
 
 @dataclass(frozen=True)

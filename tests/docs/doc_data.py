@@ -10,6 +10,7 @@ from typing import Any
 
 from doc_commands import blocks
 from fuzzing.seeds import LONGMEMEVAL
+from two_roles import save_chat
 
 from experiments.official.longmemeval import TYPES
 from remind import read
@@ -20,8 +21,9 @@ from remind.models.nano import save_nano
 
 #: Sessions and questions that are taken of each dialogue.
 SESSIONS, QUESTIONS = 2, 4
-#: Models of the hub that configs name, and how many layers they have.
+#: Models of the hub that configs name, and how many layers they have here.
 HUB_MODELS = {f"Qwen/Qwen3-VL-{size}-Instruct": layers for size, layers in (("2B", 28), ("4B", 36), ("8B", 36))}
+HUB_MODELS |= {"Qwen/Qwen3-4B-Instruct-2507": 2, "meta-llama/Llama-3.2-3B-Instruct": 2}
 
 
 @cache
@@ -160,5 +162,8 @@ def lay_out(folder: Path) -> None:
 
 
 def lay_out_model(folder: Path, name: str) -> None:
-    """A Qwen3-VL as deep as the one of that name and 32 wide, in a folder that is found before the hub id."""
-    save_nano(folder / name, hidden_size=32, layers=HUB_MODELS[name], vision_size=16)
+    """A Qwen3-VL as deep as the one of that name, or a text model; found before the hub id."""
+    if "VL" in name:
+        save_nano(folder / name, hidden_size=32, layers=HUB_MODELS[name], vision_size=16)
+    else:
+        save_chat(folder / name, HUB_MODELS[name])

