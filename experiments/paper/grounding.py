@@ -149,12 +149,13 @@ def fig5(cfg: PaperConfig) -> Result:
         row = {"alpha": alpha, "beta": beta, "evidence_ratio": ratio, **figures["all"]["all"], "by_format": formats}
         rows.append(row)
     seeds = by_seed({f"alpha {alpha:g}, beta {beta:g}": parts for (alpha, beta), parts in found.items()})
+    measures = ("accuracy", "parse_rate", "memory_recall")
     lines = [
         [f"{row['alpha']:g}", f"{row['beta']:g}", percent(row["evidence_ratio"], interval=True)]
-        + [cell(row, measure, interval=measure == "accuracy") for measure in ("accuracy", "memory_recall")]
+        + [cell(row, measure, interval=measure == "accuracy") for measure in measures]
         for row in rows
     ]
-    heads = ["α", "β", "gold evidence marked", "Acc from x1", "MemR from x1"]
+    heads = ["α", "β", "gold evidence marked", "Acc from x1", "parsed", "MemR from x1"]
     by_format = side_by_side({f"{alpha:g}, {beta:g}": one for (alpha, beta), one in products.items()}, "α, β")
     tables = "\n".join([*markdown_table(heads, lines), by_format])
     return Result({"grid": rows, "by_seed": seeds}, tables, _curves(cfg, rows))
@@ -205,7 +206,7 @@ def _curves(cfg: PaperConfig, rows: Sequence[Mapping[str, Any]]) -> Picture:
             axes.plot([row["beta"] for row in own], values, "o-", color=colour, label=f"α = {alpha:g}")
         axes.set_xlabel("β")
         axes.set_title(
-            {"evidence_ratio": "gold evidence marked, %", "accuracy": "Acc from x1, %"}.get(measure, "MemR, %")
+            {"evidence_ratio": "gold evidence marked, %", "accuracy": "Acc from x1, %"}.get(measure, "MemR from x1, %")
         )
         axes.set_ylim(0, 100)
     axes.legend(fontsize=8)
@@ -276,6 +277,8 @@ def fig11(cfg: PaperConfig) -> Result:
     axes.axhline(100 * ends["x0"]["value"], color="grey", linestyle=":", label="x0, all of it")
     axes.plot([mean_tokens["as shipped"]], [100 * ends["as shipped"]["value"]], "*", color="black", markersize=11)
     axes.set_xscale("log")
+    axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
+    axes.minorticks_off()
     axes.set_xlabel("marked tokens (star: the budget that the states were built with)")
     axes.set_ylabel("gold evidence marked, %")
     axes.legend(fontsize=8)
