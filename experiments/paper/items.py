@@ -138,7 +138,7 @@ ITEMS = {
         _BUILD,
     ),
     "table3": Item(
-        "Table 3: a judge against people, by dimension; writes the label sheet first",
+        "Table 3: judges against people, by dimension; writes the label sheet, then reads it (--labels)",
         "judging:table3",
         ("evaluate",),
         "measured, 18 s: nano, 2 dialogues of the world; labels are exact matches, not people's",
