@@ -69,6 +69,8 @@ class PaperConfig:
     """fig5: values of β (Eq. 4), in the unit that the states were grounded with."""
     budgets: tuple[PositiveInt, ...] | None = None
     """fig11: tokens that the marked turns may hold. None: 200 to 6,000, as in the paper; small form: 12 to 200."""
+    history: bool = False
+    """fig11: mark the whole dialogue, too, a forward of all of it for each question; the small form always does."""
     per_dimension: PositiveInt = 30
     """table3: answers to label of each dimension."""
     seeds: tuple[Seed, ...] = (0,)
