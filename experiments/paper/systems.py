@@ -144,10 +144,9 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
             message = f"was judged by {judge}, not by the judge of the config"
             raise DataError(f"{message}; run `remind evaluate` on it again, which asks for no answer twice", path)
         rows = run.rows
-        if set(rows) != set(ids):
-            other = sorted(set(rows) ^ set(ids))
+        if other := sorted(set(rows).difference(known) | set(ids).difference(rows)):
             raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
-        return rows
+        return {question: rows[question] for question in ids}
     answers = FileAnswers(name, path, known, ids)
     rows = ask(setting, out, ["no_context"], answerer=answers)["no_context"].rows
     if answers.explains:

@@ -26,7 +26,8 @@ from remind.data.sample import sample_path
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.perception import PerceptionConfig, RetrieveConfig
 from remind.testbed.built import BuiltConfig
-from remind.testbed.world import WorldConfig
+from remind.testbed.ladder import LadderConfig, write_states
+from remind.testbed.world import WorldConfig, make_world
 from sae.config import SAETrainConfig
 
 WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
@@ -175,9 +176,13 @@ def test_a_full_form_reads_its_config_and_people_label(make: Callable[..., Path]
     (asked_now,) = settings(cfg)
     found = foreign_rows(asked_now, "own", tmp_path / "out" / "answers", tmp_path / "unused")
     assert {row["question_id"] for row in found.values()} >= {row["question_id"] for row in rows}
+    # which may be more than are asked now, and no fewer
     fewer = replace(asked_now, evaluate=replace(asked_now.evaluate, limit=3))
-    with pytest.raises(DataError, match="is a run on other questions \\(17 differ"):
-        foreign_rows(fewer, "own", tmp_path / "out" / "answers", tmp_path / "unused")
+    assert set(foreign_rows(fewer, "own", answers, tmp_path / "unused")) < set(found)
+    states = write_states(make_world(replace(WORLD, test=2)), tmp_path / "states", LadderConfig())
+    more = replace(asked_now, evaluate=replace(asked_now.evaluate, states=str(states)))
+    with pytest.raises(DataError, match="is a run on other questions \\(20 differ"):
+        foreign_rows(more, "own", answers, tmp_path / "unused")
     llm = LLMConfig(judge=EndpointConfig("m", "http://localhost:1/v1"))
     other = replace(asked_now, evaluate=replace(asked_now.evaluate, judge="llm", llm=llm))
     with pytest.raises(DataError, match="was judged by offline"):
