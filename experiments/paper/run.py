@@ -43,7 +43,6 @@ def paper(cfg: PaperConfig) -> None:
         result = item.make(cfg)
         kind = _kind(cfg) if "evaluate" in item.needs else None
         about = {"format": _FORMAT, "item": cfg.item, "title": item.title, "form": form, "seeds": list(cfg.seeds)}
-        about["kind_of_question"] = kind
         seconds = {"seconds": round(time.perf_counter() - started, 1)}
         context = {"config": asdict(cfg), "machine": machine("cpu"), "versions": versions()}
         head = f"# {item.title}\n\nForm: {form}. Seeds: {', '.join(map(str, cfg.seeds))}."
@@ -51,7 +50,7 @@ def paper(cfg: PaperConfig) -> None:
         write_text(out / "table.md", f"{head}\n\n" + result.tables.rstrip() + "\n")
         if result.picture is not None:
             result.picture.save(out / f"{cfg.item}.png")
-        write_json(out / RESULT, {**about, **result.data, **seconds, **context})
+        write_json(out / RESULT, {**about, "kind_of_question": kind, **result.data, **seconds, **context})
     print(f"{result.tables.rstrip()}\n\n{out / RESULT}, {seconds['seconds']:.0f} s")
 
 
