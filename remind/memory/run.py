@@ -192,8 +192,7 @@ class _Run:
     def _unit(self, name: str, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> str:
         chosen = self.systems.get(name)
         about = None if chosen is None else chosen.about()
-        settings = {key: value for key, value in asdict(self.cfg).items() if key not in _ELSEWHERE}
-        settings["citer"] = self.citer
+        settings = {k: v for k, v in asdict(self.cfg).items() if k not in _ELSEWHERE} | {"citer": self.citer}
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
         models = [one and one.identity for one in map(self.cfg.llm.endpoint, _STAGES)]
         asked = [asdict(question) for question in questions]
@@ -206,8 +205,7 @@ class _Run:
             else:
                 measured = self._ask(name, chosen, dialogue, questions, key)
             about_it = {"dataset": dataset, "system": name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
-            head = {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes}
-            write_json(self.out / path, {**head, **measured})
+            write_json(self.out / path, {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes, **measured})
         if course is not None:
             course.advance(key)
         return path
@@ -216,9 +214,8 @@ class _Run:
         """Whether a unit is there, whole; one with a failure is made again."""
         try:
             unit = read_json(path)
-            answers = [row["answer"] for row in unit["rows"]]
             kinds = ("failed", "verdict_failed", "p13n_failed")
-            failed = any(answer is not None and any(map(answer.get, kinds)) for answer in answers)
+            failed = any(row["answer"] is not None and any(map(row["answer"].get, kinds)) for row in unit["rows"])
             return bool(unit["key"] == key and unit["failed"] is None and not failed)
         except (DataError, KeyError, TypeError):
             return False
