@@ -34,11 +34,11 @@ from torch import Tensor
 from benchmarks.measure import about, headline, seconds
 from experiments.flops import Arch, config_of, executed
 from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
-from remind.alignment.data import Example
 from remind.alignment.model import checkpoint_activations, head_weight, quantise, trainable
 from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, pra_loss
 from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
 from remind.alignment.teachers import teach, topk_targets
+from remind.alignment.tokens import Example
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import resident, spawned_pool

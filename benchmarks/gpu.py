@@ -2,8 +2,8 @@
 
 Each check is a process of its own that is stopped after its time limit, writes its figures to OUT/NAME.json, and is not
 run again where that file comes from the same machine, versions and settings: an interrupted run goes on. OUT/gpu.md is
-the table of all. No network is needed, and of the packages only torch, transformers, accelerate, peft and pytest; a
-check that needs more says what is missing and is left out.
+the table of all. No network is needed, and of the packages only torch, transformers, accelerate, peft, Pillow and
+pytest; a check that needs more says what is missing and is left out.
 
 Models of Qwen3-VL's shape have random weights. MFU is operations as executed (layers computed again counted again) over
 time and the device's dense bfloat16 peak.
@@ -84,7 +84,9 @@ def tests(setting: Setting) -> list[Figure]:
             if report.when == "call" or report.outcome != "passed":
                 outcomes.append(report.outcome)
 
-    pytest.main(["-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "test_devices.py")], [Count()])
+    # conftest.py needs hypothesis
+    words = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--noconftest"]
+    pytest.main([*words, str(ROOT / "tests" / "test_devices.py")], [Count()])
     passed = outcomes.count("passed")
     return [
         Figure("tests marked gpu that pass", passed, least=1),
@@ -277,10 +279,10 @@ class Check(NamedTuple):
 
 
 CHECKS: dict[str, Check] = {
-    "tests": Check(tests, ("pytest",)),
+    "tests": Check(tests, ("pytest", "PIL")),
     "pra-lora": Check(pra_lora, ("peft",)),
-    "grounding": Check(grounding),
-    "harvest": Check(harvest),
+    "grounding": Check(grounding, ("PIL",)),
+    "harvest": Check(harvest, ("PIL",)),
     "sae-step": Check(sae_step),
     "pra-full": Check(pra_full),
     "memory-lora": Check(memory_lora, ("peft",)),

@@ -12,10 +12,10 @@ from torch import Tensor
 from benchmarks.bench_grounding import bench_state
 from benchmarks.bench_sae import batches
 from remind.alignment.config import Objective
-from remind.alignment.data import Example
 from remind.alignment.model import trainable
 from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, collate, plan, run
+from remind.alignment.tokens import Example
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
 from remind.models.backbone import Backbone

@@ -47,5 +47,5 @@ def _bars(questions: dict[str, Any]) -> Picture:
             left[name] += counts.get(format, 0)
     axes.invert_yaxis()
     axes.set_xlabel("questions")
-    axes.legend(fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return Picture(figure)

@@ -115,6 +115,7 @@ def _page(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
             pages.heading(name)
             + pages.paragraph(f"{one['answer']} ({'right' if one['right'] else 'wrong'})")
             + Markup().join(pages.paragraph(line["line"], marked=line["gold"]) for line in one["evidence"])
+            + (Markup() if one["evidence"] else pages.paragraph("quotes no evidence", faint=True))
         )
         for name, one in shown.items()
     )

@@ -91,15 +91,13 @@ def recalls(products: Mapping[str, Figures]) -> str:
 
 
 def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequence[str]) -> str:
-    """Systems as rows, dimensions and measures as columns, for one format (Tables 4 to 7)."""
+    """Systems as rows, dimensions and measures as columns, for one format (Tables 4 to 7); first what parses of it."""
     shown = [d for d in DIMENSIONS if any(d in one.get(format, {}) for one in products.values())]
     if not shown:
         return "Its questions have no dimension.\n"
-    heads = ["System", *(f"{SHORT[d]} {HEADS[m]}" for d in shown for m in measures)]
-    lines = [
-        [name, *(cell(one.get(format, {}).get(d), m) for d in shown for m in measures)]
-        for name, one in products.items()
-    ]
+    columns = [("all", "parse_rate"), *((d, m) for d in shown for m in measures)]
+    heads = ["System", *(f"{SHORT.get(d, '')} {HEADS[m]}".strip() for d, m in columns)]
+    lines = [[name, *(cell(one.get(format, {}).get(d), m) for d, m in columns)] for name, one in products.items()]
     return "\n".join(markdown_table(heads, lines))
 
 
@@ -119,9 +117,11 @@ def bars(groups: Mapping[str, Mapping[str, Any]], title: str) -> Picture:
                 continue
             value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
             spread = [[max(0.0, value - low)], [max(0.0, high - value)]]
-            axes.barh(place, value, 0.7, xerr=spread, color=COLOURS[place % len(COLOURS)], ecolor="grey", alpha=0.85)
-        axes.set_title(head, fontsize=9)
+            axes.barh(place, value, 0.7, xerr=spread, color=COLOURS[1], ecolor="dimgrey", capsize=2)
+        axes.set_title(TITLES.get(head, head), fontsize=9)
         axes.set_xlim(0, 105)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0].invert_yaxis()
     figure.suptitle(title, fontsize=10)

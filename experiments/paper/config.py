@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.core.errors import ConfigError
+from remind.llm.endpoints import EndpointConfig
 from remind.testbed.built import BuiltConfig
 from remind.testbed.world import WorldConfig
 from sae.config import SAETrainConfig
@@ -35,9 +36,13 @@ class PaperConfig:
     systems: list[str] = field(default_factory=list)
     """Other systems as NAME=PATH: a finished run of `remind evaluate` (the folder of one condition) on the same
     questions, or JSON lines {question_id, answer, explanation?} with an answer to each of them. Or, without a name, the
-    folder of a run of `remind run-memory` with answers: all of its systems, with what they took."""
+    folder of a run of `remind run-memory` with answers: all of its systems, with what they took. table3: the one run of
+    `remind evaluate` whose answers are sampled, in place of answers that are asked for."""
     labels: str | None = None
     """table3: the label sheet with its column label filled in (1 or 0, yes or no, true or false)."""
+    judges: list[EndpointConfig] = field(default_factory=list)
+    """table3: further judges beside that of the config, e.g. --judges '[{model: NAME, base_url: URL}]'; they rule on
+    the sampled answers alone."""
     benchmark: list[str] = field(default_factory=list)
     """table2: files of the benchmark, with dialogues and questions."""
     format: str | None = None
@@ -64,6 +69,8 @@ class PaperConfig:
     """fig5: values of β (Eq. 4), in the unit that the states were grounded with."""
     budgets: tuple[PositiveInt, ...] | None = None
     """fig11: tokens that the marked turns may hold. None: 200 to 6,000, as in the paper; small form: 12 to 200."""
+    history: bool = False
+    """fig11: mark the whole dialogue, too, a forward of all of it for each question; the small form always does."""
     per_dimension: PositiveInt = 30
     """table3: answers to label of each dimension."""
     seeds: tuple[Seed, ...] = (0,)

@@ -12,10 +12,10 @@ from experiments.cost.flops import Counted, Shape, load_config
 from experiments.cost.report import length_label, markdown_table, plot, table
 from experiments.cost.run import check, inference_cost
 from experiments.paper.config import PaperConfig
-from experiments.paper.items import Result
+from experiments.paper.items import Result, from_file
 from experiments.paper.memory import table as memory_table
 from experiments.paper.memory import taken
-from experiments.paper.settings import SMALL_MODEL, Setting, ask, from_file, settings
+from experiments.paper.settings import SMALL_MODEL, Setting, ask, settings
 from experiments.paper.systems import memory_runs
 from remind.core.errors import ModelError
 from remind.evaluation.compare import Run

@@ -6,7 +6,6 @@ import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind
 from remind.states.parquet import MANIFEST, read_manifest, read_states
-from remind.states.pyramid import FactualState, Span, render
+from remind.states.pyramid import FactualState, Span, render, segments_of
 from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import StateRecord
 from remind.testbed.ladder import write_records
@@ -149,12 +148,13 @@ def fig5(cfg: PaperConfig) -> Result:
         row = {"alpha": alpha, "beta": beta, "evidence_ratio": ratio, **figures["all"]["all"], "by_format": formats}
         rows.append(row)
     seeds = by_seed({f"alpha {alpha:g}, beta {beta:g}": parts for (alpha, beta), parts in found.items()})
+    measures = ("accuracy", "parse_rate", "memory_recall")
     lines = [
         [f"{row['alpha']:g}", f"{row['beta']:g}", percent(row["evidence_ratio"], interval=True)]
-        + [cell(row, measure, interval=measure == "accuracy") for measure in ("accuracy", "memory_recall")]
+        + [cell(row, measure, interval=measure == "accuracy") for measure in measures]
         for row in rows
     ]
-    heads = ["α", "β", "gold evidence marked", "Acc from x1", "MemR from x1"]
+    heads = ["α", "β", "gold evidence marked", "Acc from x1", "parsed", "MemR from x1"]
     by_format = side_by_side({f"{alpha:g}, {beta:g}": one for (alpha, beta), one in products.items()}, "α, β")
     tables = "\n".join([*markdown_table(heads, lines), by_format])
     return Result({"grid": rows, "by_seed": seeds}, tables, _curves(cfg, rows))
@@ -205,7 +205,7 @@ def _curves(cfg: PaperConfig, rows: Sequence[Mapping[str, Any]]) -> Picture:
             axes.plot([row["beta"] for row in own], values, "o-", color=colour, label=f"α = {alpha:g}")
         axes.set_xlabel("β")
         axes.set_title(
-            {"evidence_ratio": "gold evidence marked, %", "accuracy": "Acc from x1, %"}.get(measure, "MemR, %")
+            {"evidence_ratio": "gold evidence marked, %", "accuracy": "Acc from x1, %"}.get(measure, "MemR from x1, %")
         )
         axes.set_ylim(0, 100)
     axes.legend(fontsize=8)
@@ -220,7 +220,8 @@ def fig11(cfg: PaperConfig) -> Result:
 
     random: turns of x0 in random order, the mean of several. joint codes: the resonance of Eq. 3 to 5 alone, with a
     strategy that no LLM has written. LLM strategy: the same with the strategy of the states. as built: the states' own
-    settings at each budget, and `as shipped` at their own budget. x0: what was retrieved, which none can exceed.
+    settings at each budget, and `as shipped` at their own budget. x0: what was retrieved, which none of these can
+    exceed. whole history: as LLM strategy, where nothing was retrieved before.
     """
     budgets = cfg.budgets or (_SMALL_BUDGETS if cfg.small else BUDGETS)
     curves: dict[str, list[list[tuple[float, str]]]] = {}
@@ -246,10 +247,13 @@ def fig11(cfg: PaperConfig) -> Result:
                 "LLM strategy": resonance.trace(state),
                 "as built": shipped,
             }
-            chosen = {label: partial(_selected, trace, built.config.window) for label, trace in traces.items()}
+            if cfg.small or cfg.history:
+                everywhere = segments_of(state.dialogue, range(len(state.dialogue.turns)))
+                traces["whole history"] = resonance.trace(replace(state, segments=everywhere))
             lengths = shipped.codes.turn_tokens.tolist()
-            for label, select in chosen.items():
-                _add(curves, label, [marked_share(state, select(budget), gold) for budget in budgets], name)
+            for label, trace in traces.items():
+                chosen = [_selected(trace, built.config.window, budget) for budget in budgets]
+                _add(curves, label, [marked_share(trace.state.factual, blocks, gold) for blocks in chosen], name)
             draws = [_drawn(lengths, state.runs, budgets, f"{record.question_id}:{n}") for n in range(_DRAWS)]
             means = np.mean([[marked_share(state, blocks, gold) for blocks in draw] for draw in draws], axis=0)
             _add(curves, "random", means.tolist(), name)
@@ -276,9 +280,11 @@ def fig11(cfg: PaperConfig) -> Result:
     axes.axhline(100 * ends["x0"]["value"], color="grey", linestyle=":", label="x0, all of it")
     axes.plot([mean_tokens["as shipped"]], [100 * ends["as shipped"]["value"]], "*", color="black", markersize=11)
     axes.set_xscale("log")
+    axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
+    axes.minorticks_off()
     axes.set_xlabel("marked tokens (star: the budget that the states were built with)")
     axes.set_ylabel("gold evidence marked, %")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     return Result(data, "\n".join(table), Picture(figure))
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from experiments.paper.config import PaperConfig
+from remind.core.cli import parse
 from remind.core.errors import ConfigError
+from remind.evaluation.config import EvaluateConfig
 
 if TYPE_CHECKING:
     from sae.figures import Picture
 
+C = TypeVar("C")
 #: What an option must name for a full form, and where the paper's settings are.
 NEEDS = {
     "evaluate": "config file of remind evaluate, such as configs/paper/evaluate_base.yaml",
@@ -63,11 +67,26 @@ class Item:
         return result
 
     def check(self, name: str, cfg: PaperConfig) -> None:
-        """Raises ConfigError that names all inputs that the full form lacks."""
-        missing = [option for option in self.needs if not getattr(cfg, option)]
-        if missing and not cfg.small:
-            lacking = "; ".join(f"--{option} ({NEEDS[option]})" for option in missing)
-            raise ConfigError(f"{name} needs {lacking}; or --small")
+        """Raises ConfigError that names all inputs that the full form lacks: options, and files that are not there."""
+        if cfg.small:
+            return
+        lacking = [f"--{option} ({NEEDS[option]})" for option in self.needs if not getattr(cfg, option)]
+        files = [*cfg.train, *cfg.benchmark, *cfg.runs, *(text.partition("=")[2] or text for text in cfg.systems)]
+        files += [path for path in (cfg.evaluate, cfg.cost, cfg.labels, cfg.launcher) if path is not None]
+        if cfg.evaluate is not None and Path(cfg.evaluate).is_file():
+            asked = from_file(EvaluateConfig, cfg.evaluate, str(cfg.out))
+            named = [text.replace("{seed}", str(seed)) for seed in cfg.seeds for text in (asked.states, *asked.corpus)]
+            files += dict.fromkeys(named)
+        absent = [path for path in files if not Path(path).expanduser().exists()]
+        wrong = [f"{name} needs {'; '.join(lacking)}"] * bool(lacking)
+        wrong += [f"there is no {', '.join(absent)}"] * bool(absent)
+        if wrong:
+            raise ConfigError("; ".join([*wrong, "or --small"]))
+
+
+def from_file(kind: type[C], path: str, out: str | Path) -> C:
+    """A config of another command from its file; mistakes in it end the program as they end that command."""
+    return parse(kind, f"config of {kind.__name__}", ["--config", path, "--out", str(out)])
 
 
 _BUILD = ("configs/paper/build.yaml",)
@@ -119,7 +138,7 @@ ITEMS = {
         _BUILD,
     ),
     "table3": Item(
-        "Table 3: a judge against people, by dimension; writes the label sheet first",
+        "Table 3: judges against people, by dimension; writes the label sheet, then reads it (--labels)",
         "judging:table3",
         ("evaluate",),
         "measured, 18 s: nano, 2 dialogues of the world; labels are exact matches, not people's",

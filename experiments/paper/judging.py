@@ -1,4 +1,4 @@
-"""Table 3: how well the judge of direct answers agrees with people, by dimension (Appendix D.8).
+"""Table 3: how well judges of direct answers agree with people, by dimension (Appendix D.8).
 
 The first start writes a label sheet; once somebody has filled in its column `label`, a start with `--labels` reads it.
 """
@@ -9,6 +9,7 @@ import csv
 import io
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from experiments.official.agreement import Labelled, by_group
 from experiments.paper.cells import SHORT, bars
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
-from experiments.paper.settings import ask, settings
-from experiments.paper.systems import split_records
+from experiments.paper.settings import Setting, ask, settings
+from experiments.paper.systems import foreign_rows, named_paths, split_records
+from remind.core.distributed import Team
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
-from remind.evaluation.compare import Rows
+from remind.data.dialogue import DIMENSIONS
+from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.predictions import VERDICTS, read_rows
+from remind.evaluation.run import Models
+from remind.llm.endpoints import EndpointConfig
+from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.records import StateRecord
 
 SHEET = "labels.csv"
@@ -102,10 +108,12 @@ def table3(cfg: PaperConfig) -> Result:
     """Sample, write the sheet, and where labels are given compare the judges with them. Raises as `evaluate` does."""
     assert cfg.out is not None
     setting = settings(cfg)[0]
-    run = ask(setting, Path(cfg.out) / "answers", ["x0"])["x0"]
+    run = _answers(cfg, setting)
     records = sample(split_records(setting)[0], cfg.per_dimension, cfg.seeds[0])
     if not records:
         raise ConfigError("the split has no direct questions with gold answers")
+    # as the columns of the paper
+    records.sort(key=lambda record: (*DIMENSIONS, record.dimension).index(record.dimension))
     ids = [record.question_id for record in records]
     sheet = Path(cfg.out) / SHEET
     # somebody may be filling it in
@@ -124,15 +132,35 @@ def table3(cfg: PaperConfig) -> Result:
         Labelled(r.question_id, labels[r.question_id], r.dimension or r.category or "none", None) for r in records
     ]
     judges = {run.report["identity"]["judge"]: _verdicts(run.folder / VERDICTS, ids)}
-    offline = load_judge("offline")
-    if offline.name not in judges:
-        cases = [Case(r.question, r.answers, run.rows[r.question_id]["answer"]) for r in records]
-        judges[offline.name] = [ruling.value for ruling in judge_answers(offline, cases)]
+    cases = [Case(r.question, r.answers, run.rows[r.question_id]["answer"]) for r in records]
+    for judge in (*(_judge(setting, endpoint) for endpoint in cfg.judges), load_judge("offline")):
+        if judge.name not in judges:
+            judges[judge.name] = [ruling.value for ruling in judge_answers(judge, cases, samples=ids)]
     agreements = {name: by_group(verdicts, labelled) for name, verdicts in judges.items()}
     note = f"Labels: {whose}; {sum(labels.values())} of {len(labels)} answers are right.\n"
-    panels = {name: {k: v["accuracy"] for k, v in one["groups"].items()} for name, one in agreements.items()}
+    panels = {
+        name.split(" judge=")[-1]: {k.replace("_", " "): v["accuracy"] for k, v in one["groups"].items()}
+        for name, one in agreements.items()
+    }
     data |= {"labels": whose, "right": sum(labels.values()), "judges": agreements}
     return Result(data, f"{_table(agreements)}\n{note}", bars(panels, "Agreement of the judge with the labels, %"))
+
+
+def _answers(cfg: PaperConfig, setting: Setting) -> Run:
+    """The run of which answers are sampled: the one that is named, or one made here."""
+    if not cfg.systems:
+        return ask(setting, Path(str(cfg.out)) / "answers", ["x0"])["x0"]
+    (name, folder), *more = named_paths(cfg.systems).items()
+    if more or not folder.is_dir():
+        raise ConfigError("table3 takes the answers of one finished run of remind evaluate, as NAME=FOLDER")
+    foreign_rows(setting, name, folder, folder)
+    return load_run(folder)
+
+
+def _judge(setting: Setting, endpoint: EndpointConfig) -> AuxiliaryLLM:
+    """Its replies are kept in the cache of the config."""
+    asked = setting.evaluate
+    return Models(replace(asked, judge="llm", llm=replace(asked.llm, judge=endpoint)), Team()).judge
 
 
 def _exact(record: StateRecord, rows: Rows) -> bool:

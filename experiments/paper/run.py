@@ -41,12 +41,20 @@ def paper(cfg: PaperConfig) -> None:
     started = time.perf_counter()
     with sole_writer(out):
         result = item.make(cfg)
+        kind = _kind(cfg) if "evaluate" in item.needs else None
         about = {"format": _FORMAT, "item": cfg.item, "title": item.title, "form": form, "seeds": list(cfg.seeds)}
         seconds = {"seconds": round(time.perf_counter() - started, 1)}
         context = {"config": asdict(cfg), "machine": machine("cpu"), "versions": versions()}
-        head = f"# {item.title}\n\nForm: {form}. Seeds: {', '.join(map(str, cfg.seeds))}.\n\n"
-        write_text(out / "table.md", head + result.tables.rstrip() + "\n")
+        head = f"# {item.title}\n\nForm: {form}. Seeds: {', '.join(map(str, cfg.seeds))}."
+        head += f" Kind of question: {kind}." if kind else ""
+        write_text(out / "table.md", f"{head}\n\n" + result.tables.rstrip() + "\n")
         if result.picture is not None:
             result.picture.save(out / f"{cfg.item}.png")
-        write_json(out / RESULT, {**about, **result.data, **seconds, **context})
+        write_json(out / RESULT, {**about, "kind_of_question": kind, **result.data, **seconds, **context})
     print(f"{result.tables.rstrip()}\n\n{out / RESULT}, {seconds['seconds']:.0f} s")
+
+
+def _kind(cfg: PaperConfig) -> str:
+    from experiments.paper.settings import kind_of_question
+
+    return kind_of_question(cfg)

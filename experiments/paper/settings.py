@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from experiments.paper.config import PaperConfig
-from remind.core.cli import parse
+from experiments.paper.items import from_file
 from remind.core.distributed import Team
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import sha256_json
@@ -22,13 +22,13 @@ from remind.evaluation.run import Models, evaluate
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
 from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.parquet import read_manifest
 from remind.states.records import StateRecord
 from remind.testbed.accuracy import MAX_NEW_TOKENS
 from remind.testbed.built import build_world, train_saes
 from remind.testbed.reader import Reader
 from remind.testbed.world import make_world
 
-C = TypeVar("C")
 #: The model of the small form.
 SMALL_MODEL = "nano"
 
@@ -47,11 +47,6 @@ class Setting:
     evaluate: EvaluateConfig
     llm: AuxiliaryLLM | None = None
     own_dialogues: bool = False
-
-
-def from_file(kind: type[C], path: str, out: str | Path) -> C:
-    """A config of another command from its file; mistakes in it end the program as they end that command."""
-    return parse(kind, f"config of {kind.__name__}", ["--config", path, "--out", str(out)])
 
 
 def settings(cfg: PaperConfig, trains: bool = False) -> list[Setting]:
@@ -79,6 +74,13 @@ def settings(cfg: PaperConfig, trains: bool = False) -> list[Setting]:
     if not trains and len({(one.evaluate.states, one.evaluate.model) for one in found}) < len(found):
         raise ConfigError(f"{cfg.evaluate}: with several seeds, states or model must name {{seed}}")
     return found
+
+
+def kind_of_question(cfg: PaperConfig) -> str:
+    """Where the states have the kind of each question from, in words."""
+    words = {"gold": "its gold dimension", "infer": "inferred by the LLM"}
+    kinds = {read_manifest(one.evaluate.states).get("kind", "gold"): None for one in settings(cfg, trains=True)}
+    return ", or ".join(words[kind] for kind in kinds)
 
 
 def _world(cfg: PaperConfig, seed: int) -> Setting:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.cost.report import markdown_table
 from experiments.official.files import ResultFile
-from experiments.paper.cells import bars, by_dimension, product, recalls, side_by_side
+from experiments.paper.cells import TITLES, bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.memory import answers, table, taken
@@ -19,13 +19,14 @@ from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.judge import load_judge
+from remind.evaluation.tables import HEADS
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.memory.systems import COLUMNS, SYSTEMS
 from remind.models.chat import Content
 from remind.models.generate import Generation
-from remind.states.parquet import read_part, state_parts
+from remind.states.parquet import question_splits
 from remind.states.records import StateRecord
 
 #: Conditions of the answering model by the name of their row.
@@ -124,7 +125,7 @@ def split_records(setting: Setting) -> tuple[list[StateRecord], list[str]]:
     answers every question of a file."""
     cfg = setting.evaluate
     asked = load_questions(cfg.states, cfg.split, [], limit=cfg.limit).records
-    return asked, [record.question_id for path in state_parts(cfg.states) for record in read_part(path, levels=())]
+    return asked, list(question_splits(cfg.states))
 
 
 def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
@@ -143,10 +144,9 @@ def foreign_rows(setting: Setting, name: str, path: Path, out: Path) -> Rows:
             message = f"was judged by {judge}, not by the judge of the config"
             raise DataError(f"{message}; run `remind evaluate` on it again, which asks for no answer twice", path)
         rows = run.rows
-        if set(rows) != set(ids):
-            other = sorted(set(rows) ^ set(ids))
+        if other := sorted(set(rows).difference(known) | set(ids).difference(rows)):
             raise DataError(f"is a run on other questions ({len(other)} differ, first {other[0]!r})", path)
-        return rows
+        return {question: rows[question] for question in ids}
     answers = FileAnswers(name, path, known, ids)
     rows = ask(setting, out, ["no_context"], answerer=answers)["no_context"].rows
     if answers.explains:
@@ -180,6 +180,8 @@ def small_baselines(setting: Setting, out: Path) -> str:
             budgets=[SMALL_TOKENS],
             budget_tokens=SMALL_TOKENS,
             full_tokens=SMALL_TOKENS,
+            split=cfg.split,
+            states=cfg.states,
             llm=LLMConfig(answer=reader, cache=str(out / "replies.sqlite")),
         )
     )
@@ -195,7 +197,7 @@ def as_printed(names: Iterable[str]) -> list[str]:
         [name, str(one.row), *("–" if figure is None else f"{figure:.1f}" for figure in one.paper.values())]
         for name, one in rows
     ]
-    heads = ["System", "row of the paper", *(f"{format} {measure}" for format, measure in COLUMNS)]
+    heads = ["System", "row of the paper", *(f"{TITLES[format]} {HEADS[measure]}" for format, measure in COLUMNS)]
     return ["", "## As the paper prints them, with its models", "", *markdown_table(heads, body)]
 
 
@@ -217,12 +219,16 @@ def table1(cfg: PaperConfig) -> Result:
             found.setdefault(name, []).append((setting, runs[condition].rows))
     rows = {name: pooled(found[name]) for name in (*OURS, *(name for name in found if name not in OURS))}
     products = {name: product(own, cfg.resamples) for name, own in rows.items()}
-    formats = [format for format in ("multi", "single", "direct") if any(format in one for one in products.values())]
+    formats = [format for format in TITLES if any(format in one for one in products.values())]
     parts = ["## Table 1", "", side_by_side(products), recalls(products)]
     for format in formats:
-        parts += [f"## Tables 4 and 5: {format}", "", by_dimension(products, format, ("accuracy", "memory_recall"))]
+        parts += [
+            f"## Tables 4 and 5: {TITLES[format]}",
+            "",
+            by_dimension(products, format, ("accuracy", "memory_recall")),
+        ]
     if "direct" in formats:
-        parts += ["## Tables 6 and 7: direct", "", by_dimension(products, "direct", ("bleu1", "f1"))]
+        parts += [f"## Tables 6 and 7: {TITLES['direct']}", "", by_dimension(products, "direct", ("bleu1", "f1"))]
     panels = {f: {n: one.get(f, {}).get("all", {}).get("accuracy") for n, one in products.items()} for f in formats}
     costs = taken(memory_runs(named))
     parts += [*as_printed(found), *table(costs)]

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from remind.alignment.cache import Cache, Entry, Ranks
 from remind.alignment.checkpoint import trained_parameters, whole
 from remind.alignment.config import TeacherConfig
-from remind.alignment.data import Example
 from remind.alignment.model import head_weight
 from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, accumulation_dtype, bucketed
 from remind.alignment.step import AlignmentModel, MicroBatch, collate
+from remind.alignment.tokens import Example
 from remind.core.errors import ConfigError
 
 #: What stands for the live teachers of one microbatch: level to teacher; empty where they are live.

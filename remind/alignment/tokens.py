@@ -19,8 +19,8 @@ from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id, prompt_ids, tokenize
 from remind.models.generate import generate
 from remind.models.pictures import Pictures, level_content
-from remind.states.parquet import StateRecord, read_part
 from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord
 
 TOKENS, _DECODED = "tokens", "decoded"
 #: Raise it when the same text becomes other tokens, or entries get another form.
@@ -168,6 +168,9 @@ def read_examples(
         ImagePathError: images that are to be shown and cannot be.
         ModelError: the cache cannot be written.
     """
+    # here, so that steps run where pyarrow is not
+    from remind.states.parquet import read_part
+
     pictures = None if shown is None else shown.survey(parts)
 
     def tokenised(number: int) -> list[Example]:

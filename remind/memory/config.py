@@ -52,6 +52,10 @@ class RunMemoryConfig:
     """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""
     llm: LLMConfig = field(default_factory=LLMConfig)
     """Who writes memories and answers; without an endpoint only what needs none is done."""
+    split: Literal["train", "dev", "test"] | None = None
+    """Ask the questions of one split alone; None: all."""
+    states: str | None = None
+    """States folder (from `remind build-states`) that says which split a question is of; None: the input says so."""
     limit: PositiveInt | None = None
     """At most this many questions per dialogue, spread evenly over it; for a quick look."""
     dialogues: PositiveInt | None = None
@@ -69,6 +73,8 @@ class RunMemoryConfig:
             raise ConfigError(f"{reserved[0]} stands beside the systems always; leave it out")
         if unused := sorted({*self.options} - {*self.systems}):
             raise ConfigError(f"options names {unused[0]}, which systems does not")
+        if self.states is not None and self.split is None:
+            raise ConfigError("states says which split a question is of; name the split that is asked")
         if not self.k and not self.budgets:
             raise ConfigError("k, budgets or both must name a place at which recall is measured")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,6 +34,7 @@ from remind.memory.readers import Answers, ChatReader, Reading
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import AuxiliaryLLM
+from remind.states.parquet import question_splits
 from remind.states.pyramid import turn_text
 
 MANIFEST = "manifest.json"
@@ -43,7 +44,7 @@ READING = ("read", "note")
 #: One of each endpoint that has a part in a unit.
 _STAGES: tuple[Stage, ...] = ("extract", "answer", "judge")
 #: Settings that have no part in what a unit holds.
-_ELSEWHERE = ("input", "out", "systems", "options", "format", "limit", "dialogues", "llm")
+_ELSEWHERE = ("input", "out", "systems", "options", "format", "split", "states", "limit", "dialogues", "llm")
 
 
 class CachedEncoder(SentenceEncoder):
@@ -99,7 +100,7 @@ def _measure(cfg: RunMemoryConfig) -> None:
         run = _Run(cfg, out, held)
         units = [unit for dataset, dialogue, questions in _tasks(cfg) for unit in run.all(dataset, dialogue, questions)]
         if not units:
-            raise ConfigError(f"{', '.join(cfg.inputs)}: holds dialogues but no questions")
+            raise ConfigError(f"{', '.join(cfg.inputs)}: holds no questions that would be asked")
         write_answers(out, units)
         about = {name: chosen.about() for name, chosen in run.systems.items()}
         spent = [row for meter in run.meters for row in meter.report()["rows"]]
@@ -114,14 +115,23 @@ def _measure(cfg: RunMemoryConfig) -> None:
 def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]]]:
     """Name of the dataset, dialogue and questions, one dialogue in memory at a time."""
     first: dict[tuple[str, str], str | Path] = {}
+    splits = None if cfg.states is None else question_splits(cfg.states)
     for path in cfg.inputs:
         dataset, count = format_of(path, cfg.format), 0
         for piece in stream(path, cfg.format):
             note_ids(piece, path, first)
-            for dialogue, questions in piece.by_dialogue():
+            for dialogue, every in piece.by_dialogue():
+                questions = [question for question in every if _is_asked(question, cfg.split, splits)]
                 if questions and count != cfg.dialogues:
                     count += 1
                     yield dataset, dialogue, _spread(questions, cfg.limit)
+
+
+def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
+    own = question.split if splits is None else splits.get(question.id, "")
+    if split is not None and own is None:
+        raise ConfigError(f"split: question {question.id!r} has none; name states that have it: --states")
+    return split in (None, own)
 
 
 class _Run:
@@ -182,11 +192,9 @@ class _Run:
     def _unit(self, name: str, dataset: str, dialogue: Dialogue, questions: Sequence[Question]) -> str:
         chosen = self.systems.get(name)
         about = None if chosen is None else chosen.about()
-        settings = {key: value for key, value in asdict(self.cfg).items() if key not in _ELSEWHERE}
-        settings["citer"] = self.citer
+        settings = {k: v for k, v in asdict(self.cfg).items() if k not in _ELSEWHERE} | {"citer": self.citer}
         said = [[s.id, s.time, [[t.id, t.speaker, turn_text(t), t.time] for t in s.turns]] for s in dialogue.sessions]
-        endpoints = [self.cfg.llm.endpoint(stage) for stage in _STAGES]
-        models = [None if endpoint is None else endpoint.identity for endpoint in endpoints]
+        models = [one and one.identity for one in map(self.cfg.llm.endpoint, _STAGES)]
         asked = [asdict(question) for question in questions]
         begins = [] if (course := self.courses.get(name)) is None else [course.begins]
         key = sha256_json([_FORMAT, about, models, settings, dataset, dialogue.id, said, asked, *begins])
@@ -197,8 +205,7 @@ class _Run:
             else:
                 measured = self._ask(name, chosen, dialogue, questions, key)
             about_it = {"dataset": dataset, "system": name, "dialogue": dialogue.id, "bank": _bank_name(dialogue)}
-            head = {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes}
-            write_json(self.out / path, {**head, **measured})
+            write_json(self.out / path, {"key": key, **about_it, "k": self.cfg.k, "notes": self.notes, **measured})
         if course is not None:
             course.advance(key)
         return path
@@ -207,9 +214,8 @@ class _Run:
         """Whether a unit is there, whole; one with a failure is made again."""
         try:
             unit = read_json(path)
-            answers = [row["answer"] for row in unit["rows"]]
             kinds = ("failed", "verdict_failed", "p13n_failed")
-            failed = any(answer is not None and any(map(answer.get, kinds)) for answer in answers)
+            failed = any(row["answer"] is not None and any(map(row["answer"].get, kinds)) for row in unit["rows"])
             return bool(unit["key"] == key and unit["failed"] is None and not failed)
         except (DataError, KeyError, TypeError):
             return False

@@ -16,9 +16,8 @@ from remind.core.files import sha256_file, sha256_json
 from remind.core.progress import track
 from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, image_text_tokens, paths_of
 from remind.models.images import image_block, pixel_inputs, takes_images
-from remind.states.parquet import StateRecord, read_part
 from remind.states.pyramid import Rendered
-from remind.states.records import Picture
+from remind.states.records import Picture, StateRecord
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
@@ -159,6 +158,9 @@ class Pictures:
 
     def survey(self, parts: Sequence[Path]) -> list[list[str]]:
         """`check` of the files of a states folder; hashes by file."""
+        # here, so that models run where pyarrow is not
+        from remind.states.parquet import read_part
+
         sizes: list[int] = []
 
         def shown() -> Iterable[tuple[str, Iterable[str]]]:

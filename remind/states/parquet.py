@@ -239,6 +239,11 @@ def _parts(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
+def question_splits(folder: str | Path) -> dict[str, str]:
+    """Question id to split. Raises as `state_parts` and `read_part`."""
+    return {record.question_id: record.split for path in state_parts(folder) for record in read_part(path, levels=())}
+
+
 def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) -> list[StateRecord]:
     """The records of one file.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +54,13 @@ def test_a_check_that_takes_too_long_is_stopped(setting: Setting) -> None:
 def test_a_missing_package_is_named(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "tests", Check(CHECKS["tests"].run, ("pytest", "no_such_package")))
     assert run_all(setting, ["tests"], 1)["tests"]["why"] == "needs no_such_package"
+
+
+def test_checks_import_no_package_that_a_bare_machine_lacks() -> None:
+    hidden = ("pyarrow", "jsonargparse", "sklearn", "scipy", "bm25s", "nltk", "openai", "matplotlib", "hypothesis")
+    modules = ("benchmarks.bench_sae", "benchmarks.bench_grounding", "benchmarks.bench_pra_step", "tests.test_devices")
+    code = f"import sys; sys.modules |= dict.fromkeys({hidden}); import {', '.join(modules)}, remind.alignment.memory"
+    subprocess.run([sys.executable, "-c", code], cwd=gpu.ROOT, timeout=240, check=True)
 
 
 @pytest.mark.slow

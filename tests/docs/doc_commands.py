@@ -1,8 +1,8 @@
 """The commands of the documents: README.md, docs/, comments of configs and notebooks.
 
 A command runs `remind NAME`, `python -m MODULE`, or a file of scripts/ (with python or `accelerate launch`). In bash
-blocks and in running text it is executed by a test; in a row of a table, where it says how a figure was measured, it
-is only parsed.
+blocks and in running text it is executed by a test; in text blocks, of what takes GPUs or days, and in a row of a
+table, where it says how a figure was measured, it is only parsed.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def blocks(language: str) -> list[Block]:
     return [block for path in PAGES for block in _page(path)[0] if block.language == language]
 
 
-def block_commands() -> list[Command]:
-    """Every line of every bash block, page by page in the order a reader types them."""
+def block_commands(language: str = "bash") -> list[Command]:
+    """Every line of every block, page by page in the order a reader types them."""
     return [
         Command(f"{block.page}:{number}", line)
-        for block in blocks("bash")
+        for block in blocks(language)
         for number, line in _joined(iter(enumerate(block.lines, start=block.line)))
         if line and not line.startswith("#")
     ]
@@ -148,8 +148,9 @@ def span_commands() -> list[Command]:
 
 
 def table_commands() -> list[Command]:
-    """What tables of measurements say was run."""
-    return [span for span in spans(in_tables=True) if _START.match(span.text) and span.program]
+    """What tables of measurements say was run, and text blocks."""
+    large = [command for command in block_commands("text") if command.program]
+    return large + [span for span in spans(in_tables=True) if _START.match(span.text) and span.program]
 
 
 def page_commands() -> list[Command]:

@@ -1,9 +1,8 @@
-"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others, commands."""
+"""Tables and figures: cells by hand counts, states without parts, sheets and answers of others."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,16 @@ from scripted_answers import Lines
 
 from experiments.cost.config import InferenceCostConfig
 from experiments.cost.flops import Shape, load_config
-from experiments.paper.__main__ import run, with_flag
 from experiments.paper.ablation import STAGES, without
 from experiments.paper.cells import product, side_by_side, summary
-from experiments.paper.config import PaperConfig
 from experiments.paper.costs import by_stage, operations_of
 from experiments.paper.grounding import marked_share
-from experiments.paper.items import ITEMS, NEEDS, listing
 from experiments.paper.judging import read_sheet, sample
 from experiments.paper.memory import table as memory_table
 from experiments.paper.memory import taken
-from experiments.paper.settings import Setting, pooled, settings
+from experiments.paper.settings import Setting, pooled
 from experiments.paper.systems import FileAnswers, foreign_rows, memory_runs, named_paths, split_records
 from experiments.paper.trajectory import phases
-from remind.core.cli import main
 from remind.core.errors import ConfigError, DataError
 from remind.data.readers.refmem import write_refmem
 from remind.evaluation.conditions import Prompter
@@ -37,6 +32,7 @@ from remind.evaluation.scores import MEASURES
 from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
+from remind.memory.score import read_units
 from remind.states.parquet import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
 from remind.testbed.built import BuiltConfig
@@ -120,12 +116,29 @@ def test_answers_of_another_system_against_a_hand_count(asked: Setting, tmp_path
     assert summary(silent.values(), 20)["accuracy"] == table["all"]["all"]["accuracy"]
 
 
-def test_a_system_may_have_answered_other_splits(tmp_path: Path) -> None:
-    states = write_states(make_world(replace(WORLD, train=1)), tmp_path / "states", LadderConfig())
+def test_a_system_may_have_answered_other_splits_and_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_words(monkeypatch.setattr)
+    world = make_world(replace(WORLD, train=1))
+    states = write_states(world, tmp_path / "states", LadderConfig())
     asked, known = split_records(Setting(0, EvaluateConfig(str(states), "none", "")))
     ids = {record.question_id: record.split for record in read_states(states)}
-    assert {record.question_id for record in asked} == {name for name, split in ids.items() if split == "test"}
+    test = {name for name, split in ids.items() if split == "test"}
+    assert {record.question_id for record in asked} == test < set(ids)
     assert sorted(known) == sorted(ids)
+    # a run of memory systems asks what the file, or the states of a file that does not say so, have in the split
+    bare = tuple(replace(question, split=None) for question in world.corpus.questions)
+    for name, corpus in (("own", world.corpus), ("bare", replace(world.corpus, questions=bare))):
+        file = tmp_path / f"{name}.jsonl"
+        write_refmem(corpus, file)
+        cfg = RunMemoryConfig(str(file), str(tmp_path / name), ["bm25"], k=[1], budgets=[], split="test")
+        if name == "bare":
+            with pytest.raises(ConfigError, match=f"split: question {bare[0].id!r} has none; name states"):
+                run_memory(cfg)
+            cfg = replace(cfg, states=str(states))
+        units = list(read_units(run_memory(cfg)))
+        assert {row["question"] for unit in units if unit["system"] == "bm25" for row in unit["rows"]} == test
+    with pytest.raises(ConfigError, match="name the split that is asked"):
+        replace(cfg, split=None)
 
 
 def test_answers_that_cannot_be_used(tmp_path: Path) -> None:
@@ -341,57 +354,3 @@ def test_a_label_sheet_is_read_as_it_says(tmp_path: Path) -> None:
     path.write_text("id,label\n")
     with pytest.raises(DataError, match="has no column question_id"):
         read_sheet(path, [])
-
-
-# commands
-
-
-def command(*words: str) -> None:
-    main(PaperConfig, run, "", with_flag(list(words)), positional=("action", "item"))
-
-
-def test_the_list_names_every_item_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    command("list")
-    shown = capsys.readouterr().out
-    assert shown.strip() == listing()
-    for name, item in ITEMS.items():
-        block = re.search(rf"^{name}: (.*\n    .*\n    .*)$", shown, re.MULTILINE)
-        assert block, f"{name} is not in the list"
-        assert all(f"--{option}" in block[1] for option in item.needs)
-        assert item.small in block[1]
-        assert set(item.needs) <= set(NEEDS)
-
-
-def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*words: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            command(*words)
-        assert end.value.code == 2
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert len(lines) == 1
-        return lines[0]
-
-    told = refused("run", "fig12_table8", "--out", str(tmp_path / "a"))
-    assert "--evaluate (config file of remind evaluate" in told
-    assert "--cost (" in told
-    assert not (tmp_path / "a").exists()
-    assert "no item 'fig7'; there are fig4, fig4_trained, table1" in refused("run", "fig7", "--out", str(tmp_path))
-    assert "needs --out" in refused("run", "fig4", "--small")
-    assert "seeds must be distinct" in refused("run", "fig4", "--seeds", "[1, 1]")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "result.json").write_text('{"item": "fig4", "form": "full"}')
-    assert "holds the result of something else" in refused("run", "fig4", "--small", "--out", str(tmp_path / "b"))
-
-
-def test_a_config_of_evaluate_serves_every_seed(tmp_path: Path) -> None:
-    path = tmp_path / "evaluate.yaml"
-    path.write_text("states: runs/states\nmodel: runs/model-{seed}\nout: x\ncorpus: [d.json]\nsplit: dev\n")
-    cfg = PaperConfig(evaluate=str(path), out=str(tmp_path), seeds=(3, 5))
-    assert [(one.seed, one.evaluate.model, one.evaluate.split) for one in settings(cfg)] == [
-        (3, "runs/model-3", "dev"),
-        (5, "runs/model-5", "dev"),
-    ]
-    path.write_text("states: runs/states\nmodel: runs/model\nout: x\n")
-    with pytest.raises(ConfigError, match=r"must name \{seed\}"):
-        settings(cfg)
-    assert len(settings(replace(cfg, seeds=(3,)))) == 1
