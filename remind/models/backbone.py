@@ -113,7 +113,7 @@ class Backbone:
         input_ids = inputs["input_ids"]
         assert input_ids is not None
         mask = inputs.get("attention_mask")
-        bare = _bare(self.model)
+        bare = inner_model(self.model)
         rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
         if rope_index is None:
             if self.kind == "encoder" or "position_ids" not in inspect.signature(bare.forward).parameters:
@@ -193,7 +193,7 @@ class Backbone:
 
 def modality(model: Any, input_ids: Tensor) -> Tensor | None:
     """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
-    takes = "mm_token_type_ids" in inspect.signature(_bare(model).forward).parameters
+    takes = "mm_token_type_ids" in inspect.signature(inner_model(model).forward).parameters
     return _modality(model, input_ids) if takes else None
 
 
@@ -201,6 +201,6 @@ def _modality(model: Any, input_ids: Tensor) -> Tensor:
     return (input_ids == getattr(model.config, "image_token_id", -1)).int()
 
 
-def _bare(model: Any) -> Any:
-    """The model inside a peft wrapper."""
+def inner_model(model: Any) -> Any:
+    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
