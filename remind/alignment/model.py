@@ -17,7 +17,7 @@ from remind.alignment.config import LoraConfig, TrainConfig
 from remind.alignment.run_folder import read_config
 from remind.core import optional
 from remind.core.errors import ModelError
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, inner_model
 from remind.models.chat import tokenize
 from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER
@@ -140,11 +140,6 @@ def _peft_config(model: Any, lora: LoraConfig, marker: int | None) -> Any:
         task_type="CAUSAL_LM",
         trainable_token_indices=None if marker is None else {names[id(model.get_input_embeddings())]: [marker]},
     )
-
-
-def inner_model(model: Any) -> Any:
-    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def body_of(model: Any) -> Any:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from remind.alignment.config import N_LEVELS, Objective, StepKind
-from remind.alignment.model import body_of, head_weight, inner_model
+from remind.alignment.model import body_of, head_weight
 from remind.alignment.objective import FixedTeacher, chunked_terms
 from remind.alignment.prefix import rest_of, shared_attention
 from remind.alignment.tokens import Example, pixels_of
 from remind.core.errors import ConfigError
+from remind.models.backbone import inner_model
 
 
 @dataclass(frozen=True)

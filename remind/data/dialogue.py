@@ -12,6 +12,7 @@ from remind.core.errors import DataError, named, shown
 
 Format = Literal["single", "multi", "direct"]
 FORMATS: tuple[Format, ...] = ("single", "multi", "direct")
+SPLITS = ("train", "dev", "test")
 
 TEXT_DIMENSIONS = (
     "temporal_dynamics",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.core.progress import reached, shares
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, modality
 from sae import DocumentFrequency, SAEError, SparseCodes
 
 #: Numbers of [tokens, d_sae] that a coder computes at a time on a CPU: 16 MB in float32, which the allocator keeps.
@@ -147,7 +147,7 @@ class SparseEncoder:
         inside = (place >= len(before)) & (place < lengths + len(before))
         images: dict[str, Any] = dict(pixels)
         if images:
-            images["mm_token_type_ids"] = self.backbone.modality(ids)
+            images["mm_token_type_ids"] = modality(self.backbone.model, ids)
         attention = None if bool(mask.all()) else mask.long()
         hidden = self.backbone.hidden_states(ids, attention, list(self.saes), **images)
         whole = bool(inside.all())

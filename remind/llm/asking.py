@@ -12,6 +12,7 @@ from remind.llm.request import ChatModel, Reply, Request, Stage, code_for, fence
 from remind.llm.structured import object_schema, without_thought
 from remind.states.auxiliary import blind, blind_state
 from remind.states.pyramid import LETTERS, AttentionalState, FactualState, Segment, Strategy, one_line, render
+from remind.states.records import FACTUAL
 from remind.text.strategy import check_dimension, guide, kind_of, target_speakers
 
 #: The template each stage asks with.
@@ -46,8 +47,6 @@ STRATEGY_SCHEMA: Mapping[str, Any] = object_schema(
     temporal_scope=_TEXTS,
     reasoning={**_TEXTS, "minItems": 1},
 )
-#: What a question of no dimension is called.
-FACTUAL = "factual"
 KIND_SCHEMA: Mapping[str, Any] = object_schema(kind={"type": "string", "enum": [*DIMENSIONS, FACTUAL]})
 VERDICT_SCHEMA: Mapping[str, Any] = object_schema(verdict={"type": "boolean"})
 

@@ -113,9 +113,10 @@ class Backbone:
         input_ids = inputs["input_ids"]
         assert input_ids is not None
         mask = inputs.get("attention_mask")
-        rope_index = getattr(getattr(self._bare, "model", None), "get_rope_index", None)
+        bare = inner_model(self.model)
+        rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
         if rope_index is None:
-            if self.kind == "encoder" or not self._takes("position_ids"):
+            if self.kind == "encoder" or "position_ids" not in inspect.signature(bare.forward).parameters:
                 return None
             mask = torch.ones_like(input_ids) if mask is None else mask
             return (mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -160,14 +161,13 @@ class Backbone:
         except LayerError as error:
             raise ModelError(f"{self.name}: {error}") from None
 
-    def encode_messages(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> dict[str, Tensor]:
+    def encode_messages(self, messages: Sequence[Message]) -> dict[str, Tensor]:
         """A chat with images as model inputs.
 
         Args:
             messages: in the format of qwen-vl-utils:
                 `[{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": question}]}]`.
                 An image is a path, a `file://` path or a PIL image; URLs are refused.
-            add_generation_prompt: whether the assistant's header follows.
 
         Returns:
             input_ids, attention_mask [1, T]; with images also pixel_values, image_grid_thw and, if the model takes
@@ -184,27 +184,16 @@ class Backbone:
             processor = image_processor(self)
             extra = image_inputs(processor, parts)
             counts = (extra["image_grid_thw"].prod(-1) // processor.merge_size**2).tolist()
-        input_ids = torch.tensor([chat_ids(self.tokenizer, messages, add_generation_prompt, counts)])
+        input_ids = torch.tensor([chat_ids(self.tokenizer, messages, counts)])
         inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), **extra}
-        if parts and (kinds := self.modality(input_ids)) is not None:
+        if parts and (kinds := modality(self.model, input_ids)) is not None:
             inputs["mm_token_type_ids"] = kinds
         return inputs
 
-    def modality(self, input_ids: Tensor) -> Tensor | None:
-        """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
-        return modality(self.model, input_ids)
-
-    @property
-    def _bare(self) -> Any:
-        return _bare(self.model)
-
-    def _takes(self, argument: str) -> bool:
-        return argument in inspect.signature(self._bare.forward).parameters
-
 
 def modality(model: Any, input_ids: Tensor) -> Tensor | None:
-    """As `Backbone.modality`, of a model alone."""
-    takes = "mm_token_type_ids" in inspect.signature(_bare(model).forward).parameters
+    """mm_token_type_ids [B, T] of inputs with images: 0 text, 1 image; None if the model takes none."""
+    takes = "mm_token_type_ids" in inspect.signature(inner_model(model).forward).parameters
     return _modality(model, input_ids) if takes else None
 
 
@@ -212,6 +201,6 @@ def _modality(model: Any, input_ids: Tensor) -> Tensor:
     return (input_ids == getattr(model.config, "image_token_id", -1)).int()
 
 
-def _bare(model: Any) -> Any:
-    """The model inside a peft wrapper."""
+def inner_model(model: Any) -> Any:
+    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -133,7 +133,7 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
     ids = prompt_ids(tokenizer, text)
     chunks = [(text + "\n", False)]
     if tokenizer.chat_template:
-        chunks = _render(tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
+        chunks = _render(tokenizer, [{"role": "user", "content": text}])
     if tokenizer.chat_template and not _has_added_tokens(tokenizer, [text]):
         whole = "".join(chunk for chunk, _ in chunks)
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -163,10 +163,8 @@ def end_token_id(tokenizer: Any) -> int:
     raise ModelError("the tokenizer has no end token (<|im_end|>, eos or sep)")
 
 
-def chat_ids(
-    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = True, image_tokens: Sequence[int] = ()
-) -> list[int]:
-    """Tokens of a chat, through the tokenizer's chat template.
+def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence[int] = ()) -> list[int]:
+    """Tokens of a chat and of the header of its answer, through the tokenizer's chat template.
 
     Args:
         image_tokens: for each image in order, the number of image tokens its placeholder becomes.
@@ -179,11 +177,9 @@ def chat_ids(
         raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
     texts = [text for message in messages for text in _texts(message)]
     if not image_tokens and not _has_added_tokens(tokenizer, texts):
-        rendered = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
-    return _cut(tokenizer, _render(tokenizer, messages, add_generation_prompt), list(image_tokens)).ids
+    return _cut(tokenizer, _render(tokenizer, messages), list(image_tokens)).ids
 
 
 def _has_added_tokens(tokenizer: Any, texts: Iterable[str]) -> bool:
@@ -254,7 +250,7 @@ def _cut(tokenizer: Any, chunks: Sequence[tuple[str, bool]], image_tokens: list[
     return Tokens(ids, offsets)
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+def _render(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, bool]]:
     """The chat template filled in, as (text, whether it is from the template) in order."""
     # plain letters, which no template trims or escapes, and which are not in the messages
     stem = "slot"
@@ -274,11 +270,11 @@ def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: 
         else:
             content = [{**part, "text": slot(part["text"])} if _is_text(part) else part for part in content]
         masked.append({**message, "content": content})
-    rendered = tokenizer.apply_chat_template(masked, tokenize=False, add_generation_prompt=add_generation_prompt)
+    rendered = tokenizer.apply_chat_template(masked, tokenize=False, add_generation_prompt=True)
     parts = re.split(rf"{stem}(\d+)q", rendered)
     if [int(part) for part in parts[1::2]] != list(range(len(texts))):
         raise ModelError("the chat template does not show every message once and in order")
-    plain = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+    plain = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     chunks = [(texts[int(part)], False) if number % 2 else (part, True) for number, part in enumerate(parts)]
     if "".join(text for text, _ in chunks) == plain:
         return chunks

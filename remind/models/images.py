@@ -113,12 +113,12 @@ def image_inputs(processor: Any, parts: Sequence[Mapping[str, Any]]) -> dict[str
     """pixel_values [patches, values] and image_grid_thw [images, 3] of the image parts of messages, in order.
 
     Parts without `min_pixels`, `max_pixels` or sides of their own get the limits of the processor. Raises as
-    `read_images`.
+    `read_image`.
     """
     limits = pixel_limits(processor)
     # one at a time, so that only one is in memory at its stored size
     found = [
-        processor(images=[_read({**limits, **part}, processor.patch_size)], do_resize=False, return_tensors="pt")
+        processor(images=[read_image({**limits, **part}, processor.patch_size)], do_resize=False, return_tensors="pt")
         for part in parts
     ]
     return {name: torch.cat([one[name] for one in found]) for name in ("pixel_values", "image_grid_thw")}
@@ -132,19 +132,15 @@ def image_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [part for part in parts if "image" in part or part.get("type") == "image"]
 
 
-def read_images(messages: Sequence[Message], patch_size: int) -> list[PILImage]:
-    """The images of a chat in order, in RGB, as `process_vision_info` of qwen-vl-utils sizes them.
+def read_image(part: Mapping[str, Any], patch_size: int) -> PILImage:
+    """The image of a message's part, in RGB, as `process_vision_info` of qwen-vl-utils sizes it.
 
-    Unlike there an image is a local file or a PIL image, and nothing is fetched (`open_image`).
+    Unlike there it is a local file or a PIL image, and nothing is fetched (`open_image`).
 
     Raises:
         ImagePathError: an image that is missing, not a local file, cannot be read, or is far longer than wide.
-        ModelError: a video, or no qwen-vl-utils.
+        ModelError: no qwen-vl-utils.
     """
-    return [_read(part, patch_size) for part in image_parts(messages)]
-
-
-def _read(part: Mapping[str, Any], patch_size: int) -> PILImage:
     path = part.get("image")
     image = open_image(path)
     messages = [{"role": "user", "content": [{**part, "image": image}]}]

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,9 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.core.progress import track
 from remind.data.dialogue import Dialogue, Turn
+from remind.models.backbone import Backbone, modality
 from remind.models.images import image_block, pixel_inputs
 from remind.states.pyramid import line_of, one_line
-
-if TYPE_CHECKING:
-    from remind.models.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def batches(
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if images := [path for window in group for path in window.images]:
             inputs.update(pixel_inputs(backbone, images, image_tokens))
-            if (kinds := backbone.modality(ids)) is not None:
+            if (kinds := modality(backbone.model, ids)) is not None:
                 inputs["mm_token_type_ids"] = kinds
         on_device = {name: value.to(backbone.device) for name, value in inputs.items()}
         if (positions := backbone.position_ids(on_device)) is not None:

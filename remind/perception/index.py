@@ -90,7 +90,7 @@ class DialogueIndex:
         self.session_of = tuple(
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))
         )
-        self.sessions = np.array(self.session_of)
+        self.sessions = np.array(self.session_of, dtype=np.int64)
         self._cues: dict[str | None, Cues] = {}
         #: Vectors by the texts encoded together.
         self._encoded: dict[tuple[str, ...], Tensor] = {}
@@ -126,11 +126,6 @@ class DialogueIndex:
     def norms(self) -> Tensor:
         """Length of every turn's vector [n]; computing it takes as long as the cosines themselves."""
         return self.vectors.norm(dim=-1)
-
-    @cached_property
-    def sessions(self) -> np.ndarray:
-        """`session_of` as an array [n]."""
-        return np.array(self.session_of, dtype=np.int64)
 
     @cached_property
     def follows(self) -> np.ndarray:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from remind.core.errors import DataError, shown
-from remind.data.dialogue import DIMENSIONS, FORMATS, VISUAL_DIMENSIONS, Turn
+from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, VISUAL_DIMENSIONS, Turn
 from remind.states.pyramid import LETTERS, LEVELS, FactualState, Rendered, strip_markers
 
-SPLITS = ("train", "dev", "test")
 #: The inferred kind of a question of no dimension.
 FACTUAL = "factual"
 

@@ -88,16 +88,10 @@ def records(world: World, ladder: LadderConfig, labels: LabelConfig | None = Non
     return [to_record(state) for state in make_states(world, ladder, labels)]
 
 
-def write_states(
-    world: World, out: str | Path, ladder: LadderConfig, labels: LabelConfig | None = None, overwrite: bool = False
-) -> Path:
-    """Write the states of a world as a folder that training and evaluation read.
-
-    Raises:
-        ConfigError: the folder is there and overwrite is off.
-    """
-    if Path(out).exists() and not overwrite:
-        raise ConfigError(f"{out} exists; choose another folder or set overwrite")
+def write_states(world: World, out: str | Path, ladder: LadderConfig, labels: LabelConfig | None = None) -> Path:
+    """Write the states of a world as a folder that training and evaluation read. Raises ConfigError if it exists."""
+    if Path(out).exists():
+        raise ConfigError(f"{out} exists; choose another folder")
     about: dict[str, Any] = {"world": world.config, "ladder": ladder, "labels": labels or LabelConfig()}
     return write_records(records(world, ladder, labels), out, {name: asdict(config) for name, config in about.items()})
 

@@ -12,7 +12,7 @@ import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from remind.core.errors import ConfigError
+from remind.llm.bodies import completion, error
 from remind.llm.request import ChatModel, Reply, Request
 from remind.llm.structured import read_value
 from remind.testbed.lexicon import fill, lexicon, statements
@@ -285,17 +286,11 @@ def served(config: ReaderConfig | None = None) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                text, status = reader.reply(body["messages"][-1]["content"]), 200
-                content: Mapping[str, Any] = {
-                    "object": "chat.completion",
-                    "choices": [
-                        {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-                    ],
-                    "usage": {"prompt_tokens": 0, "completion_tokens": 0},
-                }
-            except ValueError as error:
-                content, status = {"error": {"message": str(error)}}, 400
-            data = json.dumps({"id": "1", **content}).encode()
+                message = {"role": "assistant", "content": reader.reply(body["messages"][-1]["content"])}
+                content, status = completion("reader", message, "stop", 0, 0), 200
+            except ValueError as refusal:
+                content, status = error(str(refusal)), 400
+            data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from remind.core.errors import ConfigError
-from remind.data.dialogue import FORMATS, Corpus, Dialogue, Format, Image, Question, Session, Turn
+from remind.data.dialogue import FORMATS, SPLITS, Corpus, Dialogue, Format, Image, Question, Session, Turn
 from remind.testbed.lexicon import fill, lexicon, statements, wordings
 from sae.ranges import NonNegativeInt, PositiveInt, Range, Share, check_ranges
 
 Rule = Literal["flag", "none"]
 Place = Literal["cue", "reply"]
-SPLITS = ("train", "dev", "test")
 #: Dimensions of which a speaker has two traits, each bound to a topic.
 TOPICAL = ("temporal_dynamics", "topic_scoped_visual_prototypes")
 _BOUNDARY = "implicit_boundary_modeling"

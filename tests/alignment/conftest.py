@@ -22,6 +22,7 @@ from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.run_folder import as_dict
 from remind.alignment.tokens import Example
+from remind.alignment.trainer import train
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import Rendered
 
@@ -170,6 +171,12 @@ os._exit(status)
 @pytest.fixture(scope="session")
 def runs() -> Runs:
     return Runs()
+
+
+@pytest.fixture(scope="session")
+def run(runs: Runs, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three epochs over six examples in batches of four: six steps, every second with two samples."""
+    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, nan
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from remind.alignment.config import (
     DataConfig,
     Edge,
-    GuardConfig,
     LoraConfig,
     Objective,
     TeacherConfig,
@@ -38,38 +36,22 @@ def test_the_default_objective_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
+    # numbers out of range: tests/core/test_ranges.py
     ("make", "message"),
     [
         (lambda: Edge(0, 0), "two of the levels"),
         (lambda: Edge(0, 3), "teacher must be"),
-        (lambda: Edge(0, 1, gamma=-1), "gamma"),
         (lambda: Edge(0, 1, alpha=1.5), "alpha"),
-        (lambda: Objective(tau=0), "tau"),
         (lambda: Objective(lambda_hard=1.1), "lambda_hard"),
-        (lambda: Objective(chunk=0), "chunk"),
         (lambda: Objective(hard_levels=(3,)), "hard_levels"),
         (lambda: Objective(edges=(Edge(0, 1), Edge(0, 1, 2.0))), "twice"),
         (lambda: Objective(teacher_weights="base"), "level 0 only, not 12"),
         (lambda: Objective(teacher_weights="ema", target_grad="flow"), "needs teacher_weights live"),
-        (lambda: GuardConfig(ce_rise=-1.0), "ce_rise"),
-        (lambda: GuardConfig(ce_rise=nan), "ce_rise"),
-        (lambda: GuardConfig(entropy_share=1.5), "entropy_share"),
         (lambda: TeacherConfig(ema_decay=1.0), "ema_decay"),
-        (lambda: TeacherConfig(k=0), "k must be at least 1"),
-        (lambda: LoraConfig(r=0), "LoraConfig.r must be at least 1"),
         (lambda: LoraConfig(target_modules=()), "target module"),
-        (lambda: DataConfig(max_answer=0), "max_answer"),
-        (lambda: DataConfig(images="pixels", image_tokens=0), "image_tokens must be"),
-        (lambda: DataConfig(refresh_steps=0), "refresh_steps"),
-        (lambda: DataConfig(temperature=-1.0), "temperature"),
         (lambda: DataConfig(targets="decoded", unlabelled="skip"), "must name the state"),
         (lambda: config(data=DataConfig(targets="on_policy"), objective=Objective(edges=())), "nothing teaches"),
         (lambda: config(data=DataConfig(targets="decoded"), objective=Objective(lambda_hard=1.0)), "nothing teaches"),
-        (lambda: TrainerConfig(batch_size=0), "batch_size"),
-        (lambda: TrainerConfig(max_steps=0), "max_steps"),
-        (lambda: TrainerConfig(lr=-1.0), "lr"),
-        (lambda: TrainerConfig(clip=nan), "clip"),
-        (lambda: TrainerConfig(weight_decay=inf), "weight_decay"),
         (lambda: TrainerConfig(warmup=2.0), "warmup"),
         (lambda: config(objective=Objective(target_grad="flow")), "joint"),
         (lambda: config(dtype="bfloat16"), "adamw8bit"),

@@ -93,28 +93,6 @@ def test_values_and_gradients_are_those_of_the_formula(alpha: float, chunk: int,
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_a_bucket_hides_less_the_more_tokens_are_kept(alpha: float) -> None:
-    student, weight, hidden, _, targets, w = numbers(2)
-
-    def distance(teacher: FixedTeacher) -> float:
-        loss, values = chunked_terms({0: student}, weight, targets, w, objective_of(alpha), (0,), {1: teacher})
-        gradients.append(torch.autograd.grad(loss, (student, weight)))
-        return float(values["dist01"].sum())
-
-    gradients: list[Any] = []
-    # one head, as where the student has just begun to leave its teacher
-    head = weight.detach()
-    exact = distance(HiddenTeacher(hidden[1], head))
-    by_size = [distance(TopKTeacher(*topk_targets(hidden[1], head, TAU, k))) for k in (1, 3, 8, V)]
-    assert by_size == sorted(by_size)
-    assert by_size[0] < exact
-    # a top-k of all tokens is exact
-    assert by_size[-1] == pytest.approx(exact, rel=1e-12)
-    for one, other in zip(gradients[0], gradients[-1], strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_top_k_targets_are_probabilities_in_order_and_keep_a_small_rest() -> None:
     _, _, hidden, head, _, _ = numbers(3)
     indices, log_probs = topk_targets(hidden[1], head, TAU, 4, chunk=2)

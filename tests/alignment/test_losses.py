@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,50 +52,32 @@ def logits(seed: int, length: int = 4, vocab: int = 7, scale: float = 3.0) -> tu
     return [x.requires_grad_() for x in z], torch.randint(0, vocab, (length,), generator=g)
 
 
-SETTINGS = [
-    (0.2, 2.0, (0.5, 0.5), (3.0, 3.0)),
-    (0.2, 2.0, (0.0, 1.0), (3.0, 1.0)),
-    (0.7, 1.0, (1.0, 0.3), (0.5, 2.0)),
-    (0.0, 3.5, (0.25, 0.75), (1.0, 0.0)),
-    (1.0, 0.5, (0.9, 0.1), (2.0, 2.0)),
-]
-
-
-@pytest.mark.parametrize("target_grad", ["detach", "flow"])
-@pytest.mark.parametrize(("lam", "tau", "alpha", "gamma"), SETTINGS)
+@given(
+    seed=st.integers(0, 10**6), lam=st.floats(0.01, 1), tau=st.floats(0.3, 5), a0=st.floats(0, 1), a1=st.floats(0, 1),
+    g0=st.floats(0, 9), g1=st.floats(0, 9), scale=st.floats(0.01, 20), flow=st.booleans(),
+)  # fmt: skip
+@example(1, 0.2, 2.0, 0.5, 0.5, 3.0, 3.0, 3.0, False)
+@example(1, 0.0, 3.5, 0.0, 1.0, 3.0, 0.0, 3.0, True)
+@example(1, 1.0, 0.5, 0.9, 0.1, 2.0, 0.0, 3.0, True)
+@settings(max_examples=40, deadline=None)
 def test_values_and_gradients_are_those_of_the_equations(
-    lam: float, tau: float, alpha: Any, gamma: Any, target_grad: Any
+    seed: int, lam: float, tau: float, a0: float, a1: float, g0: float, g1: float, scale: float, flow: bool
 ) -> None:
-    z, y = logits(1)
-    found = pra_loss(*z, y, lam, tau, alpha, gamma, target_grad)
-    expected = reference(*z, y, lam, tau, alpha, gamma, target_grad == "flow")
+    z, y = logits(seed, 2, 5, scale)
+    found = pra_loss(*z, y, lam, tau, (a0, a1), (g0, g1), "flow" if flow else "detach")
+    expected = reference(*z, y, lam, tau, (a0, a1), (g0, g1), flow)
     for name, value in expected.items():
-        torch.testing.assert_close(getattr(found, name), value, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(getattr(found, name), value, rtol=1e-8, atol=1e-10)
+    assert found.dist01.item() >= -1e-12
+    assert -1e-12 <= float(found.jsd12) <= math.log(2) + 1e-12
     assert not found.jsd01.requires_grad
     assert not found.jsd12.requires_grad
     grads = [torch.autograd.grad(t, z, allow_unused=True, retain_graph=True) for t in (found.total, expected["total"])]
     for ours, theirs in zip(*grads, strict=True):
         zero = torch.zeros_like(z[0])
         torch.testing.assert_close(
-            zero if ours is None else ours, zero if theirs is None else theirs, atol=1e-13, rtol=1e-11
+            zero if ours is None else ours, zero if theirs is None else theirs, atol=1e-8, rtol=1e-8
         )
-
-
-@given(
-    seed=st.integers(0, 10**6), lam=st.floats(0, 1), tau=st.floats(0.3, 5), a0=st.floats(0, 1), a1=st.floats(0, 1),
-    g0=st.floats(0, 9), g1=st.floats(0, 9), scale=st.floats(0.01, 20),
-)  # fmt: skip
-@settings(max_examples=40, deadline=None)
-def test_any_setting(
-    seed: int, lam: float, tau: float, a0: float, a1: float, g0: float, g1: float, scale: float
-) -> None:
-    z, y = logits(seed, 2, 5, scale)
-    found = pra_loss(*z, y, lam, tau, (a0, a1), (g0, g1))
-    expected = reference(*z, y, lam, tau, (a0, a1), (g0, g1), False)
-    for name, value in expected.items():
-        torch.testing.assert_close(getattr(found, name), value, rtol=1e-8, atol=1e-10)
-    assert found.dist01.item() >= -1e-12
-    assert -1e-12 <= float(found.jsd12) <= math.log(2) + 1e-12
 
 
 def test_equal_distributions_have_no_distance() -> None:

@@ -28,18 +28,12 @@ def gradients(model: Any) -> Gradients:
 
 
 def step(
-    model: Any, examples: list[Example], objective: Objective, kind: StepKind = "sequential", size: int | None = None,
-    sharing: bool = False,
-) -> tuple[dict[str, Tensor], Gradients]:  # fmt: skip
-    """Values and gradients of one step over the examples in microbatches of `size`."""
-    wrapped = AlignmentModel(model, objective)
-    size = size or len(examples)
-    parts = []
-    for start in range(0, len(examples), size):
-        chosen = examples[start : start + size]
-        batch = collate(chosen, [1 / len(examples)] * len(chosen))
-        parts.append(run(wrapped, batch, plan(objective, kind, sharing), lambda loss: loss.backward()))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, gradients(model)
+    model: Any, examples: list[Example], objective: Objective, kind: StepKind = "sequential", sharing: bool = False
+) -> tuple[dict[str, Tensor], Gradients]:
+    """Values and gradients of one step over the examples."""
+    batch = collate(examples, [1 / len(examples)] * len(examples))
+    values = run(AlignmentModel(model, objective), batch, plan(objective, kind, sharing), lambda loss: loss.backward())
+    return values, gradients(model)
 
 
 def answer_logits(model: Any, example: Example, level: int) -> Tensor:
@@ -106,15 +100,6 @@ def test_the_papers_step_is_three_passes_one_of_them_without_gradient() -> None:
     assert plan(Objective(edges=(Edge(0, 1),))) == (Pass((1,), False), Pass((0,), True))
     with pytest.raises(ConfigError, match="nothing is trained"):
         plan(Objective(lambda_hard=0.0, edges=()))
-
-
-def test_microbatches_add_up(model: Any, make_examples: Any) -> None:
-    examples = make_examples([*LENGTHS, (6, 6, 6, 2)])
-    whole, expected = step(model, examples, Objective())
-    parts, found = step(model, examples, Objective(), size=1)
-    for name in whole:
-        torch.testing.assert_close(parts[name], whole[name])
-    assert_same(found, expected)
 
 
 def test_equal_contexts_have_no_distance_even_in_a_batch(make_model: Any, make_examples: Any) -> None:
@@ -331,15 +316,6 @@ def test_only_the_rest_of_x2_is_run(make_model: Any) -> None:
     step(model, examples, Objective(), sharing=True)
     x0, x1 = (len(examples[0].prompts[level]) + 3 for level in (0, 1))
     assert tokens == [(x1, True), (5 + 4 + 3, False), (x0, True)]
-
-
-def test_hidden_states_of_teachers_are_the_same_shared(make_model: Any) -> None:
-    wrapped = AlignmentModel(trainable(make_model(), None), Objective())
-    batch = collate(examples_of(), [1.0] * 3)
-    plain, shared = teach(wrapped, batch, (1, 2)), teach(wrapped, batch, (1, 2), prefix_sharing=True)
-    for level in (1, 2):
-        torch.testing.assert_close(shared[level], plain[level], rtol=1e-10, atol=1e-12)
-        assert not shared[level].requires_grad
 
 
 def test_the_attention_is_put_back(make_model: Any) -> None:

@@ -22,13 +22,6 @@ from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 from remind.core.processes import Termination
 
-
-@pytest.fixture(scope="module")
-def whole(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps, held-out loss after every second."""
-    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
-
-
 # a signal from within, at a given line of the metrics: the same as one from outside, but always at the same place
 ARRIVES = """
 import os, signal
@@ -44,7 +37,7 @@ RunFolder.record = recorded
 
 @pytest.mark.slow
 def test_sigterm_from_outside_ends_the_step_saves_and_goes_on_to_the_same_bits(
-    runs: Any, whole: Path, states: Path, tmp_path: Path
+    runs: Any, run: Path, states: Path, tmp_path: Path
 ) -> None:
     cfg = runs.config(states, tmp_path / "r", save_every=100)
     # slow enough that the signal comes in the middle
@@ -66,14 +59,14 @@ def test_sigterm_from_outside_ends_the_step_saves_and_goes_on_to_the_same_bits(
     assert 3 <= done < 6
     assert f"stopped by SIGTERM after step {done} of 6" in errors
     train(replace(cfg, resume=True))
-    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(whole))
-    runs.assert_identical(runs.weights(tmp_path / "r", name="optimizer"), runs.weights(whole, name="optimizer"))
-    assert runs.timeless(tmp_path / "r") == runs.timeless(whole)
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(run))
+    runs.assert_identical(runs.weights(tmp_path / "r", name="optimizer"), runs.weights(run, name="optimizer"))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(run)
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
 def test_a_measurement_that_was_owed_is_made_up_for(
-    runs: Any, whole: Path, states: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    runs: Any, run: Path, states: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM between a step and its held-out loss, or in the middle of that."""
     cfg = runs.config(states, tmp_path / "r", batch_size=2, max_steps=6, save_every=100)
@@ -128,7 +121,7 @@ def test_sigterm_has_its_former_effect_afterwards() -> None:
     [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")],
 )
 def test_out_of_memory_names_sizes_and_remedies(
-    runs: Any, whole: Path, states: Path, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+    runs: Any, run: Path, states: Path, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = AlignmentModel.forward
 
@@ -157,7 +150,7 @@ def test_out_of_memory_names_sizes_and_remedies(
         cfg, resume=True, trainer=replace(cfg.trainer, gradient_accumulation=2, gradient_checkpointing=True)
     )
     train(lower)
-    for name, value in runs.weights(whole).items():
+    for name, value in runs.weights(run).items():
         torch.testing.assert_close(runs.weights(tmp_path / "r")[name], value, rtol=1e-3, atol=1e-5)
 
 
@@ -183,7 +176,7 @@ Trainer.train_step = limited
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["checkpoint", "metrics"])
-def test_no_space_leaves_what_was_there(runs: Any, whole: Path, states: Path, tmp_path: Path, what: str) -> None:
+def test_no_space_leaves_what_was_there(runs: Any, run: Path, states: Path, tmp_path: Path, what: str) -> None:
     """The kernel refuses to let a file grow past a size: of a checkpoint's weights, or of the metrics."""
     cfg = runs.config(states, tmp_path / "r")
     size = 1_000_000 if what == "checkpoint" else 2_000
@@ -198,8 +191,8 @@ def test_no_space_leaves_what_was_there(runs: Any, whole: Path, states: Path, tm
     assert [path.name for path in folder.iterdir()] == ["step-00000002"]
     checkpoint.verify(folder / "step-00000002")
     train(replace(cfg, resume=True))
-    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(whole))
-    assert runs.timeless(tmp_path / "r") == runs.timeless(whole)
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(run))
+    assert runs.timeless(tmp_path / "r") == runs.timeless(run)
 
 
 class Tracker:

@@ -56,12 +56,6 @@ def test_what_changes_memory_does_not_change_the_result(
         assert float((runs.weights(other)[name] - value).norm()) < 1e-4 * float(value.norm().clamp_min(1e-30)), name
 
 
-@pytest.fixture(scope="module")
-def run(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three epochs over six examples in batches of four: six steps, every second with two samples."""
-    return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
-
-
 def test_metrics_of_every_step(run: Path) -> None:
     rows = read_metrics(run)
     steps = [row for row in rows if row["kind"] == "train"]

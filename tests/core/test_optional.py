@@ -75,12 +75,11 @@ def engine(_: Path) -> None:
 def image(folder: Path) -> None:
     from PIL import Image
 
-    from remind.models.images import _qwen_vl_utils, read_images
+    from remind.models.images import _qwen_vl_utils, read_image
 
     _qwen_vl_utils.cache_clear()
     Image.new("RGB", (64, 64)).save(folder / "a.png")
-    part = {"type": "image", "image": str(folder / "a.png")}
-    read_images([{"role": "user", "content": [part]}], 16)
+    read_image({"type": "image", "image": str(folder / "a.png")}, 16)
 
 
 def mem0(_: Path) -> None:

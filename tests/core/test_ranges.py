@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import chain
 from math import inf, nan
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -161,6 +161,7 @@ class Mixed:
     share: Share | None = None
     pairs: tuple[tuple[Share, int], ...] = ()
     names: str | list[str] = "a"
+    kind: Literal["x", "y"] = "x"
 
 
 def test_a_refusal_names_the_place_and_the_value() -> None:
@@ -173,6 +174,7 @@ def test_a_refusal_names_the_place_and_the_value() -> None:
         (Mixed(pairs=((0.5, 3, 1),)), "Mixed.pairs[0] must be 2 values, not (0.5, 3, 1)"),  # type: ignore[arg-type]
         (Mixed(pairs=((0.5, 3.5),)), "Mixed.pairs[0][1] must be an integer, not 3.5"),  # type: ignore[arg-type]
         (Mixed(names=3), "Mixed.names must be text, not 3"),  # type: ignore[arg-type]
+        (Mixed(kind="z"), "Mixed.kind must be one of x, y, not 'z'"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError) as refused:
             check_ranges(bad, ConfigError)

@@ -59,9 +59,7 @@ def two(**changes):
     [
         (two(shared_image=["../x.jpg"]), "[item 1, d, S1:T2]: image '../x.jpg' leaves the data folder"),
         (two(shared_image=[3]), "[item 1, d, S1:T2]: a shared image should be an object, not a number"),
-        (two(utterance=""), "[item 1, d, S1:T2]: text is missing or blank"),
         ([ONE, ONE], "[item 2, d]: dialogue id 'd' occurs twice, first in train.json [item 1, d]"),
-        ([{"dialogue": []}], "[item 1, train-00001]: the dialogue has no turns"),
     ],
 )
 def test_bad_records_are_named(written, refused, records, message):

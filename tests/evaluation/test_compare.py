@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import run_script
 
 from experiments.official.export import ExportOfficialConfig, export_official
 from remind.core.errors import ConfigError, DataError
@@ -165,19 +164,6 @@ def test_reading_runs_and_folders_without_one(tmp_path: Path) -> None:
     (one / "report.json").write_text("[]")
     with pytest.raises(DataError, match="no identity"):
         load_run(one)
-
-
-def test_the_script(tmp_path: Path) -> None:
-    one, two = run(tmp_path / "one", FIRST), run(tmp_path / "two", SECOND)
-    other = run(tmp_path / "other", SECOND, judge="offline-2")
-    script = ROOT / "scripts" / "compare.py"
-    status, _, complaints = run_script(script, one, other)
-    assert status == 2
-    assert complaints.count("\n") == 1
-    assert "judge (offline-1 and offline-2)" in complaints
-    status, said, complaints = run_script(script, one, two)
-    assert status == 0, complaints
-    assert "+25.0" in said
 
 
 def test_two_levels_of_the_same_states(

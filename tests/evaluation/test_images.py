@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image as Picture
 
 from remind.alignment.config import DataConfig, TrainConfig
@@ -18,22 +17,12 @@ from remind.core.files import input_hashes
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import read
 from remind.data.readers.refmem import write_refmem
-from remind.evaluation.conditions import Prompter, load_questions
 from remind.evaluation.config import EvaluateConfig
 from remind.evaluation.images import with_images
 from remind.evaluation.run import evaluate
-from remind.models.backbone import Backbone
-from remind.models.generate import Generation, generate
-from remind.models.load import load_backbone
-from remind.models.pictures import Pictures
 from remind.pipeline import record_of
 from remind.states.parquet import write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
-
-
-@pytest.fixture
-def nano() -> Backbone:
-    return load_backbone("nano-untrained", dtype="float64")
 
 
 @pytest.fixture
@@ -98,32 +87,6 @@ def test_batches_with_and_without_images_give_the_same_answers(cfg: EvaluateConf
         # oracle shows q0 the turn without its image
         told = {"no_context": (), "oracle": ("q2",)}.get(name, ("q0", "q2"))
         assert [q for q in pixels if pixels[q][1] != other[q][1]] == list(told)
-
-
-def test_an_answer_is_that_of_plain_forwards(cfg: EvaluateConfig, nano: Backbone) -> None:
-    """No padding, no cache; text after images as in a model that has never seen any."""
-    prompts = [p.content for p in load_questions(cfg.states, "test", ["x0"], Prompter(pixels=True)).prompts["x0"]]
-    pictures = Pictures(nano, 16)
-    outputs: list[Generation | None] = generate(nano, prompts, 4, batch_size=3, pictures=pictures)
-    assert generate(nano, prompts[1:2], 4, pictures=pictures) == outputs[1:2]
-    assert generate(load_backbone("nano-untrained", dtype="float64"), prompts[1:2], 4) == outputs[1:2]
-    for prompt, output in zip(prompts, outputs, strict=True):
-        messages = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, str):
-            limits = {"max_pixels": 16 * 32 * 32}
-            messages[0]["content"] = [p if p["type"] == "text" else {**p, **limits} for p in prompt]
-        inputs = nano.encode_messages(messages)
-        written: list[int] = []
-        for _ in range(4):
-            ids = torch.cat([inputs["input_ids"], torch.tensor([written], dtype=torch.long)], 1)
-            given = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            if "mm_token_type_ids" in inputs:
-                given["mm_token_type_ids"] = (ids == nano.model.config.image_token_id).int()
-            with torch.no_grad():
-                logits = nano.model(**given, position_ids=nano.position_ids(given), use_cache=False).logits
-            written.append(int(logits[0, -1].argmax()))
-        assert output is not None
-        assert output.text == nano.tokenizer.decode(written, skip_special_tokens=True)
 
 
 def test_the_model_says_how_it_was_trained(cfg: EvaluateConfig, tmp_path: Path) -> None:

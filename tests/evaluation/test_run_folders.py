@@ -97,11 +97,6 @@ def test_models_and_settings_that_do_not_serve(cfg: EvaluateConfig) -> None:
         evaluate(cfg, Judge())
     with pytest.raises(ConfigError, match=r"no endpoint for stage judge; set llm.judge"):
         evaluate(replace(cfg, judge="llm"), chat=Chat())
-    for name in ("max_new_tokens", "batch_size", "bootstrap", "limit"):
-        with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-            replace(cfg, **{name: 0})
-    with pytest.raises(ConfigError, match="judge must be one of offline, llm, not 'gpt'"):
-        replace(cfg, judge="gpt")  # type: ignore[arg-type]
     assert not Path(cfg.out).exists()
     silent: dict[str, Reply | str] = dict.fromkeys(RIGHT, Reply("", failure="server", message="no memory"))
     with pytest.raises(ModelError, match="none of 6 questions: no memory"):

@@ -117,16 +117,6 @@ def test_gold_changes_nothing() -> None:
     assert blind_state(state(gold)) == state(shown)
 
 
-def test_two_instances_agree() -> None:
-    question = options(dimension="temporal_dynamics")
-    first, second = OfflineLLM(), OfflineLLM()
-    second.cues(Dialogue("x", (Session("s", None, (Turn("1", "Zoe", "violin violin"),)),)), [Segment(0, 0)], None)
-    assert first.cues(TALK, SEGMENTS, None) == second.cues(TALK, SEGMENTS, None)
-    assert first.strategy(TALK, question) == second.strategy(TALK, question)
-    assert first.summary(state(question)) == second.summary(state(question))
-    assert first.name == second.name != OfflineLLM(type("Named", (), {"name": "minilm"})()).name  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("reference", "prediction", "expected"),
     [

@@ -70,11 +70,6 @@ def test_nano_is_always_the_same(nano):
     assert all(torch.equal(value, again[name]) for name, value in nano.model.state_dict().items())
 
 
-def test_minilm_is_the_pretrained_encoder(minilm):
-    assert (minilm.kind, minilm.causal, minilm.n_layers, minilm.hidden_size) == ("encoder", False, 6, 384)
-    assert (minilm.max_length, minilm.processor) == (512, None)
-
-
 def test_qwen3_vl_folder(nano, nano_folder):
     loaded = load_backbone(nano_folder)
     assert type(loaded.model).__name__ == "Qwen3VLForConditionalGeneration"

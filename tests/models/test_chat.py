@@ -26,7 +26,7 @@ from remind.models.chat import (
     prompt_tokens,
     tokenize,
 )
-from remind.models.images import read_images
+from remind.models.images import image_parts, read_image
 from remind.models.nano import SPECIAL_TOKENS, nano_tokenizer
 from remind.states import prompts
 from remind.states.pyramid import MARKER, marker_places
@@ -265,7 +265,7 @@ def test_images_are_read_as_qwen_vl_utils_does(shots, monkeypatch):
         {"type": "image", "image": str(shots[0]), "resized_height": 90, "resized_width": 70},
     )
     theirs = upstream_reader(monkeypatch)(messages, image_patch_size=16)[0]
-    ours = read_images(messages, 16)
+    ours = [read_image(part, 16) for part in image_parts(messages)]
     assert [image.size for image in ours] == [image.size for image in theirs]
     assert all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in zip(ours, theirs, strict=True))
 
@@ -287,10 +287,10 @@ def test_bad_images_are_named(shots, tmp_path, monkeypatch, value, pattern):
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "cut.png").write_bytes(shots[0].read_bytes()[:400])
     with pytest.raises(ImagePathError, match=pattern) as caught:
-        read_images(ask({"type": "image", "image": value}), 16)
+        read_image({"type": "image", "image": value}, 16)
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="videos"):
-        read_images(ask({"type": "video", "video": "a.mp4"}), 16)
+        image_parts(ask({"type": "video", "video": "a.mp4"}))
 
 
 @pytest.mark.parametrize("head", [b"RIFF\xf0\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10), b"\0\0\0\x20ftypavif"])

@@ -21,7 +21,7 @@ from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.places import Part
 from remind.models.backbone import Backbone
 from remind.models.generate import generate
-from remind.models.images import _qwen_vl_utils, read_images
+from remind.models.images import _qwen_vl_utils, read_image
 from remind.models.load import load_backbone
 from remind.models.pictures import Pictures, Place, content_of, places_of
 from remind.pipeline import record_of
@@ -197,7 +197,7 @@ def test_an_image_that_few_tokens_cannot_show_is_refused(nano: Backbone, tmp_pat
     for show in (
         lambda: Pictures(nano, 4).ids(nano.tokenizer, content_of("a b", [Place(1, 2, path)])),
         lambda: Pictures(nano, 4).tensors([path], "q"),
-        lambda: read_images([{"role": "user", "content": [part]}], 16),
+        lambda: read_image(part, 16),
     ):
         with pytest.raises(ImagePathError, match=r"thin\.png[^\n]*3000 x 20 pixels cannot be shown"):
             show()

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.readers import read
 from remind.data.sample import sample_path
@@ -311,19 +310,3 @@ def test_the_best_segment_is_cut_round_the_closest_turn(bag: object, make_dialog
     assert capped
     assert kept.start <= 3 <= kept.end
     assert kept.end - kept.start == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"method": "best"},
-        {"top_share": 0},
-        {"top_share": 1.5},
-        {"max_context_tokens": 0},
-        {"sigma": -1},
-        {"whole_tokens": -1},
-    ],
-)
-def test_configuration_out_of_range(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        RetrieveConfig(**wrong)  # type: ignore[arg-type]

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Session, Turn
 from remind.perception.config import SegmentConfig
 from remind.perception.segment import segment
@@ -64,8 +62,3 @@ def test_the_cap_cuts_one_topic_and_a_longer_turn_stands_alone() -> None:
     parts = segment(dialogue_of([5]), torch.ones(5, 4), SegmentConfig(max_tokens=50), [10, 10, 900, 10, 10])
     assert Segment(2, 2) in parts
     assert segment(dialogue_of([1]), torch.ones(1, 4), SegmentConfig(), [1]) == [Segment(0, 0)]
-
-
-def test_a_cap_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        SegmentConfig(max_tokens=0)

@@ -18,7 +18,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans
 
-from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
 from remind.models.chat import opened
 from remind.perception.config import SegmentConfig
@@ -81,29 +81,6 @@ def test_two_vectors_are_merged_up_to_the_same_cosine_distance(method: str) -> N
     assert found == [[0, 1], [0, 0]]
 
 
-def test_wards_merges_are_those_that_cost_the_least() -> None:
-    """Against a greedy search: the sum of squares within clusters is added up anew for each pair of them."""
-    vectors = some_vectors(1, 14).astype(np.float64)
-    clusters = [[number] for number in range(len(vectors))]
-
-    def squares(members: list[int]) -> float:
-        return float(((vectors[members] - vectors[members].mean(axis=0)) ** 2).sum())
-
-    while True:
-        costs = {
-            (a, b): squares(clusters[a] + clusters[b]) - squares(clusters[a]) - squares(clusters[b])
-            for a in range(len(clusters))
-            for b in range(a)
-        }
-        (a, b), cost = min(costs.items(), key=lambda item: item[1])
-        if cost > 0.7:
-            break
-        clusters[b] += clusters.pop(a)
-    labels = cluster(vectors, ClusterConfig(distance=0.7, linkage="ward", max_size=14))
-    assert partition(labels) == {frozenset(members) for members in clusters}
-    assert 1 < len(clusters) < 14
-
-
 def test_small_groups_are_left_out_and_a_zero_vector_is_refused() -> None:
     vectors = some_vectors(9)
     config = ClusterConfig(distance=0.4, max_size=8, min_size=3)
@@ -116,8 +93,6 @@ def test_small_groups_are_left_out_and_a_zero_vector_is_refused() -> None:
     assert groups(np.zeros((0, 4)), config) == []
     with pytest.raises(DataError, match="zero"):
         cluster(np.array([[1.0, 0.0], [0.0, 0.0]]), config)
-    with pytest.raises(ConfigError, match="distance must be above 0 and at most 2"):
-        ClusterConfig(distance=3)
 
 
 class Encoder:

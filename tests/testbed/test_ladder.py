@@ -120,8 +120,6 @@ def test_a_folder_of_states_reads_back_and_is_not_overwritten(small: World, tmp_
     with pytest.raises(ConfigError, match="exists"):
         write_states(small, out, LadderConfig(seed=1))
     assert read_states(out) == records(small, LadderConfig())
-    write_states(small, out, LadderConfig(seed=1), overwrite=True)
-    assert read_states(out) == records(small, LadderConfig(seed=1))
 
 
 def test_half_of_the_decoys_come_from_the_same_dimension(world: World) -> None:

@@ -12,6 +12,7 @@ from remind.core.errors import ImagePathError
 from remind.data.dialogue import (
     DIMENSIONS,
     FORMATS,
+    SPLITS,
     Corpus,
     Dangling,
     Dialogue,
@@ -24,7 +25,6 @@ from remind.data.dialogue import (
 from remind.data.readers.evidence import Resolved
 from remind.data.readers.source import Place, Source, shown
 
-SPLITS = ("train", "dev", "test")
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
 
 

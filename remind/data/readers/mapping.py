@@ -10,8 +10,7 @@ from typing import Any
 
 from remind.core.config_file import ConfigFile
 from remind.core.errors import ConfigError, shown
-from remind.data.dialogue import DIMENSIONS, FORMATS
-from remind.data.readers.builder import SPLITS
+from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS
 from remind.data.readers.source import Place
 
 #: Endings by which a format is known to be a mapping file.
