@@ -96,7 +96,10 @@ TWO_LISTS = "messages and turns are both given and differ; keep one"
         ({"role": "assistant", "content": None}, "", "text is missing or blank, and there are no images"),
         ({"role": "user", "content": [{"type": "audio"}]}, "", "content part of type 'audio'"),
         ({"role": "user", "content": [{"type": "text"}]}, "", "a text part should be text, not missing or null"),
-        *(({**GOOD, "time": day}, "", f"time {day!r} is no date") for day in ("2024-02-30", "2024-02-03T25:00:00Z")),
+        *(
+            ({**GOOD, "time": day}, "", f"time {day!r} is not a valid date")
+            for day in ("2024-02-30", "2024-02-03T25:00:00Z")
+        ),
         ({**GOOD, "time": 17}, "", "time should be text, not a number"),
         ({**GOOD, "images": "x.png"}, "", "images should be a list, not text"),
         ({**GOOD, "images": [{}]}, "", "an image without path, url, source or caption"),

@@ -103,7 +103,7 @@ def test_a_folder_is_one_corpus(tmp_path):
         ({"split": "valid"}, "unknown split 'valid'; known: train, dev, test"),
         ({"category": 1.5}, "category should be text or a whole number"),
         ({"question": ""}, "question is missing or blank"),
-        ({"time": "2023-02-29"}, "time '2023-02-29' is no date or time of day that exists"),
+        ({"time": "2023-02-29"}, "time '2023-02-29' is not a valid date or time of day"),
         ({"evidence": [1]}, "evidence should be text, not a number"),
     ],
 )
@@ -126,7 +126,10 @@ TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
         ([context([{**TURN, "id": "s2:1"}])], "[line 1, c01]: turn id 's2:1' occurs twice"),
         ([context(sessions=None)], "[line 1, c01]: sessions should be a list, not missing or null"),
         ([context(sessions=[{"id": "s", "turns": []}] * 2)], "[line 1, c01]: session id 's' occurs twice"),
-        ([context([{**TURN, "time": "2024-02-30 10:00"}])], "[line 1, c01, t]: time '2024-02-30 10:00' is no date"),
+        (
+            [context([{**TURN, "time": "2024-02-30 10:00"}])],
+            "[line 1, c01, t]: time '2024-02-30 10:00' is not a valid date",
+        ),
         ([context(id=None)], "[line 1]: id is missing or blank"),
         ([CONTEXT, {**QUESTION, "context_id": "c02"}], "[line 2, q1]: its dialogue 'c02' is missing"),
         ([CONTEXT, CONTEXT], "[line 2, c01]: dialogue id 'c01' occurs twice, first in bench.jsonl [line 1, c01]"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from experiments.paper.cells import product, side_by_side, summary
 from experiments.paper.config import PaperConfig
 from experiments.paper.costs import by_stage, operations_of
 from experiments.paper.grounding import marked_share
-from experiments.paper.items import ITEMS, NEEDS, listing
 from experiments.paper.judging import read_sheet, sample
 from experiments.paper.memory import table as memory_table
 from experiments.paper.memory import taken
@@ -39,13 +37,10 @@ from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
 from remind.states.parquet import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
-from remind.testbed.built import BuiltConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, make_world
-from sae.config import SAETrainConfig
 
 WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
-BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1)
 
 
 @pytest.fixture(scope="module")
@@ -348,18 +343,6 @@ def test_a_label_sheet_is_read_as_it_says(tmp_path: Path) -> None:
 
 def command(*words: str) -> None:
     main(PaperConfig, run, "", with_flag(list(words)), positional=("action", "item"))
-
-
-def test_the_list_names_every_item_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    command("list")
-    shown = capsys.readouterr().out
-    assert shown.strip() == listing()
-    for name, item in ITEMS.items():
-        block = re.search(rf"^{name}: (.*\n    .*\n    .*)$", shown, re.MULTILINE)
-        assert block, f"{name} is not in the list"
-        assert all(f"--{option}" in block[1] for option in item.needs)
-        assert item.small in block[1]
-        assert set(item.needs) <= set(NEEDS)
 
 
 def test_what_is_missing_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
