@@ -52,12 +52,12 @@ COMMANDS = {
     "check-sae": Command(
         "remind.train_sae.config:CheckSAEConfig",
         "remind.grounding.check:check_sae",
-        "Measure whether SAEs, one's own or others', fit a model they were not trained on.",
+        "Measure how well SAEs fit a model, for example one they were not trained on.",
     ),
     "build-states": Command(
         "remind.pipeline.config:BuildStatesConfig",
         "remind.pipeline:build_states",
-        "Build the factual, attentional and reflective states of every question of a dialogue file, or of your own.",
+        "Build the factual, attentional and reflective states of questions: those of a dialogue file, or your own.",
         repeatable=("ask",),
     ),
     "train-pra": Command(
@@ -84,12 +84,12 @@ COMMANDS = {
     "run-memory": Command(
         "remind.memory.config:RunMemoryConfig",
         "remind.memory.run:run_memory",
-        "Give dialogues to several memory systems: what each keeps, finds for the questions, answers and costs.",
+        "Run several memory systems on dialogues, and record what each stores, retrieves, answers and costs.",
     ),
     "score-memory": Command(
         "remind.memory.config:ScoreMemoryConfig",
         "remind.memory.score:score_and_show",
-        "Score runs of memory systems: evidence recall and its tokens, answers, costs, differences; JSON and a page.",
+        "Score runs of memory systems: evidence recall, tokens, answers, costs and differences, as JSON and a page.",
     ),
     "train-memory": Command(
         "remind.memory_training.config:TrainMemoryConfig",
@@ -109,7 +109,7 @@ COMMANDS = {
     "compare-models": Command(
         "remind.viewing.config:CompareModelsConfig",
         "remind.viewing.compare_models:compare_models",
-        "Show what training changed inside a model: features, what x0 took over from x2, what answers read.",
+        "Show what training changed inside a model: features, hidden states of x0 and x2, attention to turns.",
     ),
     "plot-run": Command(
         "remind.viewing.config:PlotRunConfig",

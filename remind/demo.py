@@ -49,7 +49,7 @@ Loss: the run's own, Eq. 7 for PRA, CE(x0) for SFT. CE(x0): cross-entropy of the
 
 @dataclass
 class DemoConfig:
-    """See what x0, x1 and x2 are worth to a small model, and what alignment makes of it."""
+    """Run the whole pipeline once on a small world, and show what x0, x1, x2 and alignment do for a small model."""
 
     out: str = "runs/demo"
     """Folder for what the demo writes: dialogues, SAEs, states, runs, exported checkpoints, reports, plot."""

@@ -64,7 +64,7 @@ def read_archive(path: str | Path) -> dict[str, Tensor]:
         with ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if len(names) != 1:
-                raise FormatError("is no archive of tensors (torch.save)", path)
+                raise FormatError("is not an archive of tensors (torch.save)", path)
             order = names[0].removesuffix("data.pkl") + "byteorder"
             if order in archive.namelist() and archive.read(order) != b"little":
                 raise FormatError("holds tensors of another byte order", path)
@@ -83,7 +83,7 @@ def _tensor(value: Any, archive: ZipFile, folder: str) -> Tensor:
     if isinstance(value, _Call) and value.name == _Name("torch._utils _rebuild_parameter"):
         value = value.arguments[0]
     if not isinstance(value, _Call) or value.name != _Name("torch._utils _rebuild_tensor_v2"):
-        raise ValueError(f"{value!r} is no tensor")
+        raise ValueError(f"{value!r} is not a tensor")
     storage, offset, shape, stride = value.arguments[:4]
     kind, key = storage.what[1:3]
     dtype = _DTYPES[kind.text.removeprefix("torch ")]

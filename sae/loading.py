@@ -64,7 +64,7 @@ class Mapping:
         kinds: dict[str, Any] = {"tensors": dict, "activation": str, "k": int | None, "layers": dict}
         for name, value in given.items():
             if name not in {one.name for one in fields(cls)}:
-                raise FormatError(f"{name} is no setting of a mapping", path)
+                raise FormatError(f"{name} is not a setting of a mapping", path)
             if not isinstance(value, kinds.get(name, bool)):
                 raise FormatError(f"{name} is {value!r}", path)
         if given.get("activation", "topk") not in get_args(Activation):
@@ -74,7 +74,7 @@ class Mapping:
             if not all(isinstance(one, str) for one in given.get(name, {}).values()):
                 raise FormatError(f"{name} must hold names", path)
         if wrong := [name for name in given.get("layers", {}) if not name.isdecimal()]:
-            raise FormatError(f"layers: {wrong[0]!r} is no number", path)
+            raise FormatError(f"layers: {wrong[0]!r} is not a number", path)
         return cls(**given)
 
 
@@ -238,7 +238,7 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
         ".pth": read_archive,
     }
     if path.suffix not in readers:
-        raise FormatError(f"is no file of tensors ({', '.join(readers)})", path)
+        raise FormatError(f"is not a file of tensors ({', '.join(readers)})", path)
     return readers[path.suffix](path)
 
 

@@ -147,37 +147,37 @@ class DataConfig:
     """Which states become training examples."""
 
     max_length: Annotated[int, Range(ge=2)] | None = None
-    """Most tokens of a prompt with its answer, in any level; None: as many as the model takes."""
+    """Maximum length of a prompt with its answer in tokens, in every state; None: the context of the model."""
     max_answer: PositiveInt = 1024
-    """Most tokens of an answer, its end token included."""
+    """Maximum length of an answer in tokens, including the end token."""
     on_long: Literal["error", "skip"] = "error"
-    """What to do with a question that is longer: stop, or leave it out and count it."""
+    """What to do with longer questions: stop with an error, or leave them out and count them."""
     unlabelled: Literal["x2", "x1", "skip"] = "x2"
-    """Questions without a gold answer: the state under which the model, as it is before training, answers them once,
-    greedily. Such an answer carries no hard loss. skip: leave them out."""
+    """Questions without a gold answer: the state from which the model before training answers them once, greedily.
+    These answers have no hard loss. skip: leave the questions out."""
     targets: Literal["gold", "decoded", "on_policy"] = "gold"
-    """Answers at whose positions x1 and x2 teach. gold: gold answers, and where there is none what `unlabelled` says.
-    decoded: for every question the answer that `unlabelled` gives. on_policy: the student's own answer from x0. A gold
-    answer has its hard loss in each case; where the target is another, that costs one more pass over x0."""
+    """Answers whose positions are distilled. gold: gold answers, or see `unlabelled` if there is none. decoded: the
+    answer that `unlabelled` gives, for every question. on_policy: the student's own answer from x0. Gold answers have a
+    hard loss in every case, which needs one more pass over x0 if the target is another answer."""
     refresh_steps: PositiveInt = 8
-    """on_policy: the student answers the questions of so many steps at once, so that an answer is at most so many steps
-    less one old; fewer are fresher, and dearer because batches are smaller."""
+    """on_policy: the student answers the questions of this many steps at once. Answers are then at most this many steps
+    old, less one; smaller values give newer answers, but cost more because batches are smaller."""
     temperature: NonNegativeFloat = 0.0
-    """on_policy: 0 for greedy answers; above, they are sampled, which seed and step fix."""
+    """on_policy: 0 for greedy answers, otherwise the sampling temperature; samples depend on seed and step only."""
     max_decoded: PositiveInt = 256
-    """Most tokens of an answer that the model gives, for `unlabelled` as for `targets`."""
+    """Maximum length of decoded answers in tokens, for `unlabelled` and `targets`."""
     decode_batch: PositiveInt = 8
-    """Questions that the model answers together, of similar length."""
+    """Questions of similar length that are answered in one batch."""
     limit: PositiveInt | None = None
     """At most this many training questions, the first ones; for a quick look."""
     images: Literal["captions", "pixels"] = "captions"
     """How prompts show the images of the dialogue: by their captions, or as pixels in place of the caption wherever the
     states know the image's file."""
     image_tokens: PositiveInt = 256
-    """At most about so many tokens for an image shown as pixels; larger ones are made smaller."""
+    """Approximate maximum number of tokens for an image shown as pixels; larger images are scaled down."""
     image_root: str | None = None
-    """Folder that the image files must lie in, links followed; None: they are read wherever the states say they lie,
-    which is anywhere on disk if the states are another's."""
+    """Folder that the image files must be in, links followed; None: they are read from the paths in the states, which
+    may be anywhere on disk if someone else made the states."""
     cache: str | None = None
     """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
     folder."""
@@ -193,10 +193,10 @@ class TeacherConfig:
     """Teachers with other weights than the present ones (objective.teacher_weights)."""
 
     ema_decay: ShareBelowOne = 0.98
-    """ema: share of the running average that stays at each step."""
+    """ema: decay of the running average per step."""
     targets: Literal["hidden", "topk"] = "hidden"
-    """base: what is kept on disk. hidden: final hidden states of the answer, exact (an answer token takes as much as
-    the model is wide). topk: log-probabilities of the likeliest tokens, and of all others together."""
+    """base: what is cached on disk. hidden: final hidden states of the answer, exact (one vector of the model's width
+    per answer token). topk: log-probabilities of the most likely tokens, and of all others together."""
     k: PositiveInt = 64
     """topk: tokens kept per position."""
 
@@ -209,14 +209,14 @@ class GuardConfig:
     """When held-out numbers count as a collapse."""
 
     mode: Literal["warn", "stop", "off"] = "warn"
-    """warn: say and record it. stop: save, and end the run with an error. off: do not look. Unless off, a run
-    also warns where the model has a cross-entropy above 6 nats per token under x0 before the first step."""
+    """warn: print and record a warning. stop: save, and end the run with an error. off: no check. Unless off, a run
+    also warns if the cross-entropy under x0 is above 6 nats per token before the first step."""
     ce_rise: NonNegativeFloat = 0.8
     """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
     before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""
     entropy_share: Share = 0.2
     """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
-    there is no lower than it was at first: sharper without being righter. A choice, not a measurement."""
+    there is no lower than at the start: more certain, but not more accurate. The default is a choice, not measured."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -224,7 +224,7 @@ class GuardConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters on the language model; everything else stays as it is.
+    """Low-rank adapters on the language model; all other weights are frozen.
 
     There is no dropout: with it, equal contexts would have unequal distributions.
     """
@@ -269,27 +269,27 @@ class TrainerConfig:
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; norms, biases and embeddings have none."""
     step: StepKind = "sequential"
-    """sequential: one level's graph lives at a time. joint: all at once (needed for target_grad flow)."""
+    """sequential: the graph of one state at a time is in memory. joint: all at once (needed for target_grad flow)."""
     prefix_sharing: bool = True
-    """Compute what x1 and x2 have in common once, where x2 only teaches. Changes time, not the result beyond rounding;
-    needs sdpa or flash attention without sliding windows."""
+    """Compute the common prefix of x1 and x2 once, if x2 is only a teacher. Faster; same result up to rounding. Needs
+    sdpa or flash attention without sliding windows."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     eval_every: NonNegativeInt = 50
     """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
     eval_split: str = "dev"
-    """Split for the held-out loss, by which collapses are noticed and the best checkpoint is chosen. Where the states
-    lack it none is measured. With test no checkpoint is chosen: a choice by test loss would spoil the test."""
+    """Split for the held-out loss, used to detect collapses and to choose the best checkpoint. Without such questions
+    in the states, it is not measured. With test, no checkpoint is chosen, so that the test split stays unused."""
     eval_limit: PositiveInt | None = 64
     """At most this many held-out questions, the first ones; None: all."""
     save_every: PositiveInt = 100
     """Steps between checkpoints; one is always written at the end."""
     keep_last: PositiveInt = 2
-    """Newest checkpoints that are kept, besides the best one."""
+    """Number of newest checkpoints to keep, in addition to the best one."""
     trackers: tuple[str, ...] = ()
-    """Trackers of accelerate to report to as well, e.g. tensorboard; metrics.jsonl is always written."""
+    """Trackers of accelerate to report to, e.g. tensorboard, in addition to metrics.jsonl."""
     guard: GuardConfig = field(default_factory=GuardConfig)
-    """What counts as a collapse of the held-out loss, and what then happens."""
+    """When the held-out loss counts as collapsed, and what to do then."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

@@ -218,7 +218,7 @@ def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "p
         return default.images, default.image_tokens
     tokens = about.get("image_tokens")
     if type(tokens) is not int or tokens < 1:
-        raise DataError("config.data.image_tokens is no number of tokens", path)
+        raise DataError("config.data.image_tokens is not a number of tokens", path)
     return "pixels", tokens
 
 

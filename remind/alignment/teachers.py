@@ -80,7 +80,7 @@ def topk_targets(hidden: Tensor, weight: Tensor, tau: float, k: int = 64, chunk:
         ConfigError: k outside 1 to V.
     """
     if not 1 <= k <= len(weight):
-        raise ConfigError(f"top-k of {k}: it must lie between 1 and the {len(weight)} tokens of the vocabulary")
+        raise ConfigError(f"top-k of {k}: it must be between 1 and the {len(weight)} tokens of the vocabulary")
     dtype = accumulation_dtype(hidden.dtype)
     head = weight.to(dtype)
     pieces = []

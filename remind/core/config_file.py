@@ -114,7 +114,7 @@ class ConfigFile:
                 # `a.b` on a line of its own is the same as b within a
                 name = f"{prefix}{key.value}"
                 if name in self.lines:
-                    raise self._at(f"the key {name[:80]!r} stands twice; which value counts is unclear", key)
+                    raise self._at(f"the key {name[:80]!r} occurs twice; it is unclear which value counts", key)
                 self.lines[name] = key.start_mark.line + 1
                 if isinstance(value, yaml.MappingNode):
                     self.mappings.add(name)

@@ -213,7 +213,7 @@ def _numbers(environment: Mapping[str, str], index: str, count: str) -> Shard | 
     except ValueError:
         shard = Shard(0, 0)
     if not 0 <= shard.index < shard.count:
-        raise ConfigError(f"{index} {environment[index]!r} of {count} {environment[count]!r} is no part of the work")
+        raise ConfigError(f"{index} {environment[index]!r} of {count} {environment[count]!r} is not a valid part")
     return shard
 
 

@@ -52,7 +52,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One utterance. `time` is ISO 8601 if the file gives an absolute time, else its own words, else None."""
+    """One utterance. `time` is ISO 8601 if the file has an absolute time, otherwise the text in the file, or None."""
 
     id: str
     speaker: str
@@ -118,7 +118,7 @@ class Dialogue:
 
 
 def problem_of(sessions: Sequence[Session]) -> str | None:
-    """Why sessions make no dialogue, if they do not."""
+    """Why these sessions are not a valid dialogue, or None."""
     if len({session.id for session in sessions}) < len(sessions):
         return "a session id occurs twice; ids must be unique in a dialogue"
     seen: set[str] = set()
@@ -170,13 +170,13 @@ class Question:
 
     @property
     def unanswerable(self) -> bool:
-        """Whether by its gold the dialogue does not tell (LoCoMo category 5; LongMemEval, whose ids say so)."""
+        """Whether the dialogue does not contain the answer (LoCoMo category 5; LongMemEval ids that say so)."""
         return self.format == "direct" and (NO_INFORMATION in self.answers or self.id.endswith("_abs"))
 
 
 @dataclass(frozen=True, slots=True)
 class Dangling:
-    """An evidence reference, verbatim, that names no turn of its dialogue."""
+    """An evidence reference, verbatim, that matches no turn of its dialogue."""
 
     question_id: str
     reference: str
@@ -252,9 +252,9 @@ class Corpus:
 
 
 def joined(parts: Sequence[Corpus], name: str) -> Corpus:
-    """One dialogue of those of several corpora, one after the other, with the questions about them.
+    """The dialogues of several corpora joined into one, in order, with their questions.
 
-    A session or turn of a dialogue gets its id in front, `s01e02:S1:T3`; images are counted on; evidence follows.
+    Ids of sessions and turns get the id of their dialogue as a prefix, `s01e02:S1:T3`; images are renumbered.
 
     Raises:
         DataError: two ids become the same one.

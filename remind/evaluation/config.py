@@ -72,13 +72,13 @@ class ContextConfig:
     """What the conditions show that are built from the dialogue files. Tokens are of the sentence encoder."""
 
     full_tokens: PositiveInt = 30000
-    """full_context: cap on the dialogue; whole turns beyond it are cut, and counted."""
+    """full_context: limit for the dialogue; whole turns beyond it are cut, and counted."""
     keep: Literal["newest", "oldest"] = "newest"
-    """full_context: which turns stay where the dialogue is cut."""
+    """full_context: which turns are kept if the dialogue is cut."""
     chunk_tokens: PositiveInt = 200
-    """rag: length of a chunk; whole turns, none across sessions. MiniLM reads 254 tokens of a text."""
+    """rag: length of a chunk, in whole turns of one session. MiniLM reads 254 tokens of a text."""
     rag_tokens: PositiveInt | None = None
-    """rag: cap on the chunks together; None: as many as x0 shows of the same dialogue for the same question."""
+    """rag: limit for all chunks together; None: as many tokens as x0 has for the same question."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -89,14 +89,14 @@ class VLLMConfig:
     """The engine of answers vllm."""
 
     max_model_len: PositiveInt | None = None
-    """Tokens of prompt and answer together that a question may take; None: as many as the model takes, for which one
-    GPU may have no room."""
+    """Limit for prompt and answer together, in tokens; None: the context of the model, which may not fit in the memory
+    of one GPU."""
     tensor_parallel_size: PositiveInt = 1
-    """GPUs that the model is spread over."""
+    """Number of GPUs that the model is distributed over."""
     gpu_memory_utilization: PositiveShare = 0.9
     """Share of each GPU's memory that the engine takes."""
     at_once: PositiveInt = 256
-    """Prompts handed to the engine at once; their answers are on disk before it gets the next."""
+    """Prompts sent to the engine at once; their answers are saved before the next ones are sent."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

@@ -66,7 +66,7 @@ def turn_salience(
     if s.dim() != 1 or not s.is_floating_point():
         raise ConfigError(f"resonance must be a vector of floats, got shape {tuple(s.shape)} of {s.dtype}")
     if not 0 <= lam <= 1:
-        raise ConfigError(f"lam must lie between 0 and 1, got {lam}")
+        raise ConfigError(f"lam must be between 0 and 1, got {lam}")
     turns = torch.as_tensor(turn_index, dtype=torch.int64, device=s.device)
     captions = torch.as_tensor(is_caption, dtype=torch.bool, device=s.device)
     if turns.shape != s.shape or captions.shape != s.shape:

@@ -46,7 +46,7 @@ def failed(reply: Reply) -> tuple[int, dict[str, Any]]:
 
 
 def room(body: Mapping[str, Any], otherwise: int) -> int:
-    """Tokens that the body leaves for a reply. Raises ValueError for what is no number of tokens."""
+    """Tokens that the body leaves for a reply. Raises ValueError for what is not a number of tokens."""
     for name in ("max_completion_tokens", "max_tokens"):
         if (value := body.get(name)) is not None:
             if type(value) is not int or value < 1:

@@ -40,24 +40,24 @@ class EndpointConfig:
     """A model and where it runs."""
 
     model: str = ""
-    """Name of the model as the server knows it; for a local model: nano, smollm2, or a Hugging Face folder or id."""
+    """Name of the model on the server; for a local model: nano, smollm2, or a Hugging Face folder or id."""
     base_url: str = OPENAI
     """Address of an OpenAI-compatible server, to which /chat/completions is added; local: run the model here."""
     name: str | None = None
-    """Stands for base_url in cache keys and reports, so that a server may move; None: base_url itself."""
+    """Used instead of base_url in cache keys and reports, so that the server may move; None: base_url."""
     key_env: str | None = OPENAI_KEY
     """Environment variable that holds the key. Plain http:// servers get no key unless another variable is named."""
     timeout: Annotated[float, Range(gt=0, le=10**6)] = 120.0
-    """Seconds a try may take, from the connection to the last byte of the reply."""
+    """Time limit of an attempt in seconds, from the connection to the last byte of the reply."""
     retries: Annotated[int, Range(ge=0, le=1000)] = 6
-    """Further tries after 429, 5xx, time-outs, broken connections and broken replies. Waits grow up to 8 s, or are what
-    Retry-After says, up to 120 s."""
+    """Retries after 429, 5xx, time-outs, broken connections and broken replies. Delays grow up to 8 s, or follow
+    Retry-After, up to 120 s."""
     concurrency: Annotated[int, Range(ge=1, le=10_000)] = 8
-    """Requests under way at once; for a local model: prompts per forward."""
+    """Concurrent requests; for a local model: prompts per forward pass."""
     max_tokens: PositiveInt | None = None
-    """Room for each reply; None: what the request asks for."""
+    """Maximum length of a reply in tokens; None: as the request asks."""
     temperature: NonNegativeFloat | None = None
-    """Temperature; None: what the request asks for, mostly 0."""
+    """Temperature; None: as the request asks, mostly 0."""
     price_prompt: NonNegativeFloat = 0.0
     """USD per million prompt tokens."""
     price_completion: NonNegativeFloat = 0.0
@@ -115,7 +115,7 @@ class LLMConfig:
     """Endpoints of the auxiliary LLM by what they are asked for, and what they share."""
 
     default: EndpointConfig | None = None
-    """Endpoint of every stage that has none of its own; None: the offline stand-in writes, and judges by rule."""
+    """Endpoint of all stages without one of their own; None: offline rules write and judge."""
     cues: EndpointConfig | None = None
     """Endpoint for segment cues (Section 4.2)."""
     strategy: EndpointConfig | None = None
@@ -131,11 +131,11 @@ class LLMConfig:
     explain: EndpointConfig | None = None
     """Endpoint that names features of SAEs, and scores the names (`remind feature-pages`)."""
     memory: EndpointConfig | None = None
-    """Endpoint of all that memory systems ask for."""
+    """Endpoint for memory systems."""
     cache: str | None = "~/.cache/remind/llm.sqlite"
-    """SQLite file of replies that were paid for; None: none is kept."""
+    """SQLite file that caches replies; None: no cache."""
     dry_run: str | None = None
-    """File for the prompts that would be sent (JSONL); nothing is asked then, and tokens and costs are estimated."""
+    """File for the prompts that would be sent (JSONL); nothing is sent, and tokens and costs are estimated."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

@@ -183,7 +183,7 @@ class Ledger:
                     row["before"] = {name: row["now"][name] + row["before"][name] for name in _SUMS}
                     row["now"] = dict.fromkeys(_SUMS, 0)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise DataError("is no record of costs; name another file", path, f"line {number}") from None
+                raise DataError("is not a record of costs; choose another file", path, f"line {number}") from None
             self._rows.append(row)
 
 

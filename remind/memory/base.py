@@ -1,7 +1,7 @@
-"""What a memory system is: sessions go into a bank, a question gets memories out of it.
+"""The interface of memory systems: a bank stores the sessions of a dialogue and retrieves memories for a question.
 
-A system is one file: a `Bank` that says what it remembers of a session and how it ranks that for a question. Ingesting
-twice, transactions, budgets, feedback tokens and forgetting are the same for all and stand here.
+A system is one file with a `Bank` that defines what is stored of a session and how it is ranked for a question.
+Repeated ingesting, transactions, budgets, feedback tokens and forgetting are the same for all and implemented here.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _WAITING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a reader is shown.
+    """A retrieved memory, as shown to a reader.
 
     Attributes:
         id: unique in its bank.
         text: what the reader sees of it.
         kind: "turn", "round", "session", "fact", "topic", ...
-        sources: ids of the turns it was made from, in the dialogue's order; None where the system cannot tell.
+        sources: ids of the turns it was made from, in the order of the dialogue; None if the system does not know.
         time: of the first of them, as in `Turn`.
-        score: by which it was ranked; higher is better, and the scale is the system's own.
+        score: it was ranked by; higher is better, the scale depends on the system.
         tokens: of the text, in the vocabulary of the run's encoder.
     """
 
@@ -57,7 +57,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question as a system sees it: never its answers, its evidence, or its split."""
+    """A question as a system sees it, without answers, evidence and split."""
 
     text: str
     id: str = ""
@@ -80,7 +80,7 @@ class Retrieval:
     Attributes:
         memories: best first.
         token: names this retrieval in `Bank.feedback`.
-        trace: what a person would want to know of it, as JSON; the system's own.
+        trace: details for inspection, as JSON; depends on the system.
     """
 
     memories: tuple[Memory, ...]
@@ -95,13 +95,13 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a session.
+    """The result of ingesting a session.
 
     Attributes:
         session_id: its id.
-        known: whether the bank held it already; nothing was done then.
-        added: memories it has more than before; merging systems can have fewer.
-        degraded: why parts of it were made by a stand-in, a line each; see `Bank.repair`.
+        known: whether the bank already had it; then nothing was done.
+        added: by how many the number of memories grew; negative if memories were merged or deleted.
+        degraded: reasons why a fallback was used, one line each; see `Bank.repair`.
     """
 
     session_id: str
@@ -112,11 +112,11 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Services:
-    """What systems share in a run.
+    """What all systems of a run share.
 
     Attributes:
         encoder: turns texts into vectors and counts tokens.
-        chat: the chat model for (system, dialogue, stage); None for stages that no endpoint is named for.
+        chat: the chat model for (system, dialogue, stage); None for stages without an endpoint.
         url: of the loopback endpoint for (system, dialogue, stage), for packages with a client of their own.
     """
 
@@ -126,7 +126,7 @@ class Services:
 
 
 class MemorySystem(Protocol):
-    """A way to remember, with its settings."""
+    """A memory system with its settings."""
 
     @property
     def name(self) -> str:
@@ -134,8 +134,8 @@ class MemorySystem(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """Package, version, prompt hashes, options, and under `degraded` what is not as published. Of two systems with
-        the same answer the banks are exchangeable."""
+        """Package, version, prompt hashes, options, and under `degraded` differences from the publication. Systems with
+        equal values can open each other's banks."""
         ...
 
     def open(self, folder: str | Path, dialogue_id: str, services: Services) -> Bank:
@@ -149,12 +149,12 @@ class MemorySystem(Protocol):
 
 
 class Bank(ABC):
-    """The memory of one dialogue, in a folder that this process alone writes to.
+    """The memory of one dialogue, in a folder that only this process writes to.
 
     Args:
         folder: made if absent.
         dialogue_id: whose memory it is.
-        system: what it works by.
+        system: the system it belongs to.
         services: encoder and chat models.
 
     Raises:
@@ -195,9 +195,9 @@ class Bank(ABC):
         return self._ranker
 
     def ingest(self, session: Session) -> Receipt:
-        """Remember a session: whole, or not at all.
+        """Store a session, completely or not at all.
 
-        Sessions come in the order of time. One that is there already is not ingested again.
+        Sessions must be given in the order of time. A session that is already stored is not ingested again.
 
         Raises:
             DataError: a session of no turns, a turn without text or picture, an id of another session or turn, the same
@@ -220,15 +220,15 @@ class Bank(ABC):
         return Receipt(session.id, added=self.store.count() - before, degraded=degraded)
 
     def finish(self) -> None:
-        """All sessions are there; what is made of the dialogue as a whole is made now. Called again after more."""
+        """Compute what depends on the whole dialogue. Call it after the last session, and again after more."""
         return
 
     def retrieve(self, query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-        """The best memories for a query. The bank is the same afterwards.
+        """The best memories for a query. Does not change the bank.
 
         Args:
-            k: at most so many; None: no limit.
-            budget: at most so many tokens together. A memory that does not fit is passed over for lower ones that do.
+            k: maximum number of memories; None: no limit.
+            budget: maximum number of tokens in all. A memory that does not fit is skipped, and lower ones may follow.
 
         Raises:
             ConfigError: k or budget below 1, or neither given; a query without text.
@@ -252,7 +252,7 @@ class Bank(ABC):
         return retrieval
 
     def feedback(self, token: str, cited: Collection[int]) -> None:
-        """Tell which memories of a retrieval an answer cited, by their places from 0.
+        """Report which memories of a retrieval an answer cited, by their positions from 0.
 
         Raises:
             DataError: a token that this bank did not give since it was opened or a session last came or went, that was
@@ -267,15 +267,15 @@ class Bank(ABC):
         self.learn(query, retrieval, frozenset(cited))
 
     def forget(self, turn_ids: Iterable[str]) -> int:
-        """Make the bank as if these turns had never been ingested: memories, vectors and journal. Returns how many of
-        them it held. What `finish` made is gone; call it again."""
+        """Change memories, vectors and journal to what they would be without these turns. Returns how many of the turns
+        were stored. Call `finish` again afterwards."""
         gone = {turn for turn in turn_ids if self.store.holds_turn(turn)}
         if gone:
             self._rebuild(gone)
         return len(gone)
 
     def repair(self) -> bool:
-        """Make the bank anew where a stand-in had a part in it; replies that came are in the run's cache.
+        """Rebuild the bank if a fallback was used; earlier replies come from the run's cache.
 
         Returns:
             Whether there was anything to do.
@@ -285,12 +285,12 @@ class Bank(ABC):
         return needed
 
     def report(self) -> dict[str, Any]:
-        """Sessions, turns, memories, bytes on disk, and sessions that a stand-in had a part in, with reasons."""
+        """Counts of sessions, turns and memories, bytes on disk, and sessions with a fallback, with reasons."""
         size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
         return {**self.store.counts(), "bytes": size, "degraded": self.store.degraded()}
 
     def close(self) -> None:
-        """Give the folder free."""
+        """Close the bank and release its folder."""
         self.store.close()
         self._held.close()
 
@@ -304,28 +304,28 @@ class Bank(ABC):
 
     @abstractmethod
     def remember(self, session: Session) -> Iterable[str]:
-        """Put what is to be kept of the session into `store`; inside the session's transaction.
+        """Store memories of the session in `store`; runs inside the session's transaction.
 
         Returns:
-            Why a stand-in had to be used, a line each; usually nothing.
+            Reasons why a fallback was used, one line each; usually none.
         """
 
     @abstractmethod
     def rank(self, query: Query, k: int | None, trace: dict[str, Any]) -> Iterable[tuple[int, float] | Memory]:
-        """Numbers of memories with their scores, best first; read as far as is needed. A memory that is written for the
-        query, and not kept, stands for itself.
+        """Numbers of memories with their scores, best first; read only as far as needed. A memory that is written for
+        the query and not stored is given itself instead of a number.
 
         Args:
-            k: how many will be read, if that is known.
-            trace: to put explanations into, as JSON.
+            k: how many will be read, if known.
+            trace: for explanations, as JSON.
         """
 
     def learn(self, query: Query, retrieval: Retrieval, cited: frozenset[int]) -> None:
-        """What feedback changes; by default nothing."""
+        """Learn from feedback; by default does nothing."""
         return
 
     def chat(self, stage: Stage) -> ChatModel | None:
-        """The chat model for a stage of this system and dialogue; None: no endpoint is named."""
+        """The chat model for a stage of this system and dialogue; None without an endpoint."""
         source = self.services.chat
         return None if source is None else source(self.system.name, self.dialogue_id, stage)
 

@@ -9,20 +9,20 @@ from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
 from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
 
-#: What stands beside the systems in every table: nothing, everything that fits, and the gold evidence.
+#: Controls in every table: no memories, everything that fits, and the gold evidence.
 CONTROLS = ("no_context", "full_context", "gold")
 
 
 @dataclass
 class RunMemoryConfig:
-    """Give the same dialogues to several memory systems, and record what each keeps, finds and costs."""
+    """Run several memory systems on the same dialogues, and record what each stores, retrieves and costs."""
 
     input: str | list[str]
     """File or folder of dialogues with questions; a list of several is merged."""
     out: str
-    """Folder of the run. One that is there is gone on with where it was made with the same settings."""
+    """Folder of the run. An existing run with the same settings is continued."""
     systems: list[str] = field(default_factory=lambda: ["dense", "bm25", "hybrid", "session"])
-    """Memory systems, by name; no_context, full_context and gold always stand beside them."""
+    """Memory systems, by name; no_context, full_context and gold are always included."""
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of systems by name, e.g. --options '{lme_facts: {keys: merge}}'."""
     format: str | None = None
@@ -34,28 +34,28 @@ class RunMemoryConfig:
     answer_k: PositiveInt = 10
     """Memories that a reader answers from, as far as budget_tokens allows."""
     budget_tokens: PositiveInt | None = None
-    """Tokens of memories that every reader answers from instead; the contexts of all systems are then equally long."""
+    """Tokens of memories that a reader gets instead of answer_k memories, so that all contexts have the same length."""
     full_tokens: PositiveInt = 16_000
-    """Tokens that full_context is cut at, the newest turns kept."""
+    """Length of full_context in tokens; the newest turns are kept."""
     reader: Literal["direct", "con", "con_separate", "cite", "respond", "x0"] = "direct"
     """How answers are asked for: directly, after notes (Chain-of-Note, together or memory by memory), with citations,
     as a reply to the person, in sentences, or by the prompt of a factual state without a strategy (x0), for models that
     were trained on states."""
     citer: Literal["none", "reader", "oracle", "noisy", "lexical"] = "reader"
-    """Who tells systems that learn, after each question, which memories its answer cites: nobody; the reader, where it
-    is `cite`; gold evidence, as it is or with errors, which every report says; or shared words. A bank begins each run
-    with nothing learned."""
+    """Source of the citations that learning systems get after each question. none; reader: the reader's own citations
+    (with reader cite); oracle, noisy: gold evidence, exact or with errors, which every report states; lexical: shared
+    words. Every run starts without anything learned."""
     judge: Literal["none", "offline", "llm", "p13n"] = "none"
-    """Who judges answers: nobody, the offline rule, or the endpoint of llm.judge. p13n: that endpoint, also on how an
-    answer uses what is remembered, and on the stage that a wrong one is due to (SaliMory, Appendix B)."""
+    """Judge of answers. none; offline: a rule; llm: the endpoint llm.judge; p13n: that endpoint, also on how an answer
+    uses the memory and which stage caused a wrong answer (SaliMory, Appendix B)."""
     encoder: str = "minilm"
     """Sentence encoder that all systems share: minilm, or a sentence-transformers folder or id."""
     llm: LLMConfig = field(default_factory=LLMConfig)
-    """Who writes memories and answers; without an endpoint only what needs none is done."""
+    """Chat models that write memories and answers; without an endpoint, steps that need one are skipped."""
     split: Literal["train", "dev", "test"] | None = None
-    """Ask the questions of one split alone; None: all."""
+    """Ask only the questions of this split; None: all."""
     states: str | None = None
-    """States folder (from `remind build-states`) that says which split a question is of; None: the input says so."""
+    """States folder (from `remind build-states`) that defines the split of each question; None: the input does."""
     limit: PositiveInt | None = None
     """At most this many questions per dialogue, spread evenly over it; for a quick look."""
     dialogues: PositiveInt | None = None
@@ -70,7 +70,7 @@ class RunMemoryConfig:
         if twice := sorted({name for name in self.systems if self.systems.count(name) > 1}):
             raise ConfigError(f"systems names {twice[0]} twice")
         if reserved := sorted({*self.systems} & {*CONTROLS}):
-            raise ConfigError(f"{reserved[0]} stands beside the systems always; leave it out")
+            raise ConfigError(f"{reserved[0]} is always included; leave it out")
         if unused := sorted({*self.options} - {*self.systems}):
             raise ConfigError(f"options names {unused[0]}, which systems does not")
         if self.states is not None and self.split is None:

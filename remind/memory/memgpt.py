@@ -223,9 +223,9 @@ class MemGPTBank(Bank, of=MemGPTSystem):
             try:
                 arguments = json.loads(given) if isinstance(given, str) else given
             except (ValueError, RecursionError):
-                raise ToolError("the arguments are no JSON") from None
+                raise ToolError("the arguments are not JSON") from None
             if not isinstance(arguments, Mapping):
-                raise ToolError("the arguments are no JSON object")
+                raise ToolError("the arguments are not a JSON object")
             if name in searches:
                 result = self._search(*searches[name], _text(arguments, "query"), arguments.get("page"), talk)
             elif turns and name in edits:
@@ -263,7 +263,7 @@ class MemGPTBank(Bank, of=MemGPTSystem):
     def _replace(self, arguments: Mapping[str, Any], turns: tuple[str, ...]) -> str:
         core, old = self._core.text, _text(arguments, "old_content")
         if old not in core:
-            raise ToolError("old_content does not stand in core memory")
+            raise ToolError("old_content is not in core memory")
         lines = core.replace(old, _text(arguments, "new_content", empty=True)).splitlines()
         return self._write("\n".join(line for line in map(one_line, lines) if line), turns)
 

@@ -227,7 +227,7 @@ def _one_pattern(patterns: Sequence[str]) -> str:
         try:
             empty = re.fullmatch(pattern, "") is not None
         except re.error as error:
-            raise ConfigError(f"normalise: {shown(pattern)} is no regular expression: {error}") from None
+            raise ConfigError(f"normalise: {shown(pattern)} is not a regular expression: {error}") from None
         if empty:
             raise ConfigError(f"normalise: {shown(pattern)} matches the empty text")
     return "|".join(f"(?:{pattern})" for pattern in patterns)

@@ -141,7 +141,7 @@ def _manifests(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in paths:
         listed = read_json(path)
         if not isinstance(listed, dict) or not {"units", "costs"} <= listed.keys():
-            raise DataError("is no manifest of memory systems", path)
+            raise DataError("is not a manifest of memory systems", path)
         yield path, listed
 
 

@@ -128,7 +128,7 @@ class Store:
         wanted = json.loads(json.dumps({"format": _FORMAT, **identity}))
         new = not self._one("SELECT count(*) FROM sqlite_master")
         if not new and self._one("PRAGMA application_id") != _APPLICATION:
-            raise DataError("is no memory bank; choose another folder", self._path)
+            raise DataError("is not a memory bank; choose another folder", self._path)
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
             raise DataError(f"is damaged ({damage}); delete the bank's folder to make it anew", self._path)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -383,7 +383,7 @@ class Store:
         for name in dict.fromkeys(turn_ids):
             row = self._db.execute("SELECT number FROM turns WHERE id = ?", (name,)).fetchone()
             if row is None:
-                raise DataError("a memory's source is no turn of the bank", self.folder, name)
+                raise DataError("a memory's source is not a turn of the bank", self.folder, name)
             yield row[0]
 
     def _words(self, memory: int) -> str:

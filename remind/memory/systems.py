@@ -110,7 +110,9 @@ class Listed:
 
 
 SYSTEMS: Mapping[str, Listed] = {
-    "no_context": Listed("plain.PlainSystem", "nothing is remembered: what a reader knows anyway", {"method": "none"}),
+    "no_context": Listed(
+        "plain.PlainSystem", "remembers nothing; measures what a reader knows without memories", {"method": "none"}
+    ),
     "full": Listed(
         "plain.PlainSystem",
         "all turns, the newest first: the whole conversation, cut at a budget",
@@ -119,20 +121,20 @@ SYSTEMS: Mapping[str, Listed] = {
     ),
     "dense": Listed("plain.PlainSystem", "turns by cosine of sentence vectors", {"method": "dense"}, row="NaiveRAG"),
     "bm25": Listed("plain.PlainSystem", "turns by BM25 over stems", {"method": "bm25"}),
-    "hybrid": Listed("plain.PlainSystem", "turns by cosine and BM25, z-scores added", {"method": "hybrid"}),
+    "hybrid": Listed("plain.PlainSystem", "turns by the sum of the z-scores of cosine and BM25", {"method": "hybrid"}),
     "round": Listed("plain.PlainSystem", "rounds by the cosine of all their words", {"unit": "round", "keys": "whole"}),
     "session": Listed("plain.PlainSystem", "sessions by the cosine of their best turn", {"unit": "session"}),
     "remind": Listed(
-        "own.RemindSystem", "turns as x0 takes them by Eq. 1: segments by their cues", stages=("cues",), row="REMIND"
+        "own.RemindSystem", "turns as retrieved for x0 by Eq. 1: segments by their cues", stages=("cues",), row="REMIND"
     ),
     "remind_hybrid": Listed(
         "own.RemindSystem",
-        "turns as x0 takes them by the hybrid: cosine and BM25, mixed with those of the turns around",
+        "turns as retrieved for x0 with the hybrid method: cosine and BM25, mixed with scores of neighbouring turns",
         {"perception": {"retrieve": {"method": "hybrid"}}},
     ),
     "remind_x1": Listed(
         "own.GroundedSystem",
-        "the turns that x1 marks, by salience; then as remind",
+        "the turns marked in x1, by salience; then as `remind`",
         stages=("cues", "strategy"),
         row="REMIND",
     ),
@@ -154,7 +156,7 @@ SYSTEMS: Mapping[str, Listed] = {
     ),
     "lme_time": Listed(
         "longmemeval.LongMemEvalSystem",
-        "turns by cosine; those outside of the time that a question names, found by rules, behind the others",
+        "turns by cosine; turns outside the time named in the question (found by rules) come last",
         {"value": "turn", "expansion": "none", "time": "rules"},
     ),
     "mem0": Listed(
@@ -209,21 +211,21 @@ SYSTEMS: Mapping[str, Listed] = {
     ),
     "lightmem": Listed(
         "lightmem.LightMemSystem",
-        "LightMem: facts from topics that fill a short-term memory, brought up to date at the end",
+        "LightMem: facts from topics that fill a short-term memory, updated at the end",
         stages=("extract", "update"),
         endpoint=True,
         row="LightMem",
     ),
     "memoryos": Listed(
         "memoryos.MemoryOSSystem",
-        "MemoryOS: a queue of exchanges, segments with heat, and a profile and knowledge that last",
+        "MemoryOS: a queue of exchanges, segments with heat, and a long-term profile and knowledge",
         stages=("update", "summaries", "extract", "read"),
         endpoint=True,
         row="MemoryOS",
     ),
     "memgpt": Listed(
         "memgpt.MemGPTSystem",
-        "MemGPT: a model that tends core, archival and recall memory by tools, and answers by searching them",
+        "MemGPT: a model that maintains core, archival and recall memory with tools, and answers by searching them",
         stages=("update", "read"),
         endpoint=True,
         row="MemGPT",
@@ -250,7 +252,7 @@ SYSTEMS: Mapping[str, Listed] = {
     ),
     "salimory": Listed(
         "salimory.SaliMorySystem",
-        "SaliMory: facts, preferences and a working memory of a week, told as a profile for the question",
+        "SaliMory: facts, preferences and a working memory of a week, summarised as a profile for the question",
         stages=("memory", "profile"),
     ),
 }

@@ -35,7 +35,7 @@ class MemoryWorldConfig:
     missed: Share = 0.75
     """Chance that it overlooks a fact of these."""
     kept: Share = 0.45
-    """Chance that it keeps a joke or what holds for others."""
+    """Chance that it keeps a joke or a fact about someone else."""
     blurred: Share = 0.3
     """Share of attributes, places and tasks of which SaliMory's expert mostly writes no detail."""
     evaluate: PositiveInt = 40
@@ -137,15 +137,15 @@ class PolicyGradientConfig:
     reply_tokens: PositiveInt | None = None
     """Longest reply, in tokens; none: 24 of pico's commands, 1024 of JSON."""
     vllm: Literal["off", "colocate", "server"] = "off"
-    """Who samples: the model itself, vLLM beside it on the same GPUs, or a vLLM server that is sent the weights. vLLM
-    draws from generators of its own: a resumed run then is not the same to the bit."""
+    """Sampling by the model itself, by vLLM on the same GPUs, or by a vLLM server that receives the weights. vLLM uses
+    its own random generators, so a resumed run is then not bit-identical."""
     vllm_server: str = "http://127.0.0.1:8000"
-    """Address of the server. Its weight endpoints ask nobody for a key: keep it on an address that only you reach."""
+    """Address of the server. Its weight endpoints need no key, so use an address that only you can reach."""
     vllm_memory: PositiveShare = 0.3
     """Share of a GPU's memory for vLLM (colocate)."""
     kl_stop: NonNegativeFloat | None = None
-    """Nats a token between the policy that sampled and the present one beyond which the rest of a generation's steps is
-    left out; none: never."""
+    """Limit in nats per token for the KL between the sampling policy and the current one; beyond it, the remaining
+    steps of a generation are skipped. None: no limit."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -161,15 +161,15 @@ class TrainMemoryConfig:
     """sft: next tokens of the replies of MemBuilder's expert. adrpo: its rewards and weights. salimory_sft, salimory:
     the same two for SaliMory's roles, with its rewards and contrastive terms."""
     model: str = "pico"
-    """The policy to begin with. pico: a small one with random weights that knows the memory world's words; its folders
-    are trained in its commands. Others, smollm2 or a Hugging Face folder or id of an instruction model: in the prompts
-    and the JSON of `remind run-memory`, through their chat template."""
+    """The initial policy. pico: a small one with random weights and the vocabulary of the memory world, trained in its
+    own commands. Others, smollm2 or a Hugging Face folder or id of an instruction model, are trained in the prompts and
+    the JSON of `remind run-memory`, with their chat template."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which the weights are loaded; bfloat16 takes lora, whose adapters are float32 still."""
+    """Precision of the loaded weights; bfloat16 needs lora, whose adapters stay in float32."""
     lora: LoraConfig | None = None
-    """Train adapters instead of all weights; policy/ has them merged."""
+    """Train adapters instead of all weights; they are merged in policy/."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     world: MemoryWorldConfig = field(default_factory=MemoryWorldConfig)
     """Where it is trained."""
     rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
@@ -199,7 +199,7 @@ class TrainMemoryConfig:
     keep_last: PositiveInt = 1
     """Checkpoints that are kept."""
     resume: bool = False
-    """Go on with the newest checkpoint of out; the result is that of a run without a stop."""
+    """Continue from the newest checkpoint in out; the result equals that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)

@@ -259,7 +259,7 @@ class _Run:
         passes, rest = divmod(cfg.batch_size, rl.micro_groups * self._processes())
         if rest:
             raise ConfigError(
-                f"batch_size {cfg.batch_size} is no multiple of rl.micro_groups {rl.micro_groups} times "
+                f"batch_size {cfg.batch_size} is not a multiple of rl.micro_groups {rl.micro_groups} times "
                 f"{self._processes()} processes"
             )
         task = self.task()

@@ -70,7 +70,7 @@ class _Build:
         self.cfg, self.out, self.cache = cfg, Path(cfg.out), Path(cfg.cache).expanduser()
         self.shard = shard_of(cfg.shard)
         if self.shard.count > 1 and cfg.overwrite:
-            raise ConfigError("shards do not know which of them is to overwrite; remove the folder first")
+            raise ConfigError("overwrite does not work with shards; remove the folder first")
         self.encoder = SentenceEncoder(device=cfg.device, load=False)
         self.llm = open_llm(cfg.llm, self.encoder)
         self.chat = self.llm if isinstance(self.llm, ChatLLM) else None
@@ -217,7 +217,7 @@ class _Build:
     def _dry_run(self) -> Path:
         """Note all that building would ask, summaries without marked blocks; print the costs."""
         if self.chat is None or self.chat.dry is None:
-            raise ConfigError("a dry run needs llm.default or another endpoint; the offline stand-in asks nothing")
+            raise ConfigError("a dry run needs llm.default or another endpoint; the offline fallback sends no requests")
         # the cap decides which segments a summary would be asked about
         cfg = with_cap(self.cfg, size_of(self.cfg.backbone))
         perception = Perception(cfg.perception, self.encoder, self.chat)

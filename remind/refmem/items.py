@@ -147,7 +147,7 @@ def read_items(path: str | Path) -> list[Item]:
         if (problem := item.problem()) is not None:
             raise place.error(problem)
         if item.id in items:
-            raise place.error("its id stands twice")
+            raise place.error("its id occurs twice")
         items[item.id] = item
     return list(items.values())
 

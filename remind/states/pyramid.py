@@ -82,10 +82,10 @@ class FactualState:
     """x0 = [C_ret, S_str]: retrieved segments in time order, and the strategy.
 
     Attributes:
-        abstention: whether the prompt of a direct question says what to answer where the conversation does not tell;
+        abstention: whether the prompt of a direct question says what to answer if the conversation has no answer;
             the same for all questions of a benchmark, since it would give away the unanswerable ones.
-        told: the question as perception took it where it inferred its kind: without gold, with the inferred dimension.
-        capped: the cap of retrieval left some segments out.
+        told: the question as seen by perception if its kind was inferred: without gold, with the inferred dimension.
+        capped: whether the limit of retrieval excluded some segments.
     """
 
     dialogue: Dialogue
@@ -114,7 +114,7 @@ class FactualState:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """For each retrieved turn the number of its run: turns that follow one another in one session.
+        """For each retrieved turn the number of its run: consecutive turns of one session.
 
         Between two runs there is a gap that broadcast, windows and blocks do not cross.
         """
@@ -160,7 +160,7 @@ State = FactualState | AttentionalState | ReflectiveState
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """Where a turn stands in a prompt, in characters, ends exclusive.
+    """Position of a turn in a prompt, in characters, ends exclusive.
 
     Attributes:
         start, end: the whole turn with its line ends.
@@ -179,7 +179,7 @@ class TurnSpan:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt and where its parts stand in it (character spans)."""
+    """A prompt and the positions of its parts (character spans)."""
 
     text: str
     dialogue: Span
@@ -214,9 +214,9 @@ _SAID_TAG = re.compile(r"<(?=\s*(?:/\s*)?(?:answer|explanation)\s*>)", re.IGNORE
 
 
 def one_line(text: str) -> str:
-    """Text on a single line: one turn is one line, so that it can be quoted as one evidence line.
+    """Text on a single line, so that a turn can be quoted as one evidence line.
 
-    A tag of ours that is said gets another bracket, so that it ends no answer and no explanation that quotes it.
+    Answer and explanation tags in the text get another bracket, so that quoting them does not end an answer.
     """
     line = " ".join(text.split())
     return _SAID_TAG.sub("‹", line) if "<" in line else line
@@ -345,9 +345,9 @@ def shown_images(rendered: Rendered, turn: TurnSpan) -> list[int]:
 
 
 def marker_places(text: str) -> list[tuple[int, int]]:
-    """Where a rendered state shows its markers: on lines of their own, and in the reminder that tells of them.
+    """Positions of the markers of a rendered state: on lines of their own, and in the reminder.
 
-    A marker that somebody says stands behind a name, and is none.
+    A marker within the text of a turn comes after the speaker's name and does not count.
     """
     reminder = prompts.render("reminder", marker=MARKER).strip()
     lines = re.finditer(rf"^(?:{re.escape(MARKER)}|{re.escape(reminder)})$", text, re.MULTILINE)

@@ -45,11 +45,11 @@ class WorldConfig:
     evidence: tuple[PositiveInt, PositiveInt] = (2, 2)
     """Fewest and most remarks that show a value; in each half of a course over time one fewer, but at least one."""
     contrary: tuple[NonNegativeInt, NonNegativeInt] = (1, 3)
-    """Fewest and most contrary remarks that speak together for one other value."""
+    """Minimum and maximum number of contrary remarks that suggest one other value."""
     second_voice: Share = 0.4
     """Share of the traits with one or two more contrary remarks, for a value of their own."""
     leads: Share = 0.25
-    """Share of the other remarks that begin with a word that means nothing."""
+    """Share of the other remarks that begin with a word without meaning."""
     rule: Rule = "flag"
     """flag: contrary remarks begin with the flag word, no other remark does. none: the flag is a lead like others."""
     flag_at: Place = "cue"

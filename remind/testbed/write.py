@@ -43,7 +43,7 @@ def write_world(cfg: MakeWorldConfig) -> World:
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     if out.exists() and not (out / TRUTH).is_file():
-        raise ConfigError(f"{out} is no world made earlier (it has no {TRUTH}); choose another out")
+        raise ConfigError(f"{out} is not a world made earlier (it has no {TRUTH}); choose another out")
     world = make_world(cfg.world)
     with atomic_folder(out) as folder:
         write_refmem(world.corpus, folder / WORLD)

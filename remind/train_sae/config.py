@@ -17,7 +17,7 @@ class TrainSAEConfig:
     out: str
     """Folder to write: one subfolder layer_<LL> per layer. Must not exist unless overwrite is set."""
     data: str | list[str] = field(default_factory=list)
-    """Files or folders of dialogues (DialogCC, MSC, Friends, one's own). Empty: the bundled synthetic small talk."""
+    """Files or folders of dialogues (DialogCC, MSC, Friends, your own). Empty: the bundled synthetic small talk."""
     format: str | None = None
     """Format of the data, or a mapping file (.yaml); None: recognised from the content of each file."""
     backbone: str = "minilm"
@@ -37,12 +37,14 @@ class TrainSAEConfig:
     windows_per_batch: PositiveInt = 16
     """Rows per forward."""
     image_tokens: NonNegativeInt = 0
-    """Show a vision-language backbone the images that lie on disk, each as at most so many tokens; 0: captions only."""
+    """Show a vision-language backbone the images that are on disk, each as at most this many tokens; 0: captions
+    only."""
     buffer_tokens: Annotated[int, Range(ge=1, le=2**28)] = 1 << 18
-    """Tokens per layer held for shuffling, by each process; a corpus that fits is run through the model once."""
+    """Size of the shuffle buffer of each process, in tokens per layer; a corpus that fits is read by the model only
+    once."""
     buffer_on: Literal["host", "device"] = "host"
-    """Where those tokens lie: host, in main memory, from which each batch is copied; device: beside the model, which is
-    faster and takes buffer_tokens x layers x width of the GPU's memory."""
+    """Where the buffer is. host: in main memory, from which each batch is copied; device: on the device of the model,
+    which is faster and takes buffer_tokens x layers x width values of its memory."""
     sink_factor: NonNegativeFloat = 10.0
     """Tokens whose norm exceeds this many times the median are dropped as attention sinks; 0 keeps all."""
     cache: str | None = None
@@ -54,17 +56,17 @@ class TrainSAEConfig:
     trainer: SAETrainConfig = field(default_factory=SAETrainConfig)
     """Size, optimiser and schedule."""
     checkpoint_every: NonNegativeInt = 500
-    """Steps between checkpoints, kept in <out>.partial until the run is through; 0: none."""
+    """Steps between checkpoints, kept in <out>.partial until the run is finished; 0: none."""
     resume: bool = False
-    """Go on with an interrupted run of the same settings from its last checkpoint."""
+    """Continue an interrupted run with the same settings from its last checkpoint."""
     trackers: list[str] = field(default_factory=list)
-    """Trackers of Accelerate that are told the figures (tensorboard, wandb, ...), besides metrics.jsonl."""
+    """Trackers of Accelerate to report to (tensorboard, wandb, ...), in addition to metrics.jsonl."""
     device: str = "cpu"
     """Device of backbone and SAEs; under accelerate launch, that of each process."""
     dtype: str = "float32"
     """Precision of the backbone."""
     overwrite: bool = False
-    """Replace an existing folder, and forget an interrupted run."""
+    """Replace an existing folder, and discard an interrupted run."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -72,10 +74,11 @@ class TrainSAEConfig:
 
 @dataclass
 class CheckSAEConfig:
-    """Measure whether SAEs, one's own or others', fit a model they were not trained on."""
+    """Measure how well SAEs fit a model, for example one they were not trained on."""
 
     sae: str
-    """SAEs: a folder or file of ours, sae-lens, sparsify, Qwen-Scope or Gemma Scope, or one with sae_mapping.json."""
+    """SAEs: a folder or file of this toolkit, sae-lens, sparsify, Qwen-Scope or Gemma Scope, or one with
+    sae_mapping.json."""
     backbone: str
     """Model: minilm, nano, smollm2, a GGUF file, or a Hugging Face folder or id."""
     data: list[str] = field(default_factory=list)

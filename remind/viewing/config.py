@@ -24,7 +24,7 @@ class InspectConfig:
     question: str | None = None
     """Id of the question to show."""
     all: bool = False
-    """Show every question of the states, with an index page, in place of one."""
+    """Show every question of the states, with an index page, instead of a single question."""
     out: str = "runs/inspector"
     """Folder for the pages and index.html. With one question also a file name ending in .html."""
     split: Literal["train", "dev", "test"] | None = None
@@ -43,14 +43,14 @@ class InspectConfig:
     grounding: GroundingConfig | None = None
     """Settings of grounding; None: those the states were built with."""
     examples: str | list[str] | None = None
-    """Dialogues to look for each feature's top examples in. None: the retrieved dialogue at hand."""
+    """Dialogues in which to look for each feature's top examples. None: the retrieved dialogue itself."""
     examples_limit: PositiveInt = 4000
-    """Turns of them to read, the first ones."""
+    """Number of turns of these dialogues to read, from the start."""
     explanations: str | None = None
     """Folder with names of features (from `remind feature-pages`); None: none are shown."""
     model: str | None = None
-    """Causal model whose answers under x0, x1 and x2 are shown; None: no answers. It is shown images as in its
-    training, where its folder says so (training.json)."""
+    """Causal model whose answers from x0, x1 and x2 are shown; None: no answers. Images are shown to it as in its
+    training, according to training.json in its folder."""
     max_new_tokens: PositiveInt = 160
     """Longest answer."""
     features: PositiveInt | None = 12
@@ -94,11 +94,11 @@ class FeaturePagesConfig:
     limit: PositiveInt | None = None
     """Read at most this many sessions, the first ones; long ones are cut into windows."""
     image_tokens: NonNegativeInt = 0
-    """Show a vision-language backbone the images that lie on disk, each as at most so many tokens (as `train-sae`), and
-    show on which patches features fire; 0: captions only."""
+    """Show a vision-language backbone the images that are on disk, each as at most this many tokens (as in
+    `train-sae`), and show on which patches features fire; 0: captions only."""
     llm: LLMConfig = field(default_factory=LLMConfig)
-    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one
-    distinctive words stand in their place."""
+    """Endpoint of the chat model that names features and scores the names (llm.explain, else llm.default); without one,
+    distinctive words are shown instead."""
     named: PositiveInt = 100
     """Features the chat model names on each page, the first ones; one request each, and up to four for its scores."""
     examples_named: Annotated[int, Range(ge=2, le=100)] = 10
@@ -135,9 +135,9 @@ class CompareModelsConfig:
     per_dialogue: PositiveInt | None = None
     """Read at most this many of them of each dialogue."""
     towards: Literal["x1", "x2"] = "x2"
-    """The state of which it is asked how far it moved into x0."""
+    """The state whose hidden states are compared with those of x0."""
     attention: bool = True
-    """Measure the attention that turns get where answers are predicted, for which answers are read again."""
+    """Measure the attention to turns when answers are predicted, which needs another forward pass."""
     features: PositiveInt = 20
     """Features listed of each layer and kind of position."""
     resamples: PositiveInt = 2000

@@ -1,4 +1,4 @@
-"""What a notebook works on: a backbone, dialogues, and SAEs of the backbone; what is missing is made."""
+"""The workbench of a notebook: a backbone, its SAEs, and dialogues; what is not given is made."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Workbench:
 
     @cached_property
     def perception(self) -> Perception:
-        """Retrieval by MiniLM, strategies by the offline stand-in."""
+        """Retrieval with MiniLM, strategies by offline rules."""
         from remind.llm.offline import OfflineLLM
         from remind.models.encoder import SentenceEncoder
         from remind.perception import Perception, PerceptionConfig, RetrieveConfig
@@ -151,7 +151,7 @@ class Workbench:
         return self._grounders[key].trace(state)
 
     def record(self, trace: GroundingTrace) -> StateRecord:
-        """The three states of a traced question, rendered; the offline stand-in writes the summary of x2."""
+        """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
         from remind.pipeline import record_of
         from remind.states.pyramid import ReflectiveState
 
@@ -200,11 +200,11 @@ def open_workbench(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Workbench:
-    """Load what is given and make what is not.
+    """Load a backbone, dialogues and SAEs for a notebook; what is not given is made.
 
     Args:
         backbone: nano, minilm, smollm2, or a Hugging Face folder or id.
-        dialogues: files or folders of any format `remind.read` knows; None: three dialogues of the bundled sample, for
+        dialogues: files or folders in any format of `remind.read`; None: three dialogues of the bundled sample, for
             the nano backbone a small synthetic world with drawn images, whose words it knows.
         sae: folder of `remind train-sae`; None: small SAEs of two layers are trained and kept under `out`, for the nano
             backbone in seconds on a synthetic world, else on the bundled small talk (two minutes on one core for
@@ -264,7 +264,7 @@ def _small_saes(backbone: str, out: Path, device: str, dtype: str) -> Path:
 
 
 def new_folder(path: str | Path) -> Path:
-    """Make the folder `path`-1, or with the first number that is free, so that earlier runs of a notebook are kept."""
+    """Create the folder `path`-1, or with the first free number, so that earlier runs of a notebook are kept."""
     number = 1
     while (folder := Path(f"{path}-{number}")).exists():
         number += 1

@@ -186,7 +186,7 @@ class Probe:
     ) -> None:
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigError(f"{type(tokenizer).__name__} knows no character offsets; load the fast tokenizer")
+            raise ConfigError(f"{type(tokenizer).__name__} has no character offsets; load the fast tokenizer")
         if min(batch_size, batch_tokens) < 1:
             raise ConfigError(f"batch_size {batch_size}, batch_tokens {batch_tokens}: must be at least 1")
         check_coders(model, coders)

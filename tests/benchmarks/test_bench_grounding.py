@@ -12,7 +12,6 @@ import torch
 from benchmarks import bench_grounding as bench
 from benchmarks import measure
 from benchmarks.bench_grounding import BenchGroundingConfig, bench_backbone, bench_grounding, bench_state
-from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.pyramid import render
@@ -69,13 +68,3 @@ def test_a_shape_gives_random_weights_of_that_shape(monkeypatch: pytest.MonkeyPa
     assert (made.hidden_size, made.n_layers, made.dtype) == (64, 5, torch.bfloat16)
     figures = bench_grounding(BenchGroundingConfig(**SMALL, backbone="thin", windowed=False))
     assert (figures["hidden_size"], figures["layers"]) == (64, [1, 2, 3, 4])
-
-
-def test_what_cannot_be_measured_is_said() -> None:
-    for wrong in ({"tokens": 0}, {"rounds": 0}, {"d_sae": 4, "k": 5}):
-        with pytest.raises(ConfigError):
-            BenchGroundingConfig(**wrong)
-    with pytest.raises(ModelError, match="encoder"):
-        bench_grounding(BenchGroundingConfig(**SMALL, backbone="minilm"))
-    with pytest.raises(ModelError, match="layers"):
-        bench_grounding(BenchGroundingConfig(**SMALL, layers=[9]))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from benchmarks.bench_retrieval import METHODS, BenchRetrievalConfig, Row, bench_corpus, bench_retrieval, tabulate
 from remind.core.files import read_json
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
-from remind.data.readers import read, write_refmem
+from remind.data.readers import write_refmem
 from remind.llm.offline import OfflineLLM
 from remind.perception import Perception, PerceptionConfig
 
@@ -52,16 +51,3 @@ def test_prints_counts_and_writes_the_table(tmp_path: Path, capsys: pytest.Captu
     assert "references name no turn and are left out" in capsys.readouterr().out
     assert read_json(out) == table
     assert table["geese.jsonl"]["all"]["n"] == 1
-
-
-@pytest.mark.slow
-def test_hybrid_finds_at_least_what_turn_retrieval_does(remind_data: Path, encoder: object) -> None:
-    dialogue, questions = next(iter(read(remind_data / "locomo" / "locomo_dev.json").by_dialogue()))
-    perception = Perception(PerceptionConfig(), encoder, OfflineLLM())  # type: ignore[arg-type]
-    # half of it, and what is asked about that
-    half = replace(dialogue, sessions=dialogue.sessions[:10])
-    asked = tuple(question for question in questions if half.positions.keys() >= set(question.evidence))
-    figures = tabulate(bench_corpus(Corpus((half,), asked), perception))["all"]
-    assert figures["n"] > 60
-    assert figures["hybrid"] >= figures["turns"]
-    assert figures["cue"] > 0.5

@@ -95,7 +95,10 @@ TWO_LISTS = "messages and turns are both given and differ; keep one"
         ({"speaker": "Ana", "text": " \t"}, "", "text is missing or blank, and there are no images"),
         ({"role": "user", "content": [{"type": "audio"}]}, "", "content part of type 'audio'"),
         ({"role": "user", "content": [{"type": "text"}]}, "", "a text part should be text, not missing or null"),
-        *(({**GOOD, "time": day}, "", f"time {day!r} is no date") for day in ("2024-02-30", "2024-02-03T25:00:00Z")),
+        *(
+            ({**GOOD, "time": day}, "", f"time {day!r} is not a valid date")
+            for day in ("2024-02-30", "2024-02-03T25:00:00Z")
+        ),
         ({**GOOD, "images": [{}]}, "", "an image without path, url, source or caption"),
         ([GOOD], "", "a line should be an object, not a list"),
         ({"id": "a", "messages": [GOOD, {"role": "user"}]}, ", a, turn 2", "text is missing or blank"),

@@ -106,7 +106,10 @@ def test_sessions_are_in_order_of_their_dates(written):
     [
         ({"haystack_dates": []}, "[item 1, q1]: 3 sessions, 3 session ids and 0 dates: must be equal"),
         ({"haystack_sessions": [[{"role": "user"}], [], []]}, "[item 1, q1, S3:T1]: text is missing or blank"),
-        ({"question_date": "2023/13/20 (Sat) 02:21"}, "[item 1, q1]: question_date '2023-13-20T02:21' is no date"),
+        (
+            {"question_date": "2023/13/20 (Sat) 02:21"},
+            "[item 1, q1]: question_date '2023-13-20T02:21' is not a valid date",
+        ),
         ({"question_id": None}, "[item 1]: question_id is missing or blank"),
     ],
 )

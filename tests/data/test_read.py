@@ -82,7 +82,7 @@ def test_no_such_file_and_unknown_formats(tmp_path, refused):
     path = make(tmp_path, "x.jsonl", GOOD)
     assert refused(path, "loco").startswith(": unknown format 'loco'; known: refmem, locomo")
     for name, content in (("x.json", '{"a": 1}'), ("x.csv", "a,b\n1,2\n"), ("x.txt", "hello")):
-        with pytest.raises(FormatError, match="of no format we know"):
+        with pytest.raises(FormatError, match="not in a known format"):
             read(make(tmp_path, name, content))
 
 

@@ -97,7 +97,7 @@ def test_a_folder_is_one_corpus(tmp_path):
         ({"dimension": "vibes"}, "unknown dimension 'vibes'"),
         ({"split": "valid"}, "unknown split 'valid'; known: train, dev, test"),
         ({"category": 1.5}, "category should be text or a whole number"),
-        ({"time": "2023-02-29"}, "time '2023-02-29' is no date or time of day that exists"),
+        ({"time": "2023-02-29"}, "time '2023-02-29' is not a valid date or time of day"),
     ],
 )
 def test_bad_questions_are_named(tmp_path, refused, changes, message):
@@ -117,7 +117,10 @@ TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
         ([context([{"id": "t", "speaker": "Ana"}])], "[line 1, c01, t]: text is missing or blank"),
         ([context([{**TURN, "id": "s2:1"}])], "[line 1, c01]: turn id 's2:1' occurs twice"),
         ([context(sessions=[{"id": "s", "turns": []}] * 2)], "[line 1, c01]: session id 's' occurs twice"),
-        ([context([{**TURN, "time": "2024-02-30 10:00"}])], "[line 1, c01, t]: time '2024-02-30 10:00' is no date"),
+        (
+            [context([{**TURN, "time": "2024-02-30 10:00"}])],
+            "[line 1, c01, t]: time '2024-02-30 10:00' is not a valid date",
+        ),
         ([CONTEXT, {**QUESTION, "context_id": "c02"}], "[line 2, q1]: its dialogue 'c02' is missing"),
         ([CONTEXT, CONTEXT], "[line 2, c01]: dialogue id 'c01' occurs twice, first in bench.jsonl [line 1, c01]"),
         ([CONTEXT, QUESTION, QUESTION], "[line 3, q1]: question id 'q1' occurs twice, first in bench.jsonl"),

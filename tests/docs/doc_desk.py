@@ -67,7 +67,7 @@ RECIPES: dict[str, str] = {
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
     "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
     "--probes '[]'",
-    "experiments.cost": "--lengths '[2048]'",
+    "experiments.cost": "--lengths '[2048]' --model nano --auxiliary nano --sae_layers '[1, 3]'",
     "experiments.evidence": "--limit 1",
     "experiments.faithfulness": "--limit 2 --draws 1 --bootstrap 20",
     "experiments.inside": "--limit 60 --ks '[4]' --draws 1 --resamples 20",
@@ -121,9 +121,8 @@ BY_CONFIG: dict[str, str] = {
     "paper/evaluate": "--llm.judge.base_url {url}",
     "paper/evaluate_base": "--answers local --llm.judge.base_url {url} --llm.summary.base_url {url}",
 }
-#: Programs that are started as a shell starts them; in one process with others a run takes a tenth of the time.
-PROCESSES = ("compare",)
-#: The launcher that is used, once. The others want GPUs: their commands are run alone, and the file is only read.
+#: The launcher that is used, once; in one process with others a run takes a tenth of the time. The other launchers want
+#: GPUs: their commands are run alone, and the file is only read.
 LAUNCHED = ("train-pra", "configs/accelerate/cpu_2.yaml")
 #: Where a reader is to put something of their own.
 PLACEHOLDERS = {"<id>": "c01-q000"}
@@ -190,7 +189,7 @@ class Desk:
     def _start(self, command: Command) -> str:
         with Proxy(answer=reply) as server, self._surroundings():
             words = self.arguments(command, server.url)
-            if command.program in PROCESSES or (command.program, command.option("--config_file")) == LAUNCHED:
+            if (command.program, command.option("--config_file")) == LAUNCHED:
                 return _as_process(command, words)
             return _in_process(command, words)
 
@@ -265,8 +264,7 @@ def _in_process(command: Command, words: list[str]) -> str:
 def _as_process(command: Command, words: list[str]) -> str:
     """As a shell would start it, by this Python."""
     front = command.words[: -len(command.arguments) or None]
-    module = {"remind": "remind", "accelerate": "accelerate.commands.accelerate_cli"}[front[0]]
-    line = [sys.executable, "-m", module, *front[1:], *words]
+    line = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *front[1:], *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
     return _checked(command, process.returncode, process.stdout, process.stderr)

@@ -8,7 +8,6 @@ import io
 import re
 import runpy
 import subprocess
-import sys
 import tomllib
 from argparse import SUPPRESS
 from functools import cache
@@ -32,6 +31,7 @@ from doc_commands import (
     table_commands,
 )
 from doc_data import mapped
+from in_process import run_module
 
 from remind import read
 from remind.commands import COMMANDS
@@ -74,8 +74,7 @@ def parser_of(program: str) -> Any:
 
 @cache
 def plain_help(program: str) -> str:
-    line = [sys.executable, "-m", program, "--help"]
-    return subprocess.run(line, capture_output=True, text=True, timeout=240, cwd=ROOT, check=True).stdout
+    return run_module(program, "--help")[1]
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_the_model_says_how_it_was_trained(cfg: EvaluateConfig, tmp_path: Path) 
     own = with_images(replace(cfg, model=str(model), images="captions", image_tokens=4))
     assert (own.images, own.image_tokens) == ("captions", 4)
     (model / "training.json").write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "x"}}}))
-    with pytest.raises(DataError, match=r"training\.json: config\.data\.image_tokens is no number"):
+    with pytest.raises(DataError, match=r"training\.json: config\.data\.image_tokens is not a number"):
         with_images(replace(cfg, model=str(model)))
 
 

@@ -154,11 +154,10 @@ def test_a_sample_holds_the_hidden_states_without_sinks(nano: Backbone) -> None:
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-@pytest.mark.parametrize("mode", ["joint", "windowed"])
-def test_every_control_goes_where_an_sae_goes(nano: Backbone, name, mode) -> None:
+def test_every_control_goes_where_an_sae_goes(nano: Backbone, name: str) -> None:
     saes = {n: TopKSAE(nano.hidden_size, 256, 8, generator=torch.Generator().manual_seed(n)) for n in (2, 4)}
     sample = hidden_sample(nano, [text for _, text in LINES], (2, 4))
-    config = GroundingConfig(context_codes=mode, budget_share=0.6, window=0)
+    config = GroundingConfig(context_codes="joint", budget_share=0.6, window=0)
     controls = [controls_for(name, saes, sample, seed=5) for _ in range(2)]
     first, again = (Grounder(nano, control, None, config).trace(state()) for control in controls)
     assert first.state.blocks

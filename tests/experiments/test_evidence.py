@@ -28,7 +28,7 @@ from sae import TopKSAE
 
 
 @pytest.mark.parametrize("window", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_ratio_is_what_select_blocks_marks(window: int, seed: int) -> None:
     draws = torch.Generator().manual_seed(seed)
     n, questions, budgets = 14, 3, [0, 5, 17, 40, 1000]
@@ -111,10 +111,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"match": "summed", "alpha": 1.5, "beta": 8.0, "lam": 0.6, "sigma": 0.0, "agg": "mean"},
     {"match": "summed", "alpha": 0.2, "beta_unit": None, "sigma": 2.0, "agg": "max", "layers": "last"}
     | {"anchor_idf": False},
-    {"match": "each", "layers": "last"},
     {"match": "each"},
-    {"match": "each", "idf": "none"},
-    {"match": "summed", "idf": "none", "layers": "last"},
     {"match": "summed", "anchor_codes": "strategy"},
     {"match": "each", "anchor_codes": "strategy"},
 ]

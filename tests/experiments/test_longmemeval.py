@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_chat import Scripted
 
 from experiments.official.files import ResultFile
 from experiments.official.longmemeval import (
@@ -26,7 +26,7 @@ from experiments.official.longmemeval import (
 from experiments.official.score import ScoreOfficialConfig, score_official
 from remind.core.errors import ConfigError, DataError
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.llm.request import Reply, Request
+from remind.llm.request import Reply
 from remind.states import prompts
 
 
@@ -99,35 +99,11 @@ def test_references_in_both_forms(tmp_path: Path) -> None:
             load_references(path)
 
 
-class Scripted:
-    """A chat model that replies by a rule, and remembers what it was asked."""
-
-    name = "scripted"
-
-    def __init__(self, reply: Callable[[Request], Reply]) -> None:
-        self.reply = reply
-        self.asked: list[Request] = []
-
-    def complete(
-        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None] | None = None
-    ) -> list[Reply]:
-        self.asked += requests
-        replies = [self.reply(request) for request in requests]
-        for number, reply in enumerate(replies):
-            if on_reply is not None:
-                on_reply(number, reply)
-        return replies
-
-
 def test_roles_by_type_and_abstention() -> None:
     wanted = ("default", "preference", "default", "default", "temporal", "update")
     assert tuple(role_of(reference("q", kind)) for kind in TYPES) == wanted
     assert {role_of(reference("q_abs", kind)) for kind in TYPES} == {"abstention"}
-    texts = {role: prompts.source(f"judge_longmemeval_{role}") for role in ROLES}
-    assert len(set(texts.values())) == len(set(prompt_ids().values())) == 5
-    assert [role for role, text in texts.items() if "one too many or one too few" in text] == ["temporal"]
-    for role, words in (("update", "earlier states"), ("preference", "rubric"), ("abstention", "cannot be answered")):
-        assert words in texts[role]
+    assert len(set(prompt_ids().values())) == len(ROLES) == 5
 
 
 def test_a_request_holds_the_three_texts_as_data() -> None:
@@ -157,7 +133,7 @@ def test_verdicts_failures_and_blank_hypotheses() -> None:
     assert judge_rows(rows, references, prompted(model), "scripted") == {"neither": 1, "server": 1}
     assert [r["autoeval_label"]["label"] for r in rows] == [True, False, None, None, True, False, True]
     assert [r["autoeval_label"]["model"] for r in rows] == ["scripted"] * 6 + ["j"]
-    assert len(model.asked) == 5
+    assert len(model.requests) == 5
     assert score_rows(rows, references)["counts"]["without_verdict"] == 2
 
 

@@ -17,7 +17,6 @@ from experiments.memory.report import Rows, table
 from experiments.memory.reranker import reranker
 from remind.core.errors import ConfigError
 from remind.data.sample import sample_path
-from remind.memory.citers import noisy
 from remind.memory.reranker import RerankerConfig
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
@@ -105,14 +104,6 @@ def test_every_question_is_learned_from_once_a_pass() -> None:
     assert len(steps) == 13
     assert steps[-1].step == 12
     assert len(seen) == 60
-
-
-def test_the_noisy_citer_cites_with_its_probabilities() -> None:
-    draws, gold = np.random.default_rng(0), np.repeat([True, False], 20_000)
-    cited = noisy(gold, draws, (0.8, 0.3))
-    assert cited[gold].mean() == pytest.approx(0.8, abs=0.01)
-    assert cited[~gold].mean() == pytest.approx(0.3, abs=0.01)
-    assert shuffled(gold, draws).sum() == gold.sum()
 
 
 def test_rows_say_whether_what_is_demanded_is_reached() -> None:

@@ -6,11 +6,8 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from in_process import run_module
 
 from experiments.official.files import ResultFile
@@ -45,17 +42,6 @@ def test_lines_stay_and_one_edit_changes_one_line(
     assert file.dump() == raw.replace(lines[1].encode(), changed.encode())
 
 
-@pytest.mark.parametrize("indent", [None, 1, 2, 4])
-@pytest.mark.parametrize("escape", [True, False])
-def test_a_document_stays_and_an_edit_keeps_its_style(tmp_path: Path, indent: int | None, escape: bool) -> None:
-    raw = (json.dumps(ROWS, indent=indent, ensure_ascii=escape) + "\n").encode()
-    file = ResultFile(save(tmp_path / "r.json", raw))
-    assert file.dump() == raw
-    file.records[2]["added"] = 0
-    wanted = [*ROWS[:2], {**ROWS[2], "added": 0}]
-    assert file.dump() == (json.dumps(wanted, indent=indent, ensure_ascii=escape) + "\n").encode()
-
-
 def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
     raw = b'  {"a": 1, "a": 2,   "f": 1.50, "e": 1E5, "u": "\\u00e9\\/"}  \n\n{"x": NaN}'
     file = ResultFile(save(tmp_path / "r.jsonl", raw))
@@ -65,14 +51,6 @@ def test_oddities_a_parser_would_lose_stay(tmp_path: Path) -> None:
     file = ResultFile(save(tmp_path / "r.jsonl", b'{"label": 1}\n'))
     file.records[0]["label"] = True
     assert file.dump() == b'{"label": true}\n'
-
-
-@given(st.lists(st.dictionaries(st.text(), st.none() | st.booleans() | st.floats(allow_nan=False) | st.text())))
-def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
-    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    file = ResultFile(save(tmp_path_factory.mktemp("rows") / "r.jsonl", raw))
-    assert file.records == rows
-    assert file.dump() == raw
 
 
 @pytest.mark.parametrize(

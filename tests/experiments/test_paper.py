@@ -35,13 +35,10 @@ from remind.memory.run import run_memory
 from remind.memory.score import read_units
 from remind.states.parquet import read_states
 from remind.states.pyramid import FactualState, Segment, Strategy
-from remind.testbed.built import BuiltConfig
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.world import World, WorldConfig, make_world
-from sae.config import SAETrainConfig
 
 WORLD = WorldConfig(train=0, dev=0, test=1, sessions=2, contrary=(0, 1), second_voice=0.0)
-BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), talk=1)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def scores(control: Control | None, row: int, alpha: float = 4.0) -> Scores:
     return result
 
 
-@pytest.mark.parametrize("row", [3, 7, 20])
+@pytest.mark.parametrize("row", [3, 20])
 def test_each_control_changes_what_it_is_named_after(row: int) -> None:
     plain = scores(None, row)
     null = scores("null", row)

@@ -96,7 +96,7 @@ def test_bootstrap_against_a_loop() -> None:
     np.testing.assert_allclose(resampled_means(values[:1], dialogues, 50), _loop(values[:1], dialogues, 50), atol=1e-12)
 
 
-@pytest.mark.parametrize(("of_seeds", "of_dialogues"), [(0.1, 0.0), (0.0, 0.1), (0.06, 0.06), (0.0, 0.0)])
+@pytest.mark.parametrize(("of_seeds", "of_dialogues"), [(0.1, 0.0), (0.06, 0.06)])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(of_seeds: float, of_dialogues: float) -> None:
     rng = np.random.default_rng(8)
     dialogues = [f"d{place}" for place in range(12) for _ in range(10)]

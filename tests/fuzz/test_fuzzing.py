@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,11 +42,10 @@ def test_slow_runs_and_errors_of_several_lines_are_wrong(monkeypatch: pytest.Mon
     assert "took" in str(wrong(Target((), lambda data, folder: None), b"", tmp_path))
 
 
-def test_the_command() -> None:
-    command = [sys.executable, str(Path(runner.__file__).parent), "--random", "--seconds", "1", "--targets", "chat"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"chat: \d+ cases, no finding\n", done.stdout)
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["fuzzing", "--random", "--seconds", "1", "--targets", "chat"])
+    runner.main()
+    assert re.fullmatch(r"chat: \d+ cases, no finding\n", capsys.readouterr().out)
 
 
 def test_coverage_guides_the_fuzzer() -> None:

@@ -1,20 +1,18 @@
-"""An encoder that needs no model, sessions, and shards small enough that few turns fill them."""
+"""Banks of plain turns, sessions, and shards small enough that few turns fill them."""
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
 from remind.memory import vectors
@@ -26,23 +24,6 @@ from remind.perception import scan
 SHARD = 16
 
 
-class StubEncoder:
-    """A vector of its own for every text, and a token for every word."""
-
-    def __init__(self, dimension: int = 16, name: str = "stub") -> None:
-        self.dimension, self.name = dimension, name
-
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        rows = [np.random.default_rng(list(hashlib.sha256(text.encode()).digest())) for text in texts]
-        made = torch.tensor(np.array([row.normal(size=self.dimension) for row in rows]), dtype=torch.float32)
-        return torch.nn.functional.normalize(made.view(len(texts), self.dimension), dim=-1)
-
-    encode_apart = encode
-
-    def count_many(self, texts: Sequence[str]) -> list[int]:
-        return [len(text.split()) for text in texts]
-
-
 def small_shards(patch: pytest.MonkeyPatch, shard: int = SHARD) -> None:
     patch.setattr(vectors, "SHARD", shard)
     patch.setattr(scan, "SMALL", 0)
@@ -52,7 +33,7 @@ def small_shards(patch: pytest.MonkeyPatch, shard: int = SHARD) -> None:
 
 
 def services(**options: Any) -> Services:
-    return Services(StubEncoder(**options))  # type: ignore[arg-type]
+    return Services(WordEncoder(**{"dimension": 16, **options}))  # type: ignore[arg-type]
 
 
 def session(number: int, *texts: str, time: str | None = "") -> Session:

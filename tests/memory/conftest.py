@@ -1,6 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from scripted import minilm
+
+from remind.models.encoder import SentenceEncoder
+
+
+@pytest.fixture(scope="session")
+def encoder() -> SentenceEncoder:
+    return minilm()
 
 
 @pytest.fixture

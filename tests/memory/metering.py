@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import torch
+from words import WordEncoder
 
 from remind.llm.endpoints import EndpointConfig
 from remind.memory.meter import Meter
-from remind.models.encoder import SentenceEncoder
 
 openai = pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
@@ -24,26 +21,12 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
 
 
-class Hashes(SentenceEncoder):
-    """Vectors made of the hash of a text; a token a word."""
-
-    def __init__(self) -> None:
-        super().__init__("hashes", load=False)
-
-    def _forward(self, texts: Sequence[str]) -> torch.Tensor:
-        rows = [list(hashlib.sha256(text.encode()).digest()[:4]) for text in texts]
-        return torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float32), dim=1)
-
-    def count_many(self, texts: Sequence[str]) -> list[int]:
-        return [len(text.split()) for text in texts]
-
-
 def meter(url: str, folder: Path | None = None, **fields: Any) -> Meter:
     """A meter before the server at that address; cache and costs in the folder."""
     own = {name: fields.pop(name) for name in ("dry_run", "normalise") if name in fields}
     files = (None, None) if folder is None else (folder / "c.sqlite", folder / "costs.jsonl")
     usual = {"model": "m", "base_url": url, "price_prompt": 1e6, "price_completion": 2e6}
-    return Meter(EndpointConfig(**{**usual, **fields}), Hashes(), *files, **own)
+    return Meter(EndpointConfig(**{**usual, **fields}), WordEncoder(4), *files, **own)
 
 
 @cache

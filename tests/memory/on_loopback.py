@@ -37,17 +37,14 @@ def main(names: list[str], folder: Path) -> None:
     sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("llm", "memory")]
     from fault_proxy import Proxy
     from remembering import answer, locomo
-    from words import WordEncoder
+    from running import use_words
 
     from remind.llm.endpoints import EndpointConfig, LLMConfig
     from remind.memory.config import RunMemoryConfig
     from remind.memory.gateway import _Handler
-    from remind.memory.run import CachedEncoder, run_memory
+    from remind.memory.run import run_memory
 
-    words = WordEncoder()
-    for name in ("dimension", "count_many"):
-        setattr(CachedEncoder, name, property(lambda self, name=name: getattr(words, name)))
-    CachedEncoder._forward = lambda self, texts: words.encode(texts)  # type: ignore[method-assign]
+    use_words()
     heads: list[dict[str, str]] = []
     bodies: list[Any] = []
     read = _Handler._body

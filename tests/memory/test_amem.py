@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, held, minilm, parts, services, session
+from scripted import ScriptedChat, held, parts, services, session
 
-from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request
 from remind.memory.amem import AMemBank, AMemSystem
 from remind.memory.base import Query
@@ -39,11 +38,6 @@ def scribe(request: Request) -> str:
         "new_tags_neighborhood": [["pet"] if row["id"] in cats else row["tags"] for row in nearest],
     }
     return json.dumps(value)
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> AMemBank:
@@ -123,5 +117,3 @@ def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -
         assert text(LINES[0], "General", "", "") in held(memory)
         found = memory.retrieve(Query("cat"), k=1)
         assert found.trace == {"failed": ["read: server: no reply"], "keywords": []}
-    with bank(tmp_path / "c", encoder, None) as memory, pytest.raises(ConfigError, match=r"amem needs a chat model"):
-        memory.ingest(SESSION)

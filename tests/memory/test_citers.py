@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fault_proxy import Proxy, completion
 from remembering import locomo_dialogue
-from words import WordEncoder
+from running import use_words
 
 from remind import read
 from remind.core.cache import Cache
@@ -66,10 +66,7 @@ def test_the_noisy_citer_has_the_recalls_of_the_paper() -> None:
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two dialogues in LoCoMo's format, of 24 turns and 12 questions each."""
-    stub = WordEncoder()
-    monkeypatch.setattr(CachedEncoder, "_forward", lambda self, texts: stub.encode(texts))
-    monkeypatch.setattr(CachedEncoder, "count_many", lambda self, texts: stub.count_many(texts))
-    monkeypatch.setattr(CachedEncoder, "dimension", stub.dimension)
+    use_words(monkeypatch.setattr)
     samples = []
     for name in ("conv-1", "conv-2"):
         turns = [f"word{n} thing{n % 5} {name}" for n in range(1, 25)]
@@ -92,14 +89,6 @@ def run(data: Path, out: Path, **changes: Any) -> dict[tuple[str, str], Any]:
 
 def tops(unit: Any) -> list[Any]:
     return [[row["top"], row["budgets"]] for row in unit["rows"]]
-
-
-def test_without_a_citer_nothing_is_learned_and_gold_moves_nothing(data: Path, tmp_path: Path) -> None:
-    found = run(data, tmp_path / "run")
-    assert all(unit["failed"] is None for unit in found.values())
-    assert tops(found["rmm", "conv-1"]) == tops(found["dense", "conv-1"])
-    scores = score_memory(ScoreMemoryConfig(str(tmp_path / "run"), str(tmp_path / "s.json"), resamples=10))
-    assert scores["notes"] == []
 
 
 def test_learning_from_gold_is_said_and_begins_anew_in_every_run(

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, held, minilm, parts, services, session
+from scripted import ScriptedChat, held, parts, services, session
 
-from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.gam import GAMBank, GAMSystem
@@ -23,11 +22,6 @@ SESSIONS = (
     session("s3", None, "Ann: My pet ran away.", "Bob: Oh no."),
 )
 PLAN = {"info_needs": [], "tools": [], "keyword_collection": [], "vector_queries": [], "page_index": []}
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def asks(request: Request) -> str:
@@ -130,8 +124,3 @@ def test_what_the_model_does_not_say(encoder: SentenceEncoder, tmp_path: Path) -
         found = memory.retrieve(Query("What?"), k=1)
         assert found.memories == ()
         assert found.trace["failed"] == ["gam_plan: server: no reply", "gam_integrate: server: no reply"] * 2
-    with (
-        bank(tmp_path / "c", encoder, None) as memory,
-        pytest.raises(ConfigError, match=r"gam needs a chat model \(summaries\)"),
-    ):
-        memory.ingest(SESSIONS[0])

@@ -90,15 +90,6 @@ def test_annotations_that_are_none(tmp_path: Path, changed: dict[str, Any], mess
     assert "\n" not in str(caught.value)
 
 
-def test_all_facts_of_locomo_name_turns_of_their_session(remind_data: Path) -> None:
-    held = read_annotations(remind_data / "locomo" / "locomo_dev.json")
-    facts = [(one, session, ids) for one in held.values() for session, rows in one.facts.items() for _, ids in rows]
-    assert len(held) == 6
-    assert len(facts) == 1597
-    assert all(ids and set(ids) <= set(one.turns[session]) for one, session, ids in facts)
-    assert sum(len(one.summaries) for one in held.values()) == sum(len(one.turns) for one in held.values())
-
-
 def test_what_stands_in_offline_is_taken_from_the_words() -> None:
     talk = Session("S", None, (Turn("1", "Ana", "Hi! My sister Ruth rides a tandem bicycle."), Turn("2", "Bo", "Oh.")))
     stretches = [(turn,) for turn in talk.turns]

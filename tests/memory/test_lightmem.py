@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, held, minilm, parts, services, session
+from scripted import ScriptedChat, held, parts, services, session
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
@@ -34,11 +33,6 @@ def scribe(request: Request) -> str:
 
 def remarks(request: Request) -> list[tuple[str, ...]]:
     return _REMARK.findall(parts(request)["remarks"])
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def bank(
@@ -188,8 +182,3 @@ def test_a_compressor_shortens_what_is_read(
         memory.finish()
         assert [said for *_, said in remarks(chat.asked[0])] == ["cat.", "Hm.", "Tom.", "Rome."]
         assert "turns are not compressed" not in memory.system.about()["degraded"]
-    with (
-        bank(tmp_path / "c", encoder, None, FIRST) as memory,
-        pytest.raises(ConfigError, match="lightmem needs a chat"),
-    ):
-        memory.finish()

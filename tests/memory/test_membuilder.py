@@ -10,7 +10,6 @@ import pytest
 from scripted import ScriptedChat, held, parts, services, session
 from words import WordEncoder
 
-from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.membuilder import ROLES, MemBuilderBank, MemBuilderSystem
@@ -170,25 +169,9 @@ def test_rules(tmp_path: Path) -> None:
         assert again.sources == ("s1:4", "s2:2")
 
 
-def test_without_an_endpoint_the_rules_stand_in(tmp_path: Path) -> None:
-    with bank(tmp_path / "b", None) as memory:
-        assert memory.ingest(FIRST).degraded == ("memory: no endpoint is named",)
-        assert memory.retrieve(Query("Who moved to Rome?"), k=2).memories[-1].sources == ("s1:3",)
-
-
 def test_long_sessions_lose_nothing(tmp_path: Path) -> None:
     told = session("s1", "2024-03-15", *(f"Ann: We visited castle{n} with friend{n}." for n in range(150)))
     with bank(tmp_path / "b", None, policy="extractive") as memory:
         memory.ingest(told)
         assert memory.report()["rejected"] == 0
         assert {one.sources for one in memory.state().current("episodic")} == {(turn.id,) for turn in told.turns}
-
-
-def test_options() -> None:
-    with pytest.raises(ConfigError, match="compressed_characters must be at most block_characters"):
-        MemBuilderSystem(block_characters=10)
-    assert set(MemBuilderSystem().about()["prompts"]) == {
-        *(f"membuilder_{role}" for role in ROLES),
-        "membuilder_compress",
-    }
-    assert MemBuilderSystem(policy="extractive").about()["prompts"] == {}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from fault_proxy import Proxy
-from scripted import ScriptedChat, held, minilm, services, session
+from scripted import ScriptedChat, held, services, session
 
-from remind.core.errors import ConfigError
 from remind.llm.bodies import completion
 from remind.llm.endpoints import EndpointConfig
 from remind.llm.request import Reply, Request
@@ -69,11 +68,6 @@ def scribe(request: Request) -> str:
             ("conversation_search", {"query": "cat called"}), ("archival_memory_search", {"query": "name of the cat"})
         )
     return says(text="<think>hm</think> Tom" if "called Tom" in results[0] else "nobody")
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def bank(folder: Path, encoder: SentenceEncoder, chat: ScriptedChat | None, **options: Any) -> MemGPTBank:
@@ -165,20 +159,17 @@ def test_pages_of_results(encoder: SentenceEncoder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "error"),
     [
-        ("core_memory_append", "{", "the arguments are no JSON"),
-        ("core_memory_append", "[1]", "the arguments are no JSON object"),
+        ("core_memory_append", "{", "the arguments are not JSON"),
+        ("core_memory_append", "[1]", "the arguments are not a JSON object"),
         ("core_memory_append", {"content": 5}, "content must be text"),
-        ("core_memory_append", {"content": " "}, "content must be text"),
         ("core_memory_append", {"content": "x" * 30}, "core memory would have 30 characters; it holds 20"),
         (
             "core_memory_replace",
             {"old_content": "dog", "new_content": "cat"},
-            "old_content does not stand in core memory",
+            "old_content is not in core memory",
         ),
-        ("core_memory_replace", {"old_content": "dog"}, "old_content does not stand in core memory"),
         ("archival_memory_insert", {}, "content must be text"),
         ("archival_memory_search", {"query": "cat", "page": -1}, "page must be a number from 0"),
-        ("conversation_search", {"query": "cat", "page": "two"}, "page must be a number from 0"),
         ("send_message", {"message": "hello"}, "there is no such tool"),
         (None, {}, "there is no such tool"),
     ],
@@ -235,5 +226,3 @@ def test_without_a_reply(encoder: SentenceEncoder, tmp_path: Path) -> None:
         assert answer(memory, QUESTION, ChatReader()).failure == "the bank is empty"
         assert memory.ingest(TALK).degraded == ("update: refused: a local model takes no tools",)
         assert answer(memory, QUESTION, ChatReader()).failure == "read: refused: a local model takes no tools"
-    with bank(tmp_path / "c", encoder, None) as memory, pytest.raises(ConfigError, match="memgpt needs a chat model"):
-        memory.ingest(TALK)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedChat, minilm, parts, services, session
+from scripted import ScriptedChat, parts, services, session
 
-from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
@@ -55,11 +54,6 @@ def scribe(request: Request) -> str:
         user = ["The cat of Ann is called Tom."] if "called Tom" in shown["exchanges"] else []
         return json.dumps({"user": user, "assistant": ["Bob knows cats."]})
     return '{"keywords": ["Cats", "name"]}'
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def bank(
@@ -225,8 +219,3 @@ def test_what_the_model_does_not_say(said: str | Reply, encoder: SentenceEncoder
         assert set(kept(memory, "segment")) == {"Cats."}
     with bank(tmp_path / "c", encoder, None, FIRST, query="question") as memory:
         assert len(memory.retrieve(QUESTION, k=9).memories) == 3
-    with (
-        bank(tmp_path / "d", encoder, None, FIRST) as memory,
-        pytest.raises(ConfigError, match="memoryos needs a chat"),
-    ):
-        memory.retrieve(QUESTION, k=9)

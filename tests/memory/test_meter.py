@@ -18,7 +18,8 @@ import pytest
 import torch
 from chat_samples import ask
 from fault_proxy import Proxy, completion
-from metering import SCHEMA, TOOL, Hashes, client, meter, openai, say, send, words
+from metering import SCHEMA, TOOL, client, meter, openai, say, send, words
+from words import WordEncoder
 
 from remind.core.errors import DataError
 from remind.llm.endpoints import LOCAL
@@ -109,7 +110,7 @@ def test_tools_and_formats_pass_unchanged_and_whole_replies_come_back(tmp_path: 
 
 def test_embeddings_are_those_of_the_encoder(tmp_path: Path) -> None:
     texts = ["one two three", "ü", "one two three"]
-    expected = Hashes().encode_apart(texts)
+    expected = WordEncoder(4).encode_apart(texts)
     with meter("http://127.0.0.1:9/v1", tmp_path) as m:
         one = client().with_options(base_url=m.url("mem0", "d", "update"))
         # the package asks for base64 where no form is named
@@ -118,7 +119,7 @@ def test_embeddings_are_those_of_the_encoder(tmp_path: Path) -> None:
             assert torch.equal(torch.tensor([row.embedding for row in reply.data]), expected)
             assert reply.usage.prompt_tokens == 7
         assert one.embeddings.create(model="x", input="word", dimensions=4).data[0].index == 0
-        assert [model.id for model in one.models.list()] == ["m", "hashes"]
+        assert [model.id for model in one.models.list()] == ["m", "words"]
         for wrong in ({"input": [[1, 2]]}, {"input": "x", "dimensions": 3}, {"input": []}):
             with pytest.raises(openai.BadRequestError, match=r"ids of tokens|dimensions must be 4"):
                 one.embeddings.create(model="x", **wrong)
@@ -151,7 +152,7 @@ def test_a_killed_process_pays_for_no_reply_twice(tmp_path: Path) -> None:
         after = m.report()["total"]
     assert (after["calls"], after["now"]["calls"], after["requests"]) == (4, 0, 5)
     costs.write_text('{"system": "x"}\n')
-    with pytest.raises(DataError, match=r"costs\.jsonl \[line 1\]: is no record"):
+    with pytest.raises(DataError, match=r"costs\.jsonl \[line 1\]: is not a record"):
         meter(proxy.url, tmp_path)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from banks import StubEncoder, services, session, small_shards, talk
+from banks import services, session, small_shards, talk
+from words import WordEncoder
 
 from remind.data.dialogue import Session, Turn
 from remind.memory.base import Bank, Query
@@ -70,7 +71,7 @@ def lines() -> list[str]:
 
 
 def cosines(question: str, texts: list[str]) -> np.ndarray:
-    rows = StubEncoder().encode([question, *texts]).double().numpy()
+    rows = WordEncoder(16).encode([question, *texts]).double().numpy()
     return rows[1:] @ rows[0] / np.linalg.norm(rows[1:], axis=1) / np.linalg.norm(rows[0])
 
 
@@ -141,8 +142,8 @@ def test_whole_sessions_as_keys(tmp_path: Path) -> None:
 def test_where_words_are_searched_nothing_is_encoded(
     tmp_path: Path, unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StubEncoder, "encode", None)
-    monkeypatch.setattr(StubEncoder, "encode_apart", None)
+    monkeypatch.setattr(WordEncoder, "encode", None)
+    monkeypatch.setattr(WordEncoder, "encode_apart", None)
     with bank_of(tmp_path / "bank", unit=unit, method="bm25") as bank:
         bank.forget([TOLD[0].turns[0].id])
         assert bank.retrieve(Query("fox"), k=2).memories

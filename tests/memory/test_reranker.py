@@ -158,14 +158,6 @@ def _expected_reward(one: Reranker, query: np.ndarray, memories: np.ndarray, of:
     return found
 
 
-def test_the_probabilities_of_all_ordered_draws_add_up_to_one() -> None:
-    one, query, memories = _task("set")
-    scores = one.scores(query, memories)
-    orders = list(itertools.permutations(range(5), 2))
-    assert len(orders) == 20
-    assert abs(sum(_probability(scores, order) for order in orders) - 1) < 1e-12
-
-
 @pytest.mark.parametrize("baseline", [-1.0, 0.0, 0.5])
 def test_expected_steps_climb_the_expected_reward_except_with_credit_by_item(baseline: float) -> None:
     one, query, memories = _task("set")
@@ -193,7 +185,6 @@ def test_expected_steps_climb_the_expected_reward_except_with_credit_by_item(bas
 
 
 def test_samples_follow_plackett_luce() -> None:
-    """Noise of `sample` itself for names, then 200,000 draws of the same kind at once."""
     draws = np.random.default_rng(4)
     one = reranker(RerankerConfig(top_k=6, top_m=3, scale=2))
     query, memories = units(draws, D), units(draws, 6, D)
@@ -204,12 +195,6 @@ def test_samples_follow_plackett_luce() -> None:
 
     own = [number[tuple(one.sample(query, memories, f"name {draw}").order.tolist())] for draw in range(3000)]
     assert chisquare(np.bincount(own, minlength=120), 3000 * expected).pvalue > 1e-3
-
-    noisy = scores + draws.gumbel(size=(200_000, 6))
-    keys = np.argsort(-noisy, 1)[:, :3] @ [36, 6, 1]
-    table = np.zeros(216, dtype=np.int64)
-    table[[np.array(order) @ [36, 6, 1] for order in orders]] = range(120)
-    assert chisquare(np.bincount(table[keys], minlength=120), 200_000 * expected).pvalue > 1e-3
 
 
 def test_temperature_changes_no_order_but_the_gradient_as_printed() -> None:
@@ -222,15 +207,6 @@ def test_temperature_changes_no_order_but_the_gradient_as_printed() -> None:
         found.append((each.choice.order.tolist(), one.coefficients(each, 0.5)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert not np.allclose(found[0][1], found[2][1])
-
-
-def test_without_weights_the_order_is_that_of_the_retriever() -> None:
-    draws = np.random.default_rng(6)
-    one, query, memories = Reranker(RerankerConfig(), 384), units(draws, 384), units(draws, 20, 384)
-    nearest = sorted(range(20), key=lambda place: -float(np.dot(memories[place], query)))
-    assert one.best(query, memories).order.tolist() == nearest[:5]
-    base = draws.standard_normal(20)
-    np.testing.assert_array_equal(one.scores(query, memories, base), base)
 
 
 def test_a_sample_depends_on_seed_and_name_alone() -> None:
@@ -274,23 +250,6 @@ def test_fewer_candidates_than_are_shown() -> None:
 
 def test_rewards_are_by_place_in_the_list() -> None:
     np.testing.assert_array_equal(rewards(np.array([7, 2, 9]), {0, 2}), [1, -1, 1])
-
-
-@pytest.mark.parametrize(("credit", "lr"), [("item", 0.05), ("togo", 0.01), ("set", 0.05)])
-def test_what_is_cited_rises(credit: Any, lr: float) -> None:
-    """The retriever ranks the cited memory last of twenty."""
-    draws = np.random.default_rng(10)
-    one = Reranker(RerankerConfig(credit=credit, scale=5, lr=lr), 32)
-    memories = units(draws, 20, 32)
-    query = units(draws, 32)
-    gold = int(np.argmin(memories @ query))
-    for step in range(150):
-        batch = []
-        for each in range(4):
-            choice = one.sample(query, memories, f"{step} {each}")
-            batch.append(Episode(query, memories, choice, np.where(choice.order == gold, 1.0, -1.0)))
-        one.learn(batch)
-    assert one.best(query, memories).order[0] == gold
 
 
 def test_contrastive_training_raises_the_positives() -> None:
@@ -401,10 +360,6 @@ def test_a_step_that_cannot_be_taken_changes_nothing() -> None:
     ("settings", "message"),
     [
         ({"top_m": 21}, "top_m must be at most top_k"),
-        ({"tau": 0.0}, "RerankerConfig.tau must be above 0"),
-        ({"ema": 1.0}, "RerankerConfig.ema"),
-        ({"explore": 1.5}, "RerankerConfig.explore must be"),
-        ({"baseline": "mean"}, "RerankerConfig.baseline must be"),
         ({"lr": float("nan")}, "RerankerConfig.lr"),
         ({"policy": "greedy"}, "RerankerConfig.policy must be one of pl, paper"),
     ],

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from banks import StubEncoder, dump, opened, talk
+from banks import dump, opened, talk
+from words import WordEncoder
 
 from remind.core.errors import DataError
 from remind.memory.base import Bank, Memory, Query
@@ -26,7 +27,7 @@ def bank(tmp_path: Path) -> Iterator[Bank]:
 def test_number_content_and_keys(bank: Bank, encoded: bool) -> None:
     store = bank.store
     old = store.memory(2).text
-    vector = StubEncoder().encode(["other words"])
+    vector = WordEncoder(16).encode(["other words"])
     with store.transaction():
         store.rewrite(2, NEW, 2, vector if encoded else None)
     memory = store.memory(2)
@@ -34,14 +35,14 @@ def test_number_content_and_keys(bank: Bank, encoded: bool) -> None:
     assert store.note(2) == {"a": 1}
     assert store.numbers() == [1, 2, 3, 4, 5, 6]
     assert store.count() == store.counts()["memories"] == store.counts()["keys"] == 6
-    cosines = [dict(store.nearest(asked, 6))[2] for asked in (vector[0], StubEncoder().encode([old])[0])]
+    cosines = [dict(store.nearest(asked, 6))[2] for asked in (vector[0], WordEncoder(16).encode([old])[0])]
     assert (cosines[0] == pytest.approx(1, abs=1e-6)) == encoded
     assert (cosines[1] == pytest.approx(1, abs=1e-6)) == (not encoded)
 
 
 def test_whole_or_not_at_all(bank: Bank) -> None:
     before = dump(bank)
-    with pytest.raises(DataError, match="no turn of the bank"), bank.store.transaction():
+    with pytest.raises(DataError, match="not a turn of the bank"), bank.store.transaction():
         bank.store.rewrite(2, Draft("fact", ("S9:T1",), "x"), 1, torch.ones(1, 16))
     assert dump(bank) == before
     assert bank.store.count() == 6

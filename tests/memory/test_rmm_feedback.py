@@ -99,20 +99,6 @@ def test_it_learns_as_a_reranker_that_is_fed_by_hand(tmp_path: Path) -> None:
         assert abs(learned.w_q).max() > 1e-3
 
 
-def test_reopening_after_every_feedback_changes_nothing(tmp_path: Path) -> None:
-    filled(tmp_path / "b").close()
-    with filled(tmp_path / "a") as memory:
-        for query in QUERIES:
-            ask(memory, query)
-            with bank(tmp_path / "b") as other:
-                ask(other, query)
-        files = sorted(path.name for path in (tmp_path / "a").glob("reranker*"))
-        assert files == ["reranker-3.safetensors", "reranker-4.safetensors"]
-        with bank(tmp_path / "b") as other:
-            assert dump(memory) == dump(other)
-            assert weights(memory) == weights(other)
-
-
 def test_a_retrieval_leaves_the_bank_as_it_is_and_comes_out_the_same(tmp_path: Path) -> None:
     with filled(tmp_path / "a") as memory:
         for query in QUERIES[:5]:

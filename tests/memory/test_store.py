@@ -140,7 +140,7 @@ def test_vectors_that_cannot_be_used(store: Store, wrong: torch.Tensor, words: s
 
 
 def test_a_source_that_is_no_turn(store: Store) -> None:
-    with pytest.raises(DataError, match="no turn of the bank") as error, store.transaction():
+    with pytest.raises(DataError, match="not a turn of the bank") as error, store.transaction():
         store.add_session(session(1, "hello"), "hash")
         store.add(Draft("fact", ("S9:T9",), "text"), 1)
     assert error.value.record == "S9:T9"
@@ -199,7 +199,7 @@ def test_folders_that_are_something_else(tmp_path: Path) -> None:
     for name, words in {
         "file": "cannot be used",
         "texts": "letter.txt",
-        "other": "is no memory bank",
+        "other": "is not a memory bank",
         "noise": "not a database",
     }.items():
         with pytest.raises(DataError, match=words) as error:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from calendar import month_name
 from collections.abc import Callable
 from datetime import date, timedelta
 
@@ -13,20 +14,6 @@ from remind.memory.times import Span, ask_events, ask_range, spans, time_range, 
 TODAY = date(2024, 3, 14)  # a Thursday
 #: Every day near enough to be meant.
 CALENDAR = [date(2020, 1, 1) + timedelta(days=n) for n in range(6 * 366)]
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
 
 
 def among(belongs: Callable[[date], bool]) -> Span:
@@ -38,7 +25,7 @@ def among(belongs: Callable[[date], bool]) -> Span:
 
 @pytest.mark.parametrize("number", range(1, 13))
 def test_named_months_are_their_days_in_the_calendar(number: int) -> None:
-    name = MONTHS[number - 1]
+    name = month_name[number]
     for year in (2020, 2023, 2024):
         expected = among(lambda day, year=year: (day.year, day.month) == (year, number))
         for text in (f"What did Ana do in {name} {year}?", f"{name}, {year}", f"{name[:3]}. of {year}".lower()):

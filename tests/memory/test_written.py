@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedChat, minilm, parts, services, session
+from scripted import ScriptedChat, parts, services, session
 
-from remind.core.errors import ConfigError
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.mem1 import Mem1System
@@ -19,11 +18,6 @@ LATER = session("s2", "2023-06-01", "Bob: The weather is fine.", "Ann: Tom the c
 TURNS = [turn.id for turn in (*FIRST.turns, *LATER.turns)]
 QUESTION = Query("What is the name of the cat?", "q", "2023-07-01", "single", ("Tom", "Jerry"))
 LOST = Reply("", failure="server", message="no reply")
-
-
-@pytest.fixture(scope="module")
-def encoder() -> SentenceEncoder:
-    return minilm()
 
 
 def noter(request: Request) -> str:
@@ -130,11 +124,3 @@ def test_mem1_without_a_usable_reply(encoder: SentenceEncoder, tmp_path: Path) -
         found = bank.retrieve(QUESTION, k=1)
         assert found.memories == ()
         assert found.trace["failed"] == ["read: server: no reply"]
-
-
-@pytest.mark.parametrize("system", [MemAgentSystem(), Mem1System()])
-def test_without_an_endpoint(system: MemAgentSystem | Mem1System, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    with system.open(tmp_path, "d", services(encoder, None)) as bank:
-        bank.ingest(FIRST)
-        with pytest.raises(ConfigError, match=rf"^{system.name} needs a chat model \(read\); name one"):
-            bank.retrieve(QUESTION, k=1)

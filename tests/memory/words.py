@@ -17,10 +17,8 @@ from remind.memory.base import Services
 class WordEncoder:
     """A text's vector is the sum of its words', which are random; a token is a word."""
 
-    name = "words"
-
-    def __init__(self, dimension: int = 24) -> None:
-        self.dimension = dimension
+    def __init__(self, dimension: int = 24, name: str = "words") -> None:
+        self.dimension, self.name = dimension, name
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         rows = [sum(map(self._word, text.lower().split()), np.zeros(self.dimension)) for text in texts]

@@ -50,10 +50,3 @@ def test_lists_of_any_objects_survive_shuffling_and_splitting() -> None:
     assert [part["chunk"] for part in parts] == [[marks[int(part["index"])]] for part in parts]
     # what is done instead of this: rows beyond a multiple are lost
     assert sum(len(part["x"]) for part in split_tensor_dict({"x": torch.arange(7)}, 2)) == 6
-
-
-def test_one_sequence_a_row_is_all_a_rollout_function_may_return() -> None:
-    """Why `rollout_func` is not used: TRL pairs what it returns with the rows, one to one."""
-    source = inspect.getsource(trl.GRPOTrainer._generate)
-    assert "rollout_func" in source
-    assert 'required_keys = {"prompt_ids", "completion_ids", "logprobs"}' in source

@@ -35,21 +35,16 @@ def test_groups_without_a_difference_or_a_reward_teach_nothing() -> None:
     [
         # within the clip: α A, but as printed a positive A is taken from the clipped term, which has no α
         ("advantage", 1.0, 1.0, 4.0),
-        ("advantage", 1.0, -1.0, -4.0),
         ("printed", 1.0, 1.0, 1.0),
-        ("printed", 1.0, -1.0, -4.0),
         # above the clip
         ("advantage", 1.3, 1.0, 0.0),
         ("advantage", 1.3, -1.0, -4.0),
         ("printed", 1.3, 1.0, 0.0),
-        ("printed", 1.3, -1.0, -4.0),
         # below it: PPO goes on rewarding, the printed form does not down to (1 - ε) / α = .2
         ("advantage", 0.7, 1.0, 4.0),
         ("advantage", 0.7, -1.0, 0.0),
         ("printed", 0.7, 1.0, 0.0),
-        ("printed", 0.7, -1.0, -4.0),
         ("printed", 0.21, 1.0, 0.0),
-        ("printed", 0.21, -1.0, -4.0),
         ("printed", 0.19, 1.0, 4.0),
         ("printed", 0.19, -1.0, 0.0),
     ],

@@ -32,7 +32,7 @@ def group(seed: int) -> list[list[Trace]]:
     return [[Trace(role, prompt, completion()) for role, prompt in prompts.items()] for _ in range(4)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_log_probabilities_and_gradients_are_those_of_single_rows(
     seed: int, policy: Path, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -26,25 +26,17 @@ def test_core_penalty_at_every_boundary(increment: int, penalty: float) -> None:
 @pytest.mark.parametrize(
     ("written", "expert", "penalty"),
     [
-        (1199, 1000, 0),  # below δ
         (1200, 1000, 0),  # δ reached, ratio 1.2 within the tolerance
-        (1300, 1000, 0),
         (1301, 1000, 1 / 700),
         (1650, 1000, 0.5),
         (2000, 1000, 1),  # both forms of Eq. 8 give 1 here
-        (2001, 1000, 1),
-        (500, 1000, 0),
         (499, 1000, 1 / 300),
-        (350, 1000, 0.5),
         (200, 1000, 1),
-        (199, 1000, 1),
-        (0, 1000, 1),
         (299, 100, 0),  # a large ratio, but below δ
         (0, 199, 0),
         (0, 200, 1),
         (199, 0, 0),  # the expert wrote nothing
         (200, 0, 1),
-        (0, 0, 0),
     ],
 )
 def test_length_penalty_at_every_boundary(written: int, expert: int, penalty: float) -> None:

@@ -115,7 +115,7 @@ def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
     (other / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not of a run"):
         train.train_memory(replace(cfg, out=str(other)))
-    with pytest.raises(ConfigError, match=r"no multiple of rl\.micro_groups 2"):
+    with pytest.raises(ConfigError, match=r"not a multiple of rl\.micro_groups 2"):
         train.train_memory(config("adrpo", "odd", batch_size=3, rl=PolicyGradientConfig(group=4, micro_groups=2)))
 
 

@@ -34,7 +34,7 @@ def test_items_are_read_back_equal(tmp_path: Path) -> None:
         ({"id": []}, "id should be text, not a list"),
         ({"id": None}, "id is missing or blank"),
         ({"id": "\ud800"}, "half a character"),
-        ({"id": "one"}, "its id stands twice"),
+        ({"id": "one"}, "its id occurs twice"),
         ({"branch": "sound"}, "unknown branch 'sound'"),
         ({"evidence": "T20"}, "evidence should be a list, not text"),
         ({"options": ["a", "b", "c", ["d"]]}, "an entry of options should be text, not a list"),

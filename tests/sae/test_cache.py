@@ -123,7 +123,7 @@ def test_what_is_on_disk(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {*shards(tmp_path), "index.json", ".lock"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 9), max_size=10),
     shard_tokens=st.integers(1, 25),

@@ -153,12 +153,12 @@ def test_a_mapping(tmp_path: Path, suffix: str) -> None:
         ({"k": None}, "says no k"),
         ({"k": 97}, "k = 97, but there are 96 features"),
         ({"activation": "tanh"}, "activation is 'tanh'"),
-        ({"layer": {}}, "layer is no setting"),
+        ({"layer": {}}, "layer is not a setting"),
         ({"subtract_b_dec": "no"}, "subtract_b_dec is 'no'"),
-        ({"layers": {"last": "a.safetensors"}}, "'last' is no number"),
+        ({"layers": {"last": "a.safetensors"}}, "'last' is not a number"),
         ({"layers": {"3": "b.safetensors"}}, "no such file"),
         ({"layers": {}}, "names no layers"),
-        ({"layers": {"3": "a.bin"}}, "is no file of tensors"),
+        ({"layers": {"3": "a.bin"}}, "is not a file of tensors"),
     ],
 )
 def test_a_mapping_that_does_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -229,8 +229,13 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Standard", "JumpReLU", "Gated", "BatchTopKTraining", "MatryoshkaBatchTopKTraining"])
-@pytest.mark.parametrize("subtract", [True, False])
+@pytest.mark.parametrize(
+    ("name", "subtract"),
+    [
+        *((kind, True) for kind in ("Standard", "JumpReLU", "Gated", "BatchTopKTraining")),
+        *((kind, False) for kind in ("Standard", "MatryoshkaBatchTopKTraining")),
+    ],
+)
 def test_architectures_of_sae_lens(tmp_path: Path, name: str, subtract: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -120,7 +120,7 @@ def test_texts_without_special_tokens(make_probe: Any, make_coder: Any) -> None:
 def test_what_cannot_be_probed(gpt2, make_tokenizer, make_probe, make_coder, monkeypatch) -> None:
     coder, slow = make_coder(16), type("Slow", (), {"is_fast": False})()
     for tokenizer, coders, options, error, message in (
-        (slow, {1: coder}, {}, ConfigError, "Slow knows no character offsets"),
+        (slow, {1: coder}, {}, ConfigError, "Slow has no character offsets"),
         (make_tokenizer(), {4: coder}, {}, LayerError, "layer 4 does not exist"),
         (make_tokenizer(), {}, {}, LayerError, "no layer"),
         (make_tokenizer(), {1: make_coder(8)}, {}, ShapeError, "hidden states of 8, the model has 16"),

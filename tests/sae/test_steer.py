@@ -113,7 +113,7 @@ def greedy(model: Any, inputs: dict[str, Any], steps: int) -> Tensor:
     return inputs["input_ids"]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("gpt2", "set"), ("qwen3", "add"), ("qwen3_vl", "set")])
+@pytest.mark.parametrize(("name", "mode"), [("qwen3", "add"), ("qwen3_vl", "set")])
 @pytest.mark.parametrize("positions", ["all", "prompt", "generated"])
 def test_generation_with_a_cache(name, mode, positions, request, picture, make_coder, by_hand) -> None:
     model, replaced = request.getfixturevalue(name), request.getfixturevalue("replaced")
@@ -156,16 +156,6 @@ def test_positions_chosen_by_a_callable(gpt2: Any, make_coder: Any) -> None:
 
 def hooks_on(model: Any) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-
-
-def test_hooks_are_gone_afterwards(gpt2: Any, make_coder: Any) -> None:
-    before, ids = hooks_on(gpt2), torch.tensor([[5, 6]])
-    plain = gpt2(ids).logits
-    with pytest.raises(RuntimeError, match="stop here"), steer(gpt2, {1: make_coder(16)}, {1: {3: 9.0}}):
-        assert not torch.equal(gpt2(ids).logits, plain)
-        raise RuntimeError("stop here")
-    assert hooks_on(gpt2) == before
-    assert torch.equal(gpt2(ids).logits, plain)
 
 
 @pytest.mark.parametrize(

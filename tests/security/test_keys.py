@@ -98,8 +98,6 @@ def test_a_refused_key_is_not_in_the_error(hostile: Path, tiny: Path, tmp_path: 
     "url",
     [
         f"https://user:{KEY}@example.org/v1",
-        f"https://example.org/v1?api-key={KEY}",
-        f"user:{KEY}@example.org/v1",
         KEY,
     ],
 )

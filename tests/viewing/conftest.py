@@ -157,7 +157,7 @@ def open_page(browser: Any) -> Iterator[Any]:
 def data_of(path: Path) -> dict[str, Any]:
     """What the script of a page reads, taken from the file by nothing but a pattern."""
     html = path.read_text(encoding="utf-8")
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    (text,) = re.findall(r'id="data">(.*?)</script>', html, re.DOTALL)
     return json.loads(text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from remind.viewing import open_workbench
 from remind.viewing.config import FeaturePagesConfig
 from remind.viewing.feature_pages import write_feature_pages
 from sae import TopKSAE, layer_folder
+from tests.viewing.conftest import data_of
 
 
 def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
@@ -29,8 +29,7 @@ def test_pages_of_the_layers_asked_for(tmp_path: Path) -> None:
     data, out = [str(tmp_path / "chat.jsonl")], tmp_path / "pages"
     cfg = FeaturePagesConfig(str(tmp_path / "sae"), data, "nano-untrained", [3], str(out), most=5)
     assert write_feature_pages(cfg) == [out / "layer_3.html"]
-    [text] = re.findall(r'id="data">(.*?)</script>', (out / "layer_3.html").read_text(), re.DOTALL)
-    shown = json.loads(text)["features"]
+    shown = data_of(out / "layer_3.html")["features"]
     bench = open_workbench(cfg.backbone, data, cfg.sae)
     examples = bench.examples()[3]
     assert len(shown) == 5
@@ -84,8 +83,7 @@ def test_sessions_longer_than_the_model_takes(tmp_path: Path) -> None:
     (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
     cfg = FeaturePagesConfig(str(tmp_path / "sae"), [str(tmp_path / "chat.jsonl")], out=str(tmp_path / "pages"))
     (page,) = write_feature_pages(cfg)
-    [text] = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
     tokens = open_workbench("minilm", cfg.data, cfg.sae).backbone.tokenize
     lengths = [len(tokens(f"Ana: {line['text']}\n").ids) for line in chat]
     assert sum(lengths) > 512
-    assert json.loads(text)["tokens"] == sum(lengths)
+    assert data_of(page)["tokens"] == sum(lengths)

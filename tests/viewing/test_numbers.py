@@ -1,22 +1,19 @@
-"""What a page tells, against the equations in dense float64 and against sorting in Python."""
+"""What a page tells, against grounding and against sorting in Python."""
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from remind.grounding import GroundingTrace
 from remind.states.pyramid import render
 from remind.viewing.inspector.inspection import Inspection
 from remind.viewing.inspector.page import page_data, write_page
-from tests.viewing.conftest import K, Table, data_of, inspect_state, long_state, numbers_of, saes, table_grounder
+from tests.viewing.conftest import D_SAE, Table, data_of, inspect_state, long_state, numbers_of, table_grounder
 
 TURNS, LAYER = 90, 3
 
@@ -41,41 +38,13 @@ def tokens_of(inspection: Inspection) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def dense(ids: list[int]) -> Tensor:
-    """Eq. 2 in float64 [T, d_sae]."""
-    coder, h = saes((LAYER,))[LAYER], Table().table[LAYER][ids].double()
-    pre = ((h - coder.b_dec.double()) @ coder.W_enc.double() + coder.b_enc.double()).relu()
-    return torch.where(pre >= pre.topk(K, dim=1).values[:, -1:], pre, 0.0)
-
-
 @pytest.fixture(scope="module")
 def expected(inspection: Inspection) -> SimpleNamespace:
-    """Eq. 2 to 5 for the tokens of the page."""
-    tokens, state = tokens_of(inspection), inspection.state
-    codes = dense([token[3] for token in tokens])
-    turn = torch.tensor([token[2] for token in tokens])
-    seen = torch.stack([(codes[turn == n] > 0).any(0) for n in range(TURNS)]).sum(0).double()
-    idf = torch.log((1 + TURNS) / (1 + seen))
-    table = Table()
-
-    def count(texts: tuple[str, ...]) -> Tensor:
-        return (dense([i for text in texts for i in table.tokenize(text).ids]) > 0).sum(0)
-
-    v = torch.maximum(idf * count(state.strategy.reasoning), 6.0 * idf * count(state.strategy.anchors))
-    local = codes @ v
-    # the speaker marker is the name and the colon
-    first = [next(t for t, token in enumerate(tokens) if token[2] == n) for n in range(TURNS)]
-    b = torch.stack([v[(codes[[t, t + 1]] > 0).any(0)].sum() for t in first])
-    runs = state.runs
-    reply = [float(b[n + 1]) if n + 1 < TURNS and runs[n] == runs[n + 1] else 0.0 for n in range(TURNS)]
-    r = local + 0.5 * (b + torch.tensor(reply))[turn]
-    weights = {step: math.exp(-0.5 * (step / 0.5) ** 2) for step in (-2, -1, 0, 1, 2)}
-    s = torch.zeros_like(r)
-    for t in range(len(r)):
-        for step, weight in weights.items():
-            if 0 <= t + step < len(r) and runs[turn[t + step]] == runs[turn[t]]:
-                s[t] += weight / sum(weights.values()) * r[t + step]
-    return SimpleNamespace(tokens=tokens, codes=codes, turn=turn, v=v, local=local, r=r, s=s)
+    """What grounding makes of the tokens of the page; its equations are tested with it."""
+    trace, own = inspection.trace, inspection.trace.codes.layers[LAYER].dialogue
+    codes, v = own.dense(D_SAE).double(), trace.guidance[LAYER].double()
+    numbers = SimpleNamespace(turn=trace.codes.turn, v=v, local=codes @ v, r=trace.combined, s=trace.smoothed)
+    return SimpleNamespace(tokens=tokens_of(inspection), codes=codes, **vars(numbers))
 
 
 def test_numbers_are_those_of_grounding_bit_for_bit(inspection: Inspection, data: dict[str, Any]) -> None:

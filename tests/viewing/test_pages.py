@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -191,38 +190,12 @@ def test_the_policy_lets_no_other_script_run(short_page: Path, tmp_path: Path, o
     assert any("Content Security Policy" in line for line in opened.said)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_every_shade(short_page: Path, open_page: Any, scheme: str) -> None:
-    page = open_page(short_page, color_scheme=scheme).page
-    shades = [f"v{n}" for n in range(1, 9)]
-    colours = page.evaluate(
-        """(names) => {
-        const probe = document.createElement("span"); document.body.append(probe);
-        const of = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
-        return Object.fromEntries(names.map((n) => [n, of(n)]));
-    }""",
-        ["ink", "soft", "paper", "raised", "link", "bad", "gold", "block", *shades],
-    )
-
-    def light(name: str) -> float:
-        parts = [int(part) / 255 for part in re.findall(r"\d+", colours[name])[:3]]
-        r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    pairs = [("ink", name) for name in ("paper", "raised", *shades)]
-    for pair in pairs + [(name, "paper") for name in ("soft", "link", "bad", "gold", "block")]:
-        low, high = sorted(map(light, pair))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, pair
-    # the shades are told apart by lightness alone
-    ramp = [light(name) for name in ("paper", *shades)]
-    assert ramp == sorted(ramp, reverse=scheme == "light")
-    if scheme == "dark":
-        return
+def test_the_theme_changes_and_a_narrow_window_needs_no_sideways_scrolling(short_page: Path, open_page: Any) -> None:
+    page = open_page(short_page).page
     ground = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(ground)
     page.locator("#theme").click()
     assert page.evaluate(ground) != before
-    # a narrow window needs no sideways scrolling
     page.set_viewport_size({"width": 360, "height": 740})
     assert not page.locator("#panel").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

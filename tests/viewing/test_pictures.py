@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from remind.viewing.config import FeaturePagesConfig
 from remind.viewing.feature_pages import write_feature_pages
 from sae import ConfigError, ShapeError, SparseCodes, TopKSAE, hooks, layer_folder
 from sae.probe.pictures import TopPictures
+from tests.viewing.conftest import data_of
 
 CAPTIONS = ("<b>a red bicycle & a fence", "some dog full of tulips")
 MOST = 32
@@ -50,11 +49,6 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> FeaturePagesConfig:
 @pytest.fixture(scope="module")
 def written(cfg: FeaturePagesConfig) -> Path:
     return write_feature_pages(cfg)[0]
-
-
-def data_of(path: Path) -> Any:
-    [data] = re.findall(r'id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
-    return json.loads(data)
 
 
 def test_patches_are_those_of_dense_codes(cfg: FeaturePagesConfig, written: Path) -> None:
@@ -134,9 +128,8 @@ def test_the_best_pictures_by_brute_force() -> None:
         found.examples(12)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_in_a_browser(written: Path, open_page: Any, scheme: str) -> None:
-    opened = open_page(written, color_scheme=scheme)
+def test_the_page_in_a_browser(written: Path, open_page: Any) -> None:
+    opened = open_page(written)
     page, data = opened.page, data_of(written)
     both = next(row for row in data["features"] if row["pictures"] and row["examples"])
     page.evaluate(f"openFeature({both['id']})")

@@ -143,7 +143,7 @@ def _check(source: Source, format: str | None, reader: Reader | None) -> str:
     if format is not None:
         hint = "" if content is None else f": it looks like {content}"
         raise FormatError(f"not a {format} file{hint}", source.path)
-    raise FormatError(f"of no format we know ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
+    raise FormatError(f"not in a known format ({', '.join(FORMATS)}); see the readers for what each needs", source.path)
 
 
 def _folder(folder: Path, format: str | None, reader: Reader | None) -> tuple[list[Path], str]:

@@ -235,7 +235,9 @@ class MappedReader:
             else:
                 for name in [text] if text in letters else re.findall(r"\w+", text):
                     if name not in letters:
-                        raise where.error(f"answer {shown(text)} is no option (there are {', '.join(letters[:26])})")
+                        raise where.error(
+                            f"answer {shown(text)} is not an option (there are {', '.join(letters[:26])})"
+                        )
                     answers.append(_letter(letters.index(name)))
         return answers
 

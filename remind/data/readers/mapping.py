@@ -131,7 +131,7 @@ class FieldMapping:
     def _path(self, key: str, value: object) -> _Path:
         path = _Path(self._text(key, value))
         if not all(path.keys) or any(len(part) > 9 for part in path.keys if part.isdecimal()):
-            raise self._error(f"{key}: {shown(value)} is no path; keys are joined by single dots", key)
+            raise self._error(f"{key}: {shown(value)} is not a path; keys are joined by single dots", key)
         return path
 
     def _count_from(self, value: object) -> int:
@@ -142,7 +142,7 @@ class FieldMapping:
     def _translation(self, name: str, value: object) -> Mapping[str, str]:
         known, key = _VALUES[name], f"values.{name}"
         if not isinstance(value, dict):
-            raise self._error(f"{key} should map what stands in the data to {', '.join(known)}", key)
+            raise self._error(f"{key} should map values of the data to {', '.join(known)}", key)
         for word, meaning in value.items():
             if meaning not in known:
                 close = get_close_matches(str(meaning), known, 1)
@@ -162,9 +162,9 @@ class FieldMapping:
                 raise self._error(f"{name} is missing")
         kinds = [has("evidence.id"), has("evidence.session") or has("evidence.turn"), has("evidence.line")]
         if sum(kinds) > 1 or has("evidence.session") != has("evidence.turn"):
-            raise self._error("evidence is told by id, by session and turn, or by line")
+            raise self._error("evidence must be given by id, by session and turn, or by line")
         if has("answer.letter") and has("answer.index"):
-            raise self._error("answer is told by letter or by index; text, for direct questions, may stand beside it")
+            raise self._error("answer must be given by letter or by index, with an optional text for direct questions")
         asks = any(name.startswith("question.") for name in self._paths)
         nested, apart = has("dialogue.questions"), has("question.dialogue")
         if (asks or nested) and not has("question.text"):
@@ -177,7 +177,7 @@ class FieldMapping:
         given = self._file.lines.keys()
         both = [{f"dialogue.{key}", f"question.{key}"} <= given for key in ("file", "records")]
         if apart and not any(both):
-            raise self._error("dialogue and question both need file, or both records, to be told apart")
+            raise self._error("dialogue and question both need file, or both records, to be distinguished")
         if apart and not (has("dialogue.id") or has("dialogue.records")):
             raise self._error("dialogue.id is missing, which question.dialogue names")
 

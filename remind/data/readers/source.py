@@ -70,7 +70,7 @@ class Place:
             try:
                 datetime.fromisoformat(match[0])
             except ValueError:
-                raise self.error(f"{what} {shown(text)} is no date or time of day that exists") from None
+                raise self.error(f"{what} {shown(text)} is not a valid date or time of day") from None
         return text
 
     def name(self, value: object, what: str) -> str:
