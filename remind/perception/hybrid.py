@@ -38,7 +38,8 @@ def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: Ret
     dense = standardise(relevance(vector, index.vectors, index.norms).double().numpy())
     # one average for both, which is linear
     around = config.lexical_context * lexical + config.dense_context * dense
-    return lexical + dense - around + session_average(around, index.sessions, config.sigma)
+    # the difference is exactly 0 without an average, so that ties stay ties
+    return lexical + dense + (session_average(around, index.sessions, config.sigma) - around)
 
 
 def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:
