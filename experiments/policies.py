@@ -65,7 +65,7 @@ ARMS = {
     "printed": Arm("ADRPO, Eq. 12 as printed", changes={"weighting": "printed"}),
     "random_role": Arm("control: α on a random one of the retrieved roles", control="random_role"),
     "uniform": Arm("control: the same mean weight for all roles", control="uniform"),
-    "null": Arm("control: rewards of other rollouts", control="null"),
+    "null_rewards": Arm("control: rewards of other rollouts", control="null"),
     "difference": Arm("each role by what its replies add to the reward", "rl", {"alpha": 1.0}, "difference"),
     "salimory_sft": Arm("SaliMory: imitation (SFT)", "salimory_sft", start=None),
     "salimory_r1": _salimory("answers alone (R1)", **_ANSWERS, boost=0.0, utilize=0.0),

@@ -82,7 +82,7 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
         learning,
         replace(imitation, method="salimory_sft"),
         replace(learning, method="salimory", salimory=SaliMoryConfig(turns=4)),
-        ("adrpo", "null", "salimory_r1"),
+        ("adrpo", "null_rewards", "salimory_r1"),
         (1,),
         dialogues=3,
         resamples=50,
@@ -93,7 +93,7 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
         for start in ("sft", "salimory_sft")
     }
     rows = tables["sft"]
-    assert list(rows)[:3] == ["sft", "adrpo", "null"]
+    assert list(rows)[:3] == ["sft", "adrpo", "null_rewards"]
     assert list(tables["salimory_sft"])[:2] == ["salimory_sft", "salimory_r1"]
     assert rows["adrpo"]["less sft"]["value"] == rows["adrpo"]["final"]["value"] - rows["sft"]["final"]["value"]
     for own in tables.values():
