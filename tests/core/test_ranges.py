@@ -51,6 +51,7 @@ ZERO = {
         Knobs.hard_levels Objective.hard_levels StabilityConfig.hard_levels ChainConfig.sft_levels
         ChainConfig.only_folds""",
     "none of them, never, or in this process alone": """
+        SessionConfig.rewrites
         AnnotateConfig.around BenchConfig.watched BenchConfig.watch_every BuildStatesConfig.workers
         ChainConfig.dev_dialogues ChainConfig.dev_questions ChainConfig.trace_every DemoConfig.workers
         EndpointConfig.retries EvaluateConfig.examples FilterConfig.length_slack FilterConfig.blind_draws

@@ -112,7 +112,7 @@ def test_an_existing_folder_is_replaced_only_where_that_is_asked_for(tmp_path: P
     assert after["states/part-00000.parquet"] != before["states/part-00000.parquet"]
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "monday.txt").write_text("dear diary")
-    with pytest.raises(ConfigError, match="no world made earlier"):
+    with pytest.raises(ConfigError, match="not a world made earlier"):
         make(tmp_path / "diary", overwrite=True)
     assert contents(tmp_path / "diary") == {"monday.txt": b"dear diary"}
 
