@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Of a test dialogue by name.
 Figures = dict[str, float]
-Control = Literal["random_role", "uniform", "null", "difference"]
+Control = Literal["random_role", "uniform", "null_rewards", "difference"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ ARMS = {
     "printed": Arm("ADRPO, Eq. 12 as printed", changes={"weighting": "printed"}),
     "random_role": Arm("control: α on a random one of the retrieved roles", control="random_role"),
     "uniform": Arm("control: the same mean weight for all roles", control="uniform"),
-    "null_rewards": Arm("control: rewards of other rollouts", control="null"),
+    "null_rewards": Arm("control: rewards of other rollouts", control="null_rewards"),
     "difference": Arm("each role by what its replies add to the reward", "rl", {"alpha": 1.0}, "difference"),
     "salimory_sft": Arm("SaliMory: imitation (SFT)", "salimory_sft", start=None),
     "salimory_r1": _salimory("answers alone (R1)", **_ANSWERS, boost=0.0, utilize=0.0),
@@ -255,7 +255,7 @@ def controlled(control: Control, seed: int) -> Any:
             random = Random(f"{seed} {row} {outcomes}")
             rewards = {role: list(values) for role, values in scores.rewards.items()}
             weights = {role: list(values) for role, values in scores.weights.items()}
-            if control == "null":
+            if control == "null_rewards":
                 rewards = {role: random.sample(values, len(values)) for role, values in rewards.items()}
             elif control == "difference":
                 scorer = self.scorers[row]

@@ -81,21 +81,8 @@ def ask(
     schema: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Reply:
-    """Send a filled template; as `written`. Raises ConfigError where no model is named."""
-    return send(bank, written(bank, stage, template, data, room, schema, **values))
-
-
-def written(
-    bank: Bank,
-    stage: Stage,
-    template: str,
-    data: Mapping[str, str],
-    room: int,
-    schema: Mapping[str, Any] | None = None,
-    **values: Any,
-) -> Request:
-    """The request of a filled template, asked by the system of a bank; the rest as `filled`."""
-    return filled(bank.dialogue_id, stage, template, data, room, schema, **values)
+    """Send a filled template; as `filled`. Raises ConfigError where no model is named."""
+    return send(bank, filled(bank.dialogue_id, stage, template, data, room, schema, **values))
 
 
 def filled(

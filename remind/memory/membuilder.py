@@ -16,7 +16,7 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Session, Turn
 from remind.llm.request import Request
-from remind.memory.asking import failed, filled, words, written
+from remind.memory.asking import failed, filled, words
 from remind.memory.base import Memory, Query, Services
 from remind.memory.logged import RULES, LoggedBank, Policy, about, dated, numbered, replies, salient, taken
 from remind.memory.operations import Entry, Operation
@@ -206,7 +206,9 @@ class MemBuilderBank(LoggedBank):
             text, by = _newest(block.text, self.system.compressed_characters), RULES
             if self.system.policy == "llm" and attempt < TRIES and not reasons:
                 limit = self.system.compressed_characters
-                request = written(self, "compress", "membuilder_compress", {"block": block.text}, ROOM, limit=limit)
+                request = filled(
+                    self.dialogue_id, "compress", "membuilder_compress", {"block": block.text}, ROOM, limit=limit
+                )
                 for reply, name in replies(self, "compress", [request]) or ():
                     if reply.failure is not None:
                         reasons.append(failed("compress", reply))

@@ -46,7 +46,7 @@ def scores(control: Control | None, row: int, alpha: float = 4.0) -> Scores:
 @pytest.mark.parametrize("row", [3, 20])
 def test_each_control_changes_what_it_is_named_after(row: int) -> None:
     plain = scores(None, row)
-    null = scores("null", row)
+    null = scores("null_rewards", row)
     assert {role: sorted(v) for role, v in null.rewards.items()} == {r: sorted(v) for r, v in plain.rewards.items()}
     assert (null.weights, scores("uniform", row).rewards) == (plain.weights, plain.rewards)
     flat = [value for values in plain.weights.values() for value in values]
