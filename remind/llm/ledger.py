@@ -222,10 +222,10 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failures": dict(sorted(Counter(row["failure"] for row in rows if row["failure"]).items())),
         **{name: now[name] + before[name] for name in _SUMS},
         "now": now,
-        "seconds": {f"p{percent}": _percentile(seconds, percent) for percent in (50, 95)},
+        "seconds": {f"p{percent}": percentile(seconds, percent) for percent in (50, 95)},
     }
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float | None:
+def percentile(ordered: Sequence[float], percent: int) -> float | None:
     """The smallest value that at least `percent` % of the ordered values do not exceed (nearest rank)."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None

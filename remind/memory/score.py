@@ -15,6 +15,7 @@ from remind.core.files import read_json, write_json
 from remind.evaluation import metrics
 from remind.evaluation.intervals import bootstrap, paired_bootstrap, several
 from remind.evaluation.personalisation import tally
+from remind.llm.ledger import percentile
 from remind.memory.config import ScoreMemoryConfig
 from remind.memory.page import write_page
 from remind.memory.run import MANIFEST
@@ -281,8 +282,8 @@ def costs(
         **sums,
         "ingest": _spent([row for row in own if row["stage"] not in QUESTION_STAGES], 1),
         "question": _spent(asking, max(1, len(times))),
-        "p50_ms": _nearest(times, 50),
-        "p95_ms": _nearest(times, 95),
+        "p50_ms": percentile(times, 50),
+        "p95_ms": percentile(times, 95),
         "failed": sum(unit["failed"] is not None for unit in units),
     }
 
@@ -295,8 +296,3 @@ def _spent(rows: Sequence[Mapping[str, Any]], among: int) -> dict[str, float]:
     }
     sums["tokens"], sums["usd"] = sums["prompt_tokens"] + sums["completion_tokens"], sums.pop("cost_usd")
     return {name: value / among for name, value in sums.items()}
-
-
-def _nearest(ordered: Sequence[float], percent: int) -> float | None:
-    """The smallest value that at least `percent` % do not exceed."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None
