@@ -109,12 +109,15 @@ class MemBuilderBank(LoggedBank):
 
     system: MemBuilderSystem
     keeps_versions = True
+    #: What the model replied after the last session, by role; a role is left out where it did not reply.
+    told: Mapping[Role, Replied] = {}
 
     def remember(self, session: Session) -> Iterable[str]:
         occasion = Occasion(
             self.dialogue_id, session.id, dated(session.time), tuple(turn.id for turn in session.turns), RULES
         )
         told, reasons = self._ask(session) if self.system.policy == "llm" else ({}, [])
+        self.told = told
         texts = {turn.id: taken(session, turn) for turn in session.turns if salient(turn)}
         operations: list[Operation] = []
         first, vectors = self.first(), dict[str, Tensor]()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from remind.alignment.config import LoraConfig
 from remind.core.errors import ConfigError
+from remind.llm.endpoints import LLMConfig
+from remind.llm.request import Stage
 from sae.ranges import (
     NonNegativeFloat,
     PositiveFloat,
@@ -18,6 +21,13 @@ from sae.ranges import (
 )
 
 Method = Literal["sft", "adrpo", "salimory_sft", "salimory"]
+#: Endpoints that training on dialogues needs.
+STAGES: Mapping[str, tuple[Stage, ...]] = {
+    "sft": ("memory",),
+    "adrpo": ("memory", "answer", "judge"),
+    "salimory_sft": ("memory",),
+    "salimory": ("answer", "judge"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,28 @@ class MemoryWorldConfig:
     """Share of attributes, places and tasks of which SaliMory's expert mostly writes no detail."""
     evaluate: PositiveInt = 40
     """Dialogues that the trained policy is evaluated on, none of them from training."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+
+
+@dataclass(frozen=True)
+class MemoryDataConfig:
+    """Dialogues to train on, instead of the memory world."""
+
+    input: str | list[str]
+    """File or folder of dialogues with questions, in any format the toolkit reads; a list of several is merged. Of use
+    are questions with evidence and free answers, such as `remind build-refmem --style session` writes."""
+    format: str | None = None
+    """Format of the input, or a mapping file (.yaml); None: recognised from the content."""
+    split: Literal["train", "dev", "test"] | None = None
+    """Use only the questions of this split; None: all."""
+    limit: PositiveInt | None = None
+    """At most this many dialogues, the first ones."""
+    questions: PositiveInt = 5
+    """J: questions that are asked after a session, at most."""
+    top: PositiveInt = 10
+    """Entries that an answer is read from, besides the core block."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
@@ -172,6 +204,10 @@ class TrainMemoryConfig:
     """Recompute activations in the backward pass instead of storing them."""
     world: MemoryWorldConfig = field(default_factory=MemoryWorldConfig)
     """Where it is trained."""
+    data: MemoryDataConfig | None = None
+    """Dialogues that it is trained on instead."""
+    llm: LLMConfig = field(default_factory=LLMConfig)
+    """Endpoints of training on dialogues: memory is the expert, answer and judge are for rewards."""
     rl: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Of adrpo and salimory."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -207,3 +243,16 @@ class TrainMemoryConfig:
             raise ConfigError("lora: pico begins with random weights, which adapters leave as they are; leave it out")
         if self.lora is None and self.dtype == "bfloat16":
             raise ConfigError("weights in bfloat16 do not move at small learning rates: set dtype float32, or lora")
+        if self.data is not None:
+            self._check_data()
+
+    def _check_data(self) -> None:
+        if self.model == "pico":
+            raise ConfigError("data: pico knows the words of the memory world only; name an instruction model")
+        if self.llm.dry_run is not None:
+            raise ConfigError("train-memory has no dry run; leave llm.dry_run out")
+        if self.llm.cache is None:
+            raise ConfigError("data needs llm.cache: a resumed run takes the replies from there")
+        missing = [f"llm.{stage}" for stage in STAGES[self.method] if self.llm.endpoint(stage) is None]
+        if missing:
+            raise ConfigError(f"data: {self.method} needs endpoints for {', '.join(missing)} (or llm.default)")

@@ -47,6 +47,21 @@ class Scores:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What a memory is worth for the questions on a session.
+
+    Attributes:
+        task: share of the rewarded questions that were answered right (MemBuilder, Eq. 5); NaN: it could not be had.
+        held_out: the same of the questions that are never rewarded; None: there are none.
+        retrieved: the role of every entry that was retrieved for a rewarded question.
+    """
+
+    task: float
+    held_out: float | None
+    retrieved: tuple[str, ...]
+
+
 class Task(Protocol):
     """What a policy is trained on."""
 

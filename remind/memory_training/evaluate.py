@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from remind.memory.operations import State
-from remind.memory_training.pico import LISTED, REPLY, SHOWN, remember, view
+from remind.memory_training.pico import LISTED, REPLY, SHOWN, correct, remember, view
 from remind.memory_training.rewards import ROLES, filter_quality
 from remind.memory_training.salimory import Outcome, rollout, shares, told
 from remind.memory_training.speech import speech_of
-from remind.testbed.memory_world import Ask, Life, read
+from remind.testbed.memory_world import Life
 
 #: Prompts that are answered at once.
 BATCH = 64
@@ -60,9 +60,9 @@ def evaluate(answer: Answerer, lives: Iterable[Life], most: int = SHOWN) -> list
             states[n], proposed = remember(states[n], life.id, [next(replies) for _ in ROLES])
             right[n]["valid"] += [all(one.status == "applied" for one in own) for own in proposed]
             for kind in ("rewarded", "held_out"):
-                right[n][kind] += _right(states[n], getattr(life.meetings[number], kind))
+                right[n][kind] += correct(states[n], getattr(life.meetings[number], kind))
     for life, state, own in zip(lives, states, right, strict=True):
-        own["final"] = _right(state, life.final)
+        own["final"] = correct(state, life.final)
     return [
         Report(
             **{name: sum(values) / len(values) for name, values in own.items()},
@@ -70,10 +70,6 @@ def evaluate(answer: Answerer, lives: Iterable[Life], most: int = SHOWN) -> list
         )
         for state, own in zip(states, right, strict=True)
     ]
-
-
-def _right(state: State, asks: Sequence[Ask]) -> list[bool]:
-    return [ask.answer == one.answer for ask, one in zip(asks, read(state, asks), strict=True)]
 
 
 @dataclass(frozen=True)

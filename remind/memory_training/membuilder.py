@@ -1,16 +1,17 @@
-"""MemBuilder's task in the memory world: four roles write at once, questions on the session decide (Eq. 5-10)."""
+"""MemBuilder's task: four roles write at once, questions on the session decide (Eq. 5-10)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from math import isnan
+from typing import Any, Protocol
 
 from remind.memory.operations import Operation, State
 from remind.memory_training.config import RewardConfig
-from remind.memory_training.episodes import Episode, Prompt, Scores
-from remind.memory_training.pico import Lesson, remember
+from remind.memory_training.episodes import Episode, Examined, Prompt, Scores
+from remind.memory_training.pico import remember
 from remind.memory_training.rewards import (
     ROLES,
     LengthTolerance,
@@ -18,10 +19,39 @@ from remind.memory_training.rewards import (
     core_length_penalty,
     length_penalty,
     role_reward,
-    task_reward,
 )
 from remind.memory_training.speech import speech_of, word_count
-from remind.testbed.memory_world import Ask, read
+
+
+class Lesson(Protocol):
+    """One session of a dialogue with the memory that the expert had before it."""
+
+    @property
+    def dialogue(self) -> str:
+        """Its id."""
+
+    @property
+    def state(self) -> State:
+        """The memory before the session."""
+
+    @property
+    def views(self) -> Sequence[Any]:
+        """What each role is shown, in the order of `ROLES`."""
+
+    @property
+    def replies(self) -> Sequence[str]:
+        """Of the expert as these roles."""
+
+    @property
+    def examples(self) -> Iterable[tuple[Any, str]]:
+        """What is imitated: what a role is shown, and its reply."""
+
+    @property
+    def asks(self) -> int:
+        """How many questions are rewarded."""
+
+    def examined(self, states: Sequence[State]) -> list[Examined]:
+        """What memories are worth after the session."""
 
 
 def written(operations: Sequence[Operation], length: Callable[[str], int]) -> int:
@@ -35,15 +65,13 @@ class Result:
 
     Attributes:
         rewards: by role (Eq. 6).
-        task: share of the rewarded questions that were answered right (Eq. 5).
-        held_out: the same of the questions that are never rewarded.
+        task, held_out, retrieved: as in `Examined`.
         valid: by role, whether all its operations were applied.
-        retrieved: the role of every entry that was retrieved for a rewarded question.
     """
 
     rewards: dict[str, float]
     task: float
-    held_out: float
+    held_out: float | None
     valid: dict[str, bool]
     retrieved: tuple[str, ...]
 
@@ -67,32 +95,32 @@ class Scorer:
 
     def result(self, replies: Sequence[str]) -> Result:
         """Of the replies of all roles, in the order of `ROLES`."""
-        lesson, before = self.lesson, self._core_length(self.lesson.state)
-        state, proposed = self._remembered(replies)
+        return self.results([replies])[0]
+
+    def results(self, rollouts: Sequence[Sequence[str]]) -> list[Result]:
+        """Of several rollouts, examined together."""
+        remembered = [self._remembered(replies) for replies in rollouts]
+        examined = self.lesson.examined([state for state, _ in remembered])
+        return [self._result(*both, one) for both, one in zip(remembered, examined, strict=True)]
+
+    def _result(self, state: State, proposed: Sequence[Sequence[Operation]], examined: Examined) -> Result:
         operations = dict(zip(ROLES, proposed, strict=True))
         valid = {role: all(one.status == "applied" for one in own) for role, own in operations.items()}
-        readings = read(state, lesson.meeting.rewarded)
-        task = task_reward(_right(lesson.meeting.rewarded, [one.answer for one in readings]))
-        other = _right(lesson.meeting.held_out, [one.answer for one in read(state, lesson.meeting.held_out)])
         penalties = {
             role: length_penalty(written(own, self.length), self.expert[role], self.tolerance)
             for role, own in operations.items()
         }
-        grown = self._core_length(state) - before
+        grown = self._core_length(state) - self._core_length(self.lesson.state)
         penalties["core"] = core_length_penalty(grown, self.cfg.core_free, self.cfg.core_full)
-        rewards = {role: role_reward(valid[role], task, penalties[role], self.cfg.length_penalty) for role in ROLES}
-        retrieved = tuple(store for one in readings for store in one.retrieved)
-        return Result(rewards, task, task_reward(other or [False]), valid, retrieved)
+        task, strength = examined.task, self.cfg.length_penalty
+        rewards = {role: role_reward(valid[role], task, penalties[role], strength) for role in ROLES}
+        return Result(rewards, task, examined.held_out, valid, examined.retrieved)
 
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
-        return remember(self.lesson.state, self.lesson.life.id, list(zip(self.lesson.views, replies, strict=True)))
+        return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))
 
     def _core_length(self, state: State) -> int:
         return self.length(state.block.text) if state.block else 0
-
-
-def _right(asks: Sequence[Ask], answers: Sequence[str]) -> list[bool]:
-    return [ask.answer == answer for ask, answer in zip(asks, answers, strict=True)]
 
 
 class MemBuilderTask:
@@ -100,8 +128,7 @@ class MemBuilderTask:
 
     def __init__(self, lessons: Sequence[Lesson], tokenizer: Any, reward: RewardConfig, alpha: float) -> None:
         self.speech, self.alpha = speech_of(tokenizer), alpha
-        scored = (lesson for lesson in lessons if lesson.meeting.rewarded)
-        self.scorers = [Scorer(lesson, reward, self.speech.length) for lesson in scored]
+        self.scorers = [Scorer(lesson, reward, self.speech.length) for lesson in lessons if lesson.asks]
 
     def __len__(self) -> int:
         return len(self.scorers)
@@ -114,15 +141,15 @@ class MemBuilderTask:
 
     def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
         """Rewards by role, since each role is a group of its own, and the weights of Eq. 10."""
-        results = [self.scorers[row].result(replies) for replies in outcomes]
+        results = self.scorers[row].results(outcomes)
         weights = [attribution(one.retrieved, self.alpha) for one in results]
-        count = len(results)
+        figures = {
+            "task": [one.task for one in results if not isnan(one.task)],
+            "held_out": [one.held_out for one in results if one.held_out is not None],
+            "valid": [sum(one.valid.values()) / len(ROLES) for one in results],
+        }
         return Scores(
             {role: [one.rewards[role] for one in results] for role in ROLES},
             {role: [one[role] for one in weights] for role in ROLES},
-            metrics={
-                "task": sum(one.task for one in results) / count,
-                "held_out": sum(one.held_out for one in results) / count,
-                "valid": sum(sum(one.valid.values()) for one in results) / count / len(ROLES),
-            },
+            metrics={name: sum(values) / len(values) for name, values in figures.items() if values},
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,8 +19,9 @@ from remind.llm.request import Request
 from remind.memory.membuilder import request
 from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, Role, propose
-from remind.memory_training.rewards import ROLES
-from remind.testbed.memory_world import FORMS, Expert, Life, Meeting, vocabulary
+from remind.memory_training.episodes import Examined
+from remind.memory_training.rewards import ROLES, task_reward
+from remind.testbed.memory_world import FORMS, Ask, Expert, Life, Meeting, read, vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -106,6 +107,12 @@ class View:
         """As `remind run-memory` asks a chat model."""
         return request(self.role, "", self.meeting.session, self.entries)
 
+    def occasion(self, dialogue: str) -> Occasion:
+        """Where its operations are proposed."""
+        meeting = self.meeting
+        turns = tuple(f"{meeting.id}:{n}" for n in range(1, len(meeting.turns) + 1))
+        return Occasion(dialogue, meeting.id, meeting.day.isoformat(), turns)
+
     def as_json(self, reply: str) -> str:
         """Commands as a chat model replies them."""
         return compile_reply(self, reply)
@@ -180,16 +187,8 @@ def _operation(view: View, name: str, places: Sequence[int]) -> dict[str, Any]:
     return {"op": name, "memory" if name == "ADD" else "reason": _line(view, places[0]), **told}
 
 
-def operations(view: View, life: str, reply: str, first: int) -> list[Operation]:
-    """What a reply does to the memory, applied or rejected; see `propose`."""
-    meeting = view.meeting
-    turns = tuple(f"{meeting.id}:{n}" for n in range(1, len(meeting.turns) + 1))
-    occasion = Occasion(life, meeting.id, meeting.day.isoformat(), turns)
-    return propose(view.role, compile_reply(view, reply), occasion, view.entries, first)
-
-
-def remember(state: State, life: str, replies: Sequence[tuple[View, str]]) -> tuple[State, list[list[Operation]]]:
-    """The memory after the replies of all roles, which have seen the same state.
+def remember(state: State, dialogue: str, replies: Sequence[tuple[Any, str]]) -> tuple[State, list[list[Operation]]]:
+    """The memory after the replies of all roles, which have seen the same state, each with what it was shown.
 
     A role with a rejected operation changes nothing; its operations are reported all the same.
 
@@ -198,7 +197,7 @@ def remember(state: State, life: str, replies: Sequence[tuple[View, str]]) -> tu
     """
     proposed, first, applied = [], state.seq + 1, []
     for shown, reply in replies:
-        found = operations(shown, life, reply, first)
+        found = propose(shown.role, shown.as_json(reply), shown.occasion(dialogue), shown.entries, first)
         first += len(found)
         proposed.append(found)
         if all(one.status == "applied" for one in found):
@@ -237,6 +236,35 @@ class Lesson:
     @property
     def meeting(self) -> Meeting:
         return self.life.meetings[self.number]
+
+    @property
+    def dialogue(self) -> str:
+        return self.life.id
+
+    @property
+    def asks(self) -> int:
+        """How many questions are rewarded."""
+        return len(self.meeting.rewarded)
+
+    @property
+    def examples(self) -> Iterable[tuple[View, str]]:
+        """What is imitated: what the expert was shown, and its replies."""
+        return zip(self.views, self.replies, strict=True)
+
+    def examined(self, states: Sequence[State]) -> list[Examined]:
+        """What memories are worth after the session, by the reader of the memory world."""
+        return [self._examined(state) for state in states]
+
+    def _examined(self, state: State) -> Examined:
+        readings, held_out = read(state, self.meeting.rewarded), correct(state, self.meeting.held_out)
+        right = [ask.answer == one.answer for ask, one in zip(self.meeting.rewarded, readings, strict=True)]
+        retrieved = tuple(store for one in readings for store in one.retrieved)
+        return Examined(task_reward(right), task_reward(held_out) if held_out else None, retrieved)
+
+
+def correct(state: State, asks: Sequence[Ask]) -> list[bool]:
+    """Which questions are answered right from a memory."""
+    return [ask.answer == one.answer for ask, one in zip(asks, read(state, asks), strict=True)]
 
 
 def lessons(life: Life, expert: Expert, seed: int = 0, most: int = SHOWN) -> Iterator[Lesson]:

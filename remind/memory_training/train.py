@@ -29,14 +29,16 @@ from remind.core.errors import ConfigError, ModelError
 from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
-from remind.memory_training.config import Method, TrainMemoryConfig
+from remind.llm.ledger import table
+from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
+from remind.memory_training.dialogues import Source
 from remind.memory_training.episodes import Task
 from remind.memory_training.evaluate import Answerer, BankReport, Report, evaluate, evaluate_bank, greedy, mean
-from remind.memory_training.membuilder import MemBuilderTask
-from remind.memory_training.pico import Lesson, lessons, write_pico
+from remind.memory_training.membuilder import Lesson, MemBuilderTask
+from remind.memory_training.pico import lessons, write_pico
 from remind.memory_training.salimory import SaliMoryTask, windows
 from remind.memory_training.salimory import lessons as salimory_lessons
-from remind.memory_training.speech import Commands, speech_of
+from remind.memory_training.speech import Chat, Commands, speech_of
 from remind.models.backbone import Backbone
 from remind.models.load import describe, load_backbone
 from remind.testbed.memory_world import Expert, Life, make_life
@@ -64,8 +66,9 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     """
     if cfg.rl.vllm != "off":
         _check_vllm(cfg.rl.vllm)
-    # what is wrong with it is said before there is a folder
+    # what is wrong with them is said before there is a folder
     policy = None if cfg.model == "pico" else _loaded(cfg.model, cfg)
+    source = None if cfg.data is None else Source(cfg.data, cfg.llm, STAGES[cfg.method])
     out = Path(cfg.out)
     main = _rank() == 0
     with sole_writer(out) if main else nullcontext(), Termination() as termination:
@@ -74,7 +77,7 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         # the others read what it has written
         _joined().wait_for_everyone()
         start = checkpoint.newest(out, report=main)
-        run = _Run(cfg, out, policy or _loaded(str(out / START), cfg), start, termination, task)
+        run = _Run(cfg, out, policy or _loaded(str(out / START), cfg), start, termination, task, source)
         if run.done < cfg.steps:
             run.train()
         if termination.requested and run.done < cfg.steps:
@@ -89,7 +92,8 @@ def _loaded(name: str, cfg: TrainMemoryConfig) -> Backbone:
     known = describe(name)
     if known.kind != "causal":
         raise ModelError(f"{name}: no causal language model, which a policy has to be")
-    speech_of(known.tokenizer)
+    if not isinstance(speech_of(known.tokenizer), Chat) and cfg.data is not None:
+        raise ModelError(f"{name}: knows the words of the memory world only; dialogues need an instruction model")
     policy = load_backbone(name, cfg.dtype)
     if policy.tokenizer.pad_token is None:
         policy.tokenizer.pad_token = policy.tokenizer.eos_token
@@ -154,8 +158,9 @@ class _Run:
         start: Path | None,
         termination: Termination,
         task: Callable[..., Task] | None,
+        source: Source | None,
     ) -> None:
-        self.cfg, self.out, self.termination, self.make_task = cfg, out, termination, task
+        self.cfg, self.out, self.termination, self.make_task, self.source = cfg, out, termination, task, source
         self.done = checkpoint.read_state(start)["step"] if start else 0
         self.imitates, self.salimory = cfg.method in ("sft", "salimory_sft"), cfg.method.startswith("salimory")
         self.updates = 1 if self.imitates else cfg.rl.inner_epochs
@@ -192,8 +197,12 @@ class _Run:
         world = self.cfg.world
         return (make_life(world.seed, number, world.sessions) for number in range(world.dialogues))
 
-    def lessons(self) -> list[Lesson]:
-        """Their sessions with the memories and replies of MemBuilder's expert."""
+    def lessons(self) -> Sequence[Lesson]:
+        """Sessions with the memories and replies of MemBuilder's expert."""
+        if self.source is not None:
+            # the others take the expert's replies from the cache
+            with _joined().main_process_first():
+                return self.source.lessons()
         seed, most = self.cfg.world.seed, self.speech.limits[0]
         return [one for life in self.lives() for one in lessons(life, self.expert, seed, most)]
 
@@ -204,7 +213,7 @@ class _Run:
             settings = self.expert, self.cfg.salimory.turns, self.cfg.world.seed, self.speech.limits
             found = (one for life in self.lives() for one in salimory_lessons(life, *settings))
         else:
-            found = (pair for one in self.lessons() for pair in zip(one.views, one.replies, strict=True))
+            found = (pair for one in self.lessons() for pair in one.examples)
         yield from ((self.speech.prompt(shown), self.speech.target(shown, reply)) for shown, reply in found)
 
     def task(self) -> Task:
@@ -328,6 +337,10 @@ class _Run:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
         put_folder(self.out / f".{POLICY}", self.out / POLICY)
+        if self.source is not None:
+            print(table(self.source.chats.ledger.summary()))
+            print(f"policy: {self.out / POLICY}; evaluate it with remind run-memory, with llm.memory at this model")
+            return
         world = self.cfg.world
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]
         answer = greedy(model, self.tokenizer, self.room)
