@@ -1,0 +1,268 @@
+"""Training on dialogues, with an expert, an answerer and a judge that a function plays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fault_proxy import Proxy, completion
+from scripted import FENCED, ScriptedChat, parts, services
+from two_roles import save_chat
+from words import WordEncoder
+
+pytest.importorskip("trl", reason="needs the extra rl")
+
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.data.dialogue import Corpus, Dialogue, Question
+from remind.data.readers import write_refmem
+from remind.llm.endpoints import EndpointConfig, LLMConfig
+from remind.llm.request import Reply, Request
+from remind.memory.base import Query
+from remind.memory.membuilder import MemBuilderSystem
+from remind.memory_training import dialogues, pico, train
+from remind.memory_training.config import MemoryDataConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
+from remind.memory_training.membuilder import Scorer
+from remind.memory_training.rewards import ROLES
+from remind.testbed.memory_world import ORACLE, Life, make_life
+
+LIFE = make_life(0, 21, 2)
+ENCODER = WordEncoder(dimension=64)
+
+
+def dialogue(life: Life) -> Dialogue:
+    return Dialogue(life.id, tuple(meeting.session for meeting in life.meetings))
+
+
+def questions(life: Life) -> list[Question]:
+    """Of the first session two, of the second one that needs both, and some that are of no use."""
+    (first, *_), (second, *_) = (meeting.session.turns for meeting in life.meetings)
+    name = life.id
+    asked = [
+        Question("a", name, "What was said first?", answers=(first.text,), evidence=(first.id,)),
+        Question("b", name, "And what, again?", answers=("never",), evidence=(first.id,)),
+        Question("c", name, "What was said later?", answers=(second.text,), evidence=(second.id, first.id)),
+    ]
+    useless: list[dict[str, Any]] = [{"evidence": ()}, {"answers": ()}, {"format": "single", "options": ("x", "y"), "answers": ("A",)}]
+    return [*asked, *(replace(asked[0], id=f"no{n}", **changes) for n, changes in enumerate(useless))]
+
+
+def expert() -> Callable[[Request], str]:
+    """The memory world's expert without mistakes, in JSON; references are texts, since entries are ordered by cosine."""
+    lessons = pico.lessons(LIFE, ORACLE, most=20)
+    replies = iter([(view, reply) for one in lessons for view, reply in zip(one.views, one.replies, strict=True)])
+
+    def part(request: Request) -> str:
+        view, reply = next(replies)
+        ops = json.loads(view.as_json(reply))["ops"]
+        shown = parts(request).get("entries", "").splitlines()
+        for one in ops:
+            if isinstance(one.get("old"), int):
+                text = view.entries[one["old"] - 1].text
+                one["old"] = next(n for n, line in enumerate(shown, 1) if line.endswith(text))
+        return json.dumps({"ops": ops})
+
+    return part
+
+
+def source(monkeypatch: pytest.MonkeyPatch, path: Path, **models: ScriptedChat) -> dialogues.Source:
+    write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE))), path)
+    monkeypatch.setattr(dialogues.Chats, "stage", lambda self, stage: models[stage])
+    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
+    return dialogues.Source(MemoryDataConfig(str(path)), LLMConfig(), list(models))  # type: ignore[arg-type]
+
+
+def answer(request: Request) -> str:
+    """The memories as they are."""
+    return "" if "nothing" in request.messages[-1].text else parts(request)["memories"]
+
+
+def judge(request: Request) -> str:
+    """Right where the gold answer is a part of the prediction."""
+    given = parts(request)
+    return json.dumps({"verdict": given["references"].removeprefix("1. ") in given["prediction"]})
+
+
+def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ScriptedChat(expert())
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=chat, answer=ScriptedChat(answer), judge=ScriptedChat(judge))
+    assert [one.id for one in made.questions] == ["a", "b", "c"]
+    first, second = made.lessons()
+    assert [[one.id for one in lesson.questions] for lesson in (first, second)] == [["a", "b"], ["c"]]
+    # an independent bank, whose model is played by the lessons
+    told = iter([pair for lesson in (first, second) for pair in zip(lesson.views, lesson.replies, strict=True)])
+    asked: list[Request] = []
+
+    def part(request: Request) -> str:
+        view, reply = next(told)
+        asked.append(view.request())
+        return reply
+
+    again = ScriptedChat(part)
+    with MemBuilderSystem().open(tmp_path / "b", LIFE.id, services(ENCODER, again)) as bank:  # type: ignore[arg-type]
+        for lesson, session in zip((first, second), dialogue(LIFE).sessions, strict=True):
+            assert lesson.state == bank.state()  # type: ignore[attr-defined]
+            bank.ingest(session)
+            examples = list(lesson.examples)
+            assert examples == list(zip(lesson.views, lesson.replies, strict=True))
+            state, proposed = pico.remember(lesson.state, lesson.dialogue, examples)
+            # but for who made them
+            kept = [one.text for role in ROLES for one in state.kept(role)]
+            assert kept == [one.text for role in ROLES for one in bank.state().kept(role)]  # type: ignore[attr-defined]
+            assert all(one.status == "applied" for own in proposed for one in own)
+        assert again.asked == asked == chat.asked
+        # what is retrieved: the block, then as many entries
+        exam = first.exam
+        assert exam is not None
+        for text in ("dog", "What is my pet now?", LIFE.meetings[0].turns[0].text):
+            for top in (1, 3, 50):
+                exam.top = top
+                found = exam.memories(bank.state(), Query(text))  # type: ignore[attr-defined]
+                same = bank.retrieve(Query(text), k=top + (found[0].kind == "core")).memories
+                assert [one.id for one in found] == [one.id for one in same]
+                assert [one.text for one in found] == [one.text for one in same]
+
+
+def test_memories_are_worth_what_the_judge_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = {"memory": ScriptedChat(expert()), "answer": ScriptedChat(answer), "judge": ScriptedChat(judge)}
+    first, _ = source(monkeypatch, tmp_path / "talk.jsonl", **chats).lessons()
+    turn = LIFE.meetings[0].turns[0].text
+    held = json.dumps({"ops": [{"op": "ADD", "memory": f"2023: {turn}", "sources": [1]}]})
+    none = [json.dumps({"ops": [{"op": "APPEND", "content": ""}]}), *[json.dumps({"ops": []})] * 3]
+    rollouts = [[none[0], held, *none[2:]], none, [none[0], held, "no JSON", none[3]]]
+    scorer = Scorer(first, RewardConfig(), lambda text: len(text))
+    kept, empty, broken = scorer.results(rollouts)
+    assert (kept.task, empty.task, broken.task) == (0.5, 0.0, 0.5)
+    assert kept.retrieved == ("episodic", "episodic")
+    assert kept.rewards["episodic"] == 0.5
+    assert (broken.rewards["semantic"], broken.valid["semantic"]) == (0.0, False)
+    assert kept.held_out is None
+    # all answers of a group go out together, and an answer of nothing is wrong without a judge
+    assert len(chats["answer"].asked) == 6
+    assert len(chats["judge"].asked) == len([one for one in chats["answer"].asked if answer(one)])
+    # a judge that gives no verdict
+    chats["judge"].part = lambda request: Reply("", failure="timeout", message="too late")
+    lost = scorer.result(rollouts[0])
+    assert isnan(lost.task)
+    assert isnan(lost.rewards["episodic"])
+
+
+def test_a_role_that_does_not_reply_leaves_the_session_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play, count = expert(), iter(range(100))
+
+    def part(request: Request) -> str | Reply:
+        said = play(request)
+        return Reply("", failure="timeout", message="too late") if next(count) == 6 else said
+
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(part))
+    assert [len(list(lesson.examples)) for lesson in made.lessons()] == [4]
+    assert "1 of 2 sessions are left out" in capsys.readouterr().err
+    silent = ScriptedChat(lambda _: Reply("", failure="timeout", message="too late"))
+    with pytest.raises(DataError, match="replies could not be had in any session"):
+        source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons()
+
+
+# the command
+
+
+def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """Expert, answerer and judge behind one server."""
+    asked = "\n".join(str(message["content"]) for message in body["messages"])
+    given = {name: text for name, _, text in FENCED.findall(asked)}
+    if "references" in given:
+        said = json.dumps({"verdict": Random(given["prediction"]).random() < 0.5})
+    elif "memories" in given:
+        said = given["memories"][-40:]
+    elif "block" in given or '"APPEND"' in asked:
+        said = json.dumps({"ops": [{"op": "APPEND", "content": given["session"].splitlines()[0], "sources": [1]}]})
+    else:
+        said = json.dumps({"ops": [{"op": "ADD", "memory": given["session"].splitlines()[-1], "sources": [1]}]})
+    return 200, {}, completion(said)
+
+
+def config(tmp_path: Path, method: Any, url: str = "http://127.0.0.1:9/v1", **changes: Any) -> TrainMemoryConfig:
+    if not (tmp_path / "chat").exists():
+        save_chat(tmp_path / "chat")
+        write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE))), tmp_path / "talk.jsonl")
+    given: dict[str, Any] = {
+        "out": str(tmp_path / method),
+        "method": method,
+        "model": str(tmp_path / "chat"),
+        "data": MemoryDataConfig(str(tmp_path / "talk.jsonl")),
+        "llm": LLMConfig(EndpointConfig("m", url), cache=str(tmp_path / "llm.sqlite")),
+        "rl": PolicyGradientConfig(group=2, reply_tokens=8),
+        "steps": 2,
+        "batch_size": 1,
+        "lr": 1e-2,
+        "save_every": 1,
+    }
+    return TrainMemoryConfig(**given | changes)
+
+
+@pytest.mark.parametrize("method", ["sft", "adrpo"])
+def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
+    with Proxy(answer=play) as server:
+        cfg = config(tmp_path, method, server.url)
+        out = train.train_memory(cfg)
+        # a question and its judge at most for each of two sessions' rollouts, and eight replies of the expert
+        paid = server.paid.total()
+        assert paid == len(server.paid) == (8 if method == "sft" else paid)
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+        assert [row["step"] for row in rows] == [1, 2]
+        assert (out / "policy/model.safetensors").exists()
+        assert "run-memory" in (said := capsys.readouterr().out)
+        assert "memory" in said
+        if method == "adrpo":
+            assert {"task", "valid", "reward"} <= rows[0].keys()
+        # the second half again: the expert's replies are in the cache, and so are rewards of equal rollouts
+        checkpoint = out / "checkpoints/step-00000002"
+        before = (checkpoint / "model.safetensors").read_bytes()
+        short = config(tmp_path, method, server.url, out=str(tmp_path / "again"), steps=2)
+        train.train_memory(short)
+        assert (tmp_path / "again/checkpoints/step-00000002/model.safetensors").read_bytes() == before
+        assert server.paid.total() == paid
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "pico"}, "pico knows the words of the memory world only"),
+        ({"llm": LLMConfig()}, r"adrpo needs endpoints for llm\.memory, llm\.answer, llm\.judge \(or llm\.default\)"),
+        ({"llm": LLMConfig(EndpointConfig("m", "local"), cache=None)}, "needs llm.cache"),
+        ({"llm": LLMConfig(EndpointConfig("m", "local"), dry_run="x")}, "has no dry run"),
+    ],
+)
+def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^(data: |data |train-memory ){{0,1}}.*{message}"):
+        config(tmp_path, "adrpo", **changes)
+
+
+def test_input_and_policies_that_dialogues_cannot_use(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "adrpo")
+    write_refmem(Corpus((dialogue(LIFE),), tuple(questions(LIFE)[3:])), tmp_path / "useless.jsonl")
+    pico.write_pico(tmp_path / "pico", 0)
+    for changes, error, message in (
+        ({"data": MemoryDataConfig(str(tmp_path / "useless.jsonl"))}, DataError, "no question has evidence and a free"),
+        ({"data": MemoryDataConfig(str(tmp_path / "none.jsonl"))}, DataError, "none.jsonl"),
+        ({"data": replace(cfg.data, split="dev")}, DataError, "no question has evidence and a free"),  # type: ignore[type-var]
+        ({"model": str(tmp_path / "pico")}, ModelError, "dialogues need an instruction model"),
+    ):
+        with pytest.raises(error, match=message):
+            train.train_memory(replace(cfg, **changes))
+    assert not (tmp_path / "adrpo").exists()
+
+
+def test_questions_are_spread(tmp_path: Path) -> None:
+    asked = [replace(questions(LIFE)[0], id=str(n)) for n in range(7)]
+    found = dialogues.asked_after(dialogue(LIFE), asked, 3)
+    assert [[one.id for one in own] for own in found.values()] == [["0", "2", "4"]]
