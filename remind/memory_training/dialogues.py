@@ -35,33 +35,43 @@ from remind.models.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a role is shown, in the language of chat models.
+class Asked:
+    """What a role is asked: a request, as `remind run-memory` sends it, in the language of chat models."""
 
-    Attributes:
-        asked: the request, as `remind run-memory` sends it.
-        entries: those that it numbers; of core the block.
-        place: where its operations are proposed.
-    """
-
-    role: Role
+    role: str
     asked: Request
-    entries: tuple[Entry, ...]
-    place: Occasion
+
+    def prompt(self) -> str:
+        """Pico has no words for it."""
+        raise NotImplementedError
 
     def request(self) -> Request:
         """As a chat."""
         return self.asked
 
-    def occasion(self, dialogue: str) -> Occasion:
-        """Where its operations are proposed."""
-        return self.place
-
     def as_json(self, reply: str) -> str:
-        """A reply is JSON as it is."""
+        """A reply is taken as it is."""
         return reply
 
     from_json = as_json
+
+
+@dataclass(frozen=True)
+class Told(Asked):
+    """What a role of MemBuilder is asked.
+
+    Attributes:
+        entries: those that the request numbers; of core the block.
+        place: where its operations are proposed.
+    """
+
+    role: Role
+    entries: tuple[Entry, ...]
+    place: Occasion
+
+    def occasion(self, dialogue: str) -> Occasion:
+        """Where its operations are proposed."""
+        return self.place
 
 
 @dataclass(frozen=True)

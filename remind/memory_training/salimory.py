@@ -24,17 +24,10 @@ from remind.memory.operations import Entry, Operation, State, fold
 from remind.memory.proposals import BANKS, Occasion, propose, undated
 from remind.memory.salimory import SCHEMAS, listed, request, shown
 from remind.memory_training.config import SaliMoryConfig
-from remind.memory_training.episodes import Episode, Prompt, Scores
-from remind.memory_training.pico import END, LISTED, SALIMORY, SHOWN
-from remind.memory_training.rewards import (
-    bank_similarity,
-    contrastive_pair,
-    filter_quality,
-    memory_reward,
-    response_reward,
-    utilization_reward,
-)
-from remind.memory_training.speech import speech_of
+from remind.memory_training.episodes import Episode, Scores
+from remind.memory_training.pico import END, LISTED, SHOWN
+from remind.memory_training.salimory_scores import Judged, scores
+from remind.memory_training.speech import speech_of, spoken
 from remind.testbed.memory_world import (
     ATTRIBUTES,
     CONTEXT_WORDS,
@@ -307,59 +300,30 @@ class SaliMoryTask:
     def episode(self, row: int) -> Episode:
         """Prompts of the roles in their order; returns the `Outcome`."""
         window = self.rows[row]
-        inner = rollout(window.life, [window.told], window.asks[:1], self.speech.limits)
-        asked = next(inner)
-        while True:
-            replies = yield [Prompt(one.role, self.speech.prompt(one)) for one in asked]
-            try:
-                asked = inner.send([self.speech.reply(one, ids) for one, ids in zip(asked, replies, strict=True)])
-            except StopIteration as end:
-                return end.value
+        return spoken(rollout(window.life, [window.told], window.asks[:1], self.speech.limits), self.speech)
 
     def score(self, row: int, outcomes: Sequence[Any]) -> Scores:
         """R1 + R2 + R3 of each rollout (Eq. 1-3), and the pairs of booster and utilizer (Eq. 4-5).
 
         No question of the world can be answered more or less personally: R1 is the accuracy.
         """
-        cfg, window = self.cfg, self.rows[row]
+        window = self.rows[row]
         ask, turns = window.asks[0], {one.id: one for one in window.told}
         keys = {one.key for one in window.asks}
         gold = {one.id for one in window.told if one.said.store and one.said.key in keys}
-        right = [float(one.profiles[0].answer(ask) == ask.answer) for one in outcomes]
-        banks = [[(entry.store, entry.text) for entry in one.bank] for one in outcomes]
-        quality = [shares(one.bank, turns) for one in outcomes]
-        memory = [
-            memory_reward(factual, vague, bool(gold), cfg.memory_penalty, cfg.memory_bonus, cfg.e2_literal)
-            for factual, vague in quality
+        judged = [
+            Judged(
+                accuracy=float(one.profiles[0].answer(ask) == ask.answer),
+                personalisation=None,
+                shares=shares(one.bank, turns),
+                profile=one.profiles[0].quality(ask),
+                flagged=one.flagged,
+                bank=one.bank,
+                valid=sum(one.valid) / len(one.valid),
+            )
+            for one in outcomes
         ]
-        profile = [one.profiles[0].quality(ask) for one in outcomes]
-        filtering = [filter_quality(one.flagged, gold, cfg.recall_weight) for one in outcomes]
-        rewards = [
-            response_reward(a, None) + b + utilization_reward(c, d, cfg.profile_weight, cfg.filter_weight)
-            for a, b, c, d in zip(right, memory, profile, filtering, strict=True)
-        ]
-        recalled = [len(gold & {turn for entry in one.bank for turn in entry.sources}) for one in outcomes]
-        pairs = (
-            contrastive_pair("booster", memory, lambda w, l: cfg.e2_literal or recalled[w] >= recalled[l]),  # noqa: E741
-            contrastive_pair("utilizer", profile, lambda w, l: bank_similarity(banks[w], banks[l]) > cfg.similarity),  # noqa: E741
-        )
-        real = [(f, v) for f, v in quality if f is not None and v is not None]
-        return Scores(
-            dict.fromkeys(SALIMORY, rewards),
-            pairs=tuple(pair for pair in pairs if pair is not None),
-            metrics={
-                "accuracy": _mean(right),
-                "profile": _mean(profile),
-                "filter": _mean([one or 0.0 for one in filtering]),
-                "entries": _mean([len(bank) for bank in banks]),
-                "valid": _mean([_mean(one.valid) for one in outcomes]),
-                **({"factual": _mean([f for f, _ in real]), "vague": _mean([v for _, v in real])} if real else {}),
-            },
-        )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        return scores(judged, gold, self.cfg)
 
 
 # the expert's replies

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from remind.core.errors import ModelError
 from remind.llm.request import Request
 from remind.memory.membuilder import MemBuilderSystem
+from remind.memory_training.episodes import Episode, Prompt
 from remind.memory_training.pico import END, LISTED, REPLY, SHOWN
 from remind.models.chat import chat_ids, end_token_id, tokenize
 
@@ -96,3 +97,14 @@ def speech_of(tokenizer: Any) -> Commands:
         name = tokenizer.name_or_path or "the model"
         raise ModelError(f"{name}: its tokenizer has no chat template; name an instruction-tuned model")
     return Chat(tokenizer)
+
+
+def spoken(inner: Generator[list[Any], list[str], Any], speech: Commands) -> Episode:
+    """A rollout that yields what roles are shown and takes replies as text, in tokens."""
+    asked = next(inner)
+    while True:
+        replies = yield [Prompt(one.role, speech.prompt(one)) for one in asked]
+        try:
+            asked = inner.send([speech.reply(one, ids) for one, ids in zip(asked, replies, strict=True)])
+        except StopIteration as end:
+            return end.value

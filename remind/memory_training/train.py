@@ -25,11 +25,12 @@ from remind.alignment.model import trainable
 from remind.alignment.optim import learning_rate, make_optimizer
 from remind.alignment.run_folder import CONFIG, as_dict, flatten
 from remind.core import optional
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
 from remind.llm.ledger import table
+from remind.memory_training.banks import SaliMoryDialogues, imitated
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
 from remind.memory_training.dialogues import Source
 from remind.memory_training.episodes import Task
@@ -62,7 +63,8 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
     Raises:
         ConfigError: the folder holds a run and resume is off, or one with other settings; settings that do not fit;
             vLLM where it cannot run.
-        ModelError: a policy or checkpoint that cannot be used, or TRL is missing.
+        DataError: dialogues that cannot be used.
+        ModelError: a policy, checkpoint or endpoint that cannot be used, or TRL is missing.
     """
     if cfg.rl.vllm != "off":
         _check_vllm(cfg.rl.vllm)
@@ -209,7 +211,10 @@ class _Run:
     def replies(self) -> Iterator[tuple[list[int], list[int]]]:
         """Token ids of prompts, and of what the expert replies."""
         found: Iterable[tuple[Any, str]]
-        if self.salimory:
+        if self.salimory and self.source is not None:
+            with _joined().main_process_first():
+                found = list(imitated(self.source, self.cfg.salimory.turns))
+        elif self.salimory:
             settings = self.expert, self.cfg.salimory.turns, self.cfg.world.seed, self.speech.limits
             found = (one for life in self.lives() for one in salimory_lessons(life, *settings))
         else:
@@ -222,11 +227,15 @@ class _Run:
         if not self.salimory:
             make = self.make_task or MemBuilderTask
             return make(self.lessons(), self.tokenizer, cfg.reward, cfg.rl.alpha)
+        if self.source is not None:
+            return SaliMoryDialogues(self.source, self.tokenizer, cfg.salimory)
         rows = [one for life in self.lives() for one in windows(life, cfg.salimory.turns)]
         return SaliMoryTask(rows, self.tokenizer, cfg.salimory)
 
     def rows(self, count: int) -> list[int]:
         """Row numbers of the remaining steps: a permutation an epoch, a function of the seed."""
+        if not count:
+            raise DataError("there is nothing to train on: no reply of the expert could be used, or no question")
         needed, order = self.cfg.steps * self.cfg.batch_size, list[int]()
         for epoch in range(-(-needed // count)):
             order += Random(f"order {self.cfg.seed} {epoch}").sample(range(count), count)

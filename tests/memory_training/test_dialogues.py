@@ -25,8 +25,18 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply, Request
 from remind.memory.base import Query
 from remind.memory.membuilder import MemBuilderSystem
-from remind.memory_training import dialogues, pico, train
-from remind.memory_training.config import MemoryDataConfig, PolicyGradientConfig, RewardConfig, TrainMemoryConfig
+from remind.memory.operations import Entry
+from remind.memory.proposals import BANKS
+from remind.memory.salimory import SCHEMAS, SaliMorySystem
+from remind.memory_training import banks, dialogues, pico, train
+from remind.memory_training.config import (
+    MemoryDataConfig,
+    PolicyGradientConfig,
+    RewardConfig,
+    SaliMoryConfig,
+    TrainMemoryConfig,
+)
+from remind.memory_training.evaluate import together
 from remind.memory_training.membuilder import Scorer
 from remind.memory_training.rewards import ROLES
 from remind.testbed.memory_world import ORACLE, Life, make_life
@@ -48,12 +58,16 @@ def questions(life: Life) -> list[Question]:
         Question("b", name, "And what, again?", answers=("never",), evidence=(first.id,)),
         Question("c", name, "What was said later?", answers=(second.text,), evidence=(second.id, first.id)),
     ]
-    useless: list[dict[str, Any]] = [{"evidence": ()}, {"answers": ()}, {"format": "single", "options": ("x", "y"), "answers": ("A",)}]
+    useless: list[dict[str, Any]] = [
+        {"evidence": ()},
+        {"answers": ()},
+        {"format": "single", "options": ("x", "y"), "answers": ("A",)},
+    ]
     return [*asked, *(replace(asked[0], id=f"no{n}", **changes) for n, changes in enumerate(useless))]
 
 
 def expert() -> Callable[[Request], str]:
-    """The memory world's expert without mistakes, in JSON; references are texts, since entries are ordered by cosine."""
+    """The memory world's expert without mistakes, in JSON. A bank numbers its entries by cosine."""
     lessons = pico.lessons(LIFE, ORACLE, most=20)
     replies = iter([(view, reply) for one in lessons for view, reply in zip(one.views, one.replies, strict=True)])
 
@@ -90,7 +104,9 @@ def judge(request: Request) -> str:
 
 def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = ScriptedChat(expert())
-    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=chat, answer=ScriptedChat(answer), judge=ScriptedChat(judge))
+    made = source(
+        monkeypatch, tmp_path / "talk.jsonl", memory=chat, answer=ScriptedChat(answer), judge=ScriptedChat(judge)
+    )
     assert [one.id for one in made.questions] == ["a", "b", "c"]
     first, second = made.lessons()
     assert [[one.id for one in lesson.questions] for lesson in (first, second)] == [["a", "b"], ["c"]]
@@ -169,6 +185,113 @@ def test_a_role_that_does_not_reply_leaves_the_session_out(
         source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons()
 
 
+# SaliMory
+
+
+def roles(request: Request) -> str:
+    """Filter, booster and utilizer: what they reply is a function of what they are asked."""
+    given, draw = parts(request), Random(str(parts(request)))
+    if request.schema == SCHEMAS["utilizer"]:
+        count = len(given["entries"].splitlines())
+        return json.dumps({"profile": given["entries"], "used": [draw.randint(1, count)]})
+    if request.schema == SCHEMAS["filter"]:
+        return json.dumps({"salient": draw.random() < 0.7})
+    text = given["turn"].partition(": ")[2]
+    count = len(given.get("entries", "").splitlines())
+    stores = [line.split("(")[1].split(")")[0] for line in given.get("entries", "").splitlines()]
+    target = draw.randint(1, count) if count else 0
+    op = draw.choice(["ADD", "ADD", "UPDATE", "DELETE", "NOOP"] if count else ["ADD"])
+    one: dict[str, Any] = {"op": op}
+    if op != "NOOP":
+        one["store"] = stores[target - 1] if op in ("UPDATE", "DELETE") else draw.choice(["fact", "working"])
+    one |= {"target": target} if op in ("UPDATE", "DELETE") else {}
+    one |= {"text": text} if op in ("ADD", "UPDATE") else {}
+    return json.dumps({"ops": [one]})
+
+
+@pytest.mark.parametrize("number", [3, 21, 40])
+def test_an_episode_is_what_a_bank_of_salimory_does(number: int, tmp_path: Path) -> None:
+    life = make_life(0, number, 3)
+    whole = dialogue(life)
+    asks = Question("q", life.id, "What is my pet?", answers=("dog",), evidence=(whole.turns[0].id,), time="2023-06-01")
+    asked: list[Request] = []
+
+    def answer(steps: Any) -> list[str]:
+        asked.extend(one.request() for one in steps)
+        return [roles(one.request()) for one in steps]
+
+    (played,) = together([banks.play(whole, asks)], answer)
+    chat = ScriptedChat(roles)
+    with SaliMorySystem().open(tmp_path / "b", life.id, services(ENCODER, chat)) as bank:  # type: ignore[arg-type]
+        for session in whole.sessions:
+            bank.ingest(session)
+        (memory,) = bank.retrieve(Query.of(asks), k=1).memories
+        kept = bank.state().current(*BANKS)  # type: ignore[attr-defined]
+    assert [one.messages for one in asked] == [one.messages for one in chat.asked]
+    assert [(one.store, one.text, one.sources) for one in played.bank] == [(o.store, o.text, o.sources) for o in kept]
+    assert played.profile == memory.text
+    assert set(played.flagged) >= {turn for one in kept for turn in one.sources}
+    assert len(played.valid) == len(asked)
+
+
+GRADES = {"response": {"accuracy": 0.7, "personalisation": 0.5}, "profile": {"score": 0.3}}
+
+
+def grade(request: Request) -> str:
+    given = parts(request)
+    if "conversation" in given:
+        count = len(given["memory"].splitlines())
+        return json.dumps({"entries": [{"factual": n > 0, "vague": n == 1} for n in range(count)]})
+    return json.dumps(GRADES["profile" if "profile" in given else "response"])
+
+
+def test_rollouts_are_worth_what_the_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = {"answer": ScriptedChat(lambda _: "a dog"), "judge": ScriptedChat(grade)}
+    made = source(monkeypatch, tmp_path / "talk.jsonl", **chats)
+    task = banks.SaliMoryDialogues(made, save_and_load(tmp_path), SaliMoryConfig(turns=4))
+    assert len(task) == 3
+    talk, question = task.rows[0]
+    assert len(talk.turns) == 4
+    gold = question.evidence[0]
+    entries = tuple(Entry(f"m{n}", "fact", f"text {n}", sources=(gold,)) for n in range(4))
+    some = banks.Played(entries, (gold, talk.turns[1].id), "a profile", (True, False))
+    none = banks.Played((), (), "", (True,))
+    found = task.score(0, [some, none])
+    # φ_f = 3/4, φ_v = 1/4; κ = .4 · 1/2 + .6 · 1
+    gamma = 0.75 * 0.75
+    expected = 0.7 * (1 + 0.45 * 0.5) + (-0.5 * (1 - gamma) + 0.3 * gamma) + 0.15 * 0.3 + 0.1 * 0.8
+    assert found.rewards["filter"] == found.rewards["booster"] == found.rewards["utilizer"]
+    # who has no profile is asked all the same; its answer counts, its memory costs the whole penalty
+    assert found.rewards["booster"] == pytest.approx([expected, 0.7 * (1 + 0.45 * 0.5) - 0.5])
+    assert [(one.role, one.winner, one.loser) for one in found.pairs] == [("booster", 0, 1)]
+    assert len(chats["judge"].asked) == 4
+    # a judge that does not grade every entry, one that fails, and an answerer that does
+    chats["judge"].part = lambda request: grade(request) if "conversation" not in parts(request) else '{"entries": []}'
+    assert isnan(task.score(0, [some, none]).rewards["booster"][0])
+    chats["judge"].part = lambda request: Reply("", failure="timeout", message="too late")
+    assert all(map(isnan, task.score(0, [some, none]).rewards["booster"]))
+    chats["judge"].part = grade
+    chats["answer"].part = lambda request: Reply("", failure="timeout", message="too late")
+    assert all(map(isnan, task.score(0, [some, none]).rewards["booster"]))
+
+
+def save_and_load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    save_chat(folder / "model")
+    return AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_what_is_imitated_could_be_read_and_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt = ScriptedChat(lambda request: "well" if Random(str(parts(request))).random() < 0.2 else roles(request))
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=spoilt)
+    pairs = list(banks.imitated(made, 16))
+    replies = {request.messages: spoilt.part(request) for request in spoilt.asked}
+    assert {one.role for one, _ in pairs} == {"filter", "booster", "utilizer"}
+    assert 0 < len(pairs) < len(spoilt.asked)
+    assert all(replies[one.request().messages] == reply != "well" for one, reply in pairs)
+
+
 # the command
 
 
@@ -176,7 +299,16 @@ def play(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
     """Expert, answerer and judge behind one server."""
     asked = "\n".join(str(message["content"]) for message in body["messages"])
     given = {name: text for name, _, text in FENCED.findall(asked)}
-    if "references" in given:
+    form = body["messages"][0]["content"]
+    if '"salient"' in form:
+        said = json.dumps({"salient": True})
+    elif '"profile"' in form and "entries" in given and "profile" not in given:
+        said = json.dumps({"profile": given["entries"], "used": [1]})
+    elif "turn" in given:
+        said = json.dumps({"ops": [{"op": "ADD", "store": "fact", "text": given["turn"]}]})
+    elif "conversation" in given or "profile" in given or "reply" in given:
+        said = json.dumps({"accuracy": 0.5, "personalisation": None})
+    elif "references" in given:
         said = json.dumps({"verdict": Random(given["prediction"]).random() < 0.5})
     elif "memories" in given:
         said = given["memories"][-40:]
@@ -206,7 +338,7 @@ def config(tmp_path: Path, method: Any, url: str = "http://127.0.0.1:9/v1", **ch
     return TrainMemoryConfig(**given | changes)
 
 
-@pytest.mark.parametrize("method", ["sft", "adrpo"])
+@pytest.mark.parametrize("method", ["sft", "adrpo", "salimory_sft", "salimory"])
 def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,17 +346,17 @@ def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
     with Proxy(answer=play) as server:
         cfg = config(tmp_path, method, server.url)
         out = train.train_memory(cfg)
-        # a question and its judge at most for each of two sessions' rollouts, and eight replies of the expert
         paid = server.paid.total()
-        assert paid == len(server.paid) == (8 if method == "sft" else paid)
+        assert paid == len(server.paid)
+        assert paid == 8 or method != "sft"
         rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
         assert [row["step"] for row in rows] == [1, 2]
         assert (out / "policy/model.safetensors").exists()
         assert "run-memory" in (said := capsys.readouterr().out)
         assert "memory" in said
-        if method == "adrpo":
-            assert {"task", "valid", "reward"} <= rows[0].keys()
-        # the second half again: the expert's replies are in the cache, and so are rewards of equal rollouts
+        names = {"adrpo": {"task", "valid", "reward"}, "salimory": {"accuracy", "valid", "reward"}}
+        assert names.get(method, set()) <= rows[0].keys()
+        # the same again: all replies are in the cache
         checkpoint = out / "checkpoints/step-00000002"
         before = (checkpoint / "model.safetensors").read_bytes()
         short = config(tmp_path, method, server.url, out=str(tmp_path / "again"), steps=2)
@@ -245,6 +377,13 @@ def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
 def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^(data: |data |train-memory ){{0,1}}.*{message}"):
         config(tmp_path, "adrpo", **changes)
+
+
+def test_an_expert_of_no_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogues, "SentenceEncoder", lambda: ENCODER)
+    with Proxy(answer=lambda _: (200, {}, completion("I cannot do that."))) as server:
+        with pytest.raises(DataError, match="^there is nothing to train on: no reply of the expert could be used"):
+            train.train_memory(config(tmp_path, "sft", server.url))
 
 
 def test_input_and_policies_that_dialogues_cannot_use(tmp_path: Path) -> None:
