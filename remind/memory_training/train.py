@@ -185,11 +185,12 @@ class _Run:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda n: learning_rate(n + offset, total, 1.0, cfg.warmup, cfg.schedule)
         )
+        material = [*self.replies()] if self.imitates else self.task()
         with ProgressBar("train-memory", total, offset) as bar, warnings.catch_warnings():
             # trl still asks by the old name, which is nothing that a user could change
             warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
             callbacks = [_Recorder(self, bar)]
-            trainer = (self._sft if self.imitates else self._grpo)(callbacks, (self.optimizer, schedule))
+            trainer = (self._sft if self.imitates else self._grpo)(material, callbacks, (self.optimizer, schedule))
             # every number goes into metrics.jsonl
             trainer.remove_callback(PrinterCallback)
             trainer.train()
@@ -241,13 +242,13 @@ class _Run:
             order += Random(f"order {self.cfg.seed} {epoch}").sample(range(count), count)
         return order[self.done * self.cfg.batch_size : needed]
 
-    def _sft(self, callbacks: list[Any], optimizers: Any) -> Any:
+    def _sft(self, replies: Any, callbacks: list[Any], optimizers: Any) -> Any:
         from datasets import Dataset
 
         trl = optional("trl", "train-memory")
-        examples = []
-        for prompt, target in self.replies():
-            examples.append({"input_ids": prompt + target, "labels": [-100] * len(prompt) + target})
+        examples = [
+            {"input_ids": prompt + target, "labels": [-100] * len(prompt) + target} for prompt, target in replies
+        ]
         rows = self.rows(len(examples))
         args = trl.SFTConfig(
             **self._arguments(),
@@ -270,7 +271,7 @@ class _Run:
             optimizers=optimizers,
         )
 
-    def _grpo(self, callbacks: list[Any], optimizers: Any) -> Any:
+    def _grpo(self, task: Any, callbacks: list[Any], optimizers: Any) -> Any:
         from remind.memory_training.trainer import MemoryGRPOTrainer, Settings, grpo_arguments
 
         cfg, rl = self.cfg, self.cfg.rl
@@ -280,7 +281,6 @@ class _Run:
                 f"batch_size {cfg.batch_size} is not a multiple of rl.micro_groups {rl.micro_groups} times "
                 f"{self._processes()} processes"
             )
-        task = self.task()
         changes = self._arguments()
         args = grpo_arguments(
             changes.pop("output_dir"),
@@ -348,7 +348,7 @@ class _Run:
         put_folder(self.out / f".{POLICY}", self.out / POLICY)
         if self.source is not None:
             print(table(self.source.chats.ledger.summary()))
-            print(f"policy: {self.out / POLICY}; evaluate it with remind run-memory, with llm.memory at this model")
+            print(f"policy: {self.out / POLICY}; for remind run-memory: --llm.memory.base_url local --llm.memory.model")
             return
         world = self.cfg.world
         lives = [make_life(world.seed, -1 - number, world.sessions) for number in range(world.evaluate)]

@@ -27,6 +27,9 @@ def reply(body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         return _json({"verdict": True})
     if '"verdicts"' in system:
         return _json({"verdicts": [True] * int(re.findall(r"exactly (\d+) values", system)[0])})
+    if '"ops"' in system:
+        core = {"op": "APPEND", "content": "Ana drinks tea.", "sources": [1]}
+        return _json({"ops": [core] if "APPEND" in system else []})
     if '"target_speaker"' in system:
         return _json(_STRATEGY)
     if '"understanding"' in system:
