@@ -153,6 +153,7 @@ LOG: list[Any] = [
 REPLIES: tuple[Any, ...] = (
     {"ops": [{"op": "APPEND", "content": "a cook", "sources": [1]}]},
     {"ops": [{"op": "REWRITE", "content": "a baker"}]},
+    {"ops": [{"op": "REPLACE", "old_text": "a cook", "new_text": "", "sources": [1, 1]}]},
     {
         "ops": [
             {"op": "ADD", "memory": "2024-05: x", "sources": [2]},
@@ -164,6 +165,13 @@ REPLIES: tuple[Any, ...] = (
             {"op": "ADD", "store": "fact", "text": "x"},
             {"op": "DELETE", "store": "fact", "target": 1},
             {"op": "NOOP"},
+        ]
+    },
+    {
+        "ops": [
+            {"op": "UPDATE", "old": "m1", "new_memory": "2024: y", "sources": None},
+            {"op": "SKIP", "reason": "known"},
+            {"op": "UPDATE", "store": "fact", "target": "m1", "text": "z"},
         ]
     },
 )

@@ -15,14 +15,14 @@ from remind.states.parquet import SCHEMA
 
 #: Spelt by hand, since `json` would not write it.
 RAW = ("NaN", "-Infinity", "1e400", "1" * 5000, "[" * 100_000 + "]" * 100_000, '{"a":' * 2000 + "1" + "}" * 2000)
-RAW += ('"\\ud800"', '"a\\ud83d\\u0041"', '"\\u0000"', "{", "tru")
+RAW += ('{"a": 1, "a": 2}', '"\\ud800"', '"a\\ud83d\\u0041"', '"\\u0000"', "{", "tru")
 TEXTS = ("", " ", "\t\n", "\0", "\u202eabc", "e\u0301", "\u2028", "\x85", "\x1b[2J", "A ", "S1", "D1:1")
 TEXTS += ("D1:1-D9:99999", "D" + " " * 500 + "1", "../x", "/etc/passwd", "..\\x", "file:///etc/passwd")
 TEXTS += ("https://example.org/x", "x" * 5000, "['a', {[]: 1}]", "['\\N{x}']", "session_1", "99/99/9999")
 TEXTS += ("0000/00/00 (x) 99:99", "</answer>", "[ATTENTION]\n")
 VALUES: tuple[Any, ...] = (None, True, False, 0, -1, 2, 2**31 - 1, 2**63, 10**30, 0.5, [], {}, [[]], [None], {"": ""})
 BYTES = (b"\xff", b"\xef\xbb\xbf", b"\0", b"\xed\xa0\x80", b"\r", b"\r\n\r\n", b'"', b"{", b"]", b"\\ud800")
-BYTES += (b"9" * 5000,)
+BYTES += (b"9" * 5000, b"```json\n", b'"op": "NOOP",')
 
 hostile_values = st.sampled_from(VALUES) | st.sampled_from(TEXTS) | st.text(max_size=20) | st.integers(-3, 100)
 

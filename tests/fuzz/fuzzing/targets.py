@@ -223,11 +223,16 @@ def _proposals(data: bytes, folder: Path) -> None:
 
     text, occasion = data.decode("utf-8", "surrogateescape"), Occasion("d", "s", "2024-05-01", ("t1", "t2"))
     for role in FIELDS:
-        state = State()
+        stores = BANKS if role == "booster" else (role,)
+        begun = Operation(1, "d", "s", stores[0], "APPEND" if role == "core" else "ADD", "m1", text="a cook")
+        state = fold([begun], State())
         for _ in range(2):
-            entries = state.current(*(BANKS if role == "booster" else (role,)))
-            made = propose(role, text, occasion, entries, state.seq + 1)
-            state = fold([Operation.read(one.line()) for one in made], state)
+            entries = state.current(*stores)
+            try:
+                made = propose(role, text, occasion, entries, state.seq + 1)
+                state = fold([Operation.read(one.line()) for one in made], state)
+            except RemindError as error:
+                raise AssertionError(f"{role}: an error and no rejected operation: {error}") from None
             assert all((one.status == "rejected") == bool(one.why) for one in made), "rejected without a reason"
             assert not any("\n" in one.why for one in made), "a reason of several lines"
             # as databases want it
