@@ -380,7 +380,9 @@ class _Recorder(TrainerCallback):  # type: ignore[misc]
         now = perf_counter(), process_time()
         times = {"seconds": now[0] - self.clock[0], "cpu_seconds": now[1] - self.clock[1]}
         self.clock = now
-        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        # epoch and num_tokens count from where this process began
+        left_out = {"epoch", "num_tokens"}
+        numbers = {name: v for name, v in logs.items() if isinstance(v, int | float) and name not in left_out}
         if _rank() == 0:
             with checkpoint.saving(run.out / METRICS), (run.out / METRICS).open("a") as file:
                 file.write(f"{json.dumps({'kind': 'train', 'step': step, **numbers, **times})}\n")

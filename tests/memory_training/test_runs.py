@@ -1,8 +1,13 @@
-"""Runs of `remind train-memory` in two processes, and in one."""
+"""Runs of `remind train-memory`: in two processes as in one, and killed anywhere with the same bits at the end."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +85,14 @@ def start(script: Path, out: Path, method: str, *more: object, processes: int = 
     )
 
 
+def outcome(out: Path) -> tuple[object, ...]:
+    """What a run comes to, less what tells time."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    times = ("seconds", "cpu_seconds", "step_time")
+    timeless = [{name: value for name, value in row.items() if name not in times} for row in rows]
+    return timeless, (out / "report.json").read_text(), (out / "policy" / "model.safetensors").read_bytes()
+
+
 def ended(process: Forked) -> None:
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-2000:]
@@ -95,3 +108,33 @@ def test_two_processes_train_as_one_does(script: Path, tmp_path: Path, method: s
     first = load_file(script.parent / "pico" / "model.safetensors")
     assert max(float((one[name] - first[name]).abs().max()) for name in one) > 1e-2
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["adrpo", "salimory"])
+def test_runs_killed_at_random_end_with_the_same_bits(script: Path, tmp_path: Path, method: str) -> None:
+    """SIGKILL anywhere: while it starts, samples, scores, updates, writes a checkpoint or evaluates."""
+    ended(start(script, tmp_path / "whole", method))
+    whole, out = outcome(tmp_path / "whole"), tmp_path / "out"
+    assert whole[2] != (script.parent / "pico" / "model.safetensors").read_bytes()
+    log = out / "metrics.jsonl"
+    kills, draw, done = int(os.environ.get("REMIND_KILLS", "2")), random.Random(method), 0
+    while done < kills:
+        written = log.stat().st_size if log.exists() else 0
+        process, early = start(script, out, method, "--resume", "true"), draw.random() < 0.3
+        while process.poll() is None and not (
+            (out / "config.yaml").exists() if early else log.exists() and log.stat().st_size > written
+        ):
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 1.0 if early else 0.2))
+        process.kill()
+        _, errors = process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0), errors[-2000:]
+        if process.returncode:
+            done += 1
+        else:  # it was through before the signal came
+            assert outcome(out) == whole
+            shutil.rmtree(out)
+    ended(start(script, out, method, "--resume", "true"))
+    assert outcome(out) == whole
+    assert not [path for path in out.rglob("*") if path.name.endswith((".tmp", ".old"))]
