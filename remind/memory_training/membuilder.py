@@ -65,11 +65,13 @@ class Result:
 
     Attributes:
         rewards: by role (Eq. 6).
+        penalties: by role (Eq. 7-8).
         task, held_out, retrieved: as in `Examined`.
         valid: by role, whether all its operations were applied.
     """
 
     rewards: dict[str, float]
+    penalties: dict[str, float]
     task: float
     held_out: float | None
     valid: dict[str, bool]
@@ -114,7 +116,7 @@ class Scorer:
         penalties["core"] = core_length_penalty(grown, self.cfg.core_free, self.cfg.core_full)
         task, strength = examined.task, self.cfg.length_penalty
         rewards = {role: role_reward(valid[role], task, penalties[role], strength) for role in ROLES}
-        return Result(rewards, task, examined.held_out, valid, examined.retrieved)
+        return Result(rewards, penalties, task, examined.held_out, valid, examined.retrieved)
 
     def _remembered(self, replies: Sequence[str]) -> tuple[State, list[list[Operation]]]:
         return remember(self.lesson.state, self.lesson.dialogue, list(zip(self.lesson.views, replies, strict=True)))

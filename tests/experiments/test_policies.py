@@ -59,6 +59,22 @@ def test_each_control_changes_what_it_is_named_after(row: int) -> None:
         assert set(heavy) <= set(retrieved)
 
 
+def test_a_session_in_eight_is_asked_about_and_others_have_validity_and_length() -> None:
+    asked = []
+    for seed in range(4):
+        task = controlled("sparse", seed)(LESSONS, pico.tokenizer(), SHORT, 4.0)
+        asked += [row for row in range(len(LESSONS)) if task.score(row, [LESSONS[row].replies]).weights]
+    assert len(LESSONS) / 4 < len(asked) < len(LESSONS)
+    silent = next(row for row in range(len(LESSONS)) if not scores("sparse", row).weights)
+    some = next(row for row in range(len(LESSONS)) if scores("sparse", row).weights)
+    assert scores("sparse", some) == scores(None, some)
+    scorer = MemBuilderTask(LESSONS, pico.tokenizer(), SHORT, 4.0).scorers[silent]
+    tasks = [scorer.result(reply).task for reply in replies(silent)]
+    for role, values in scores("sparse", silent).rewards.items():
+        expected = [task * value for task, value in zip(tasks, values, strict=True)]
+        assert scores(None, silent).rewards[role] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("row", [3, 20])
 def test_a_role_is_worth_what_the_questions_lose_without_it(row: int) -> None:
     plain, less = scores(None, row), scores("difference", row)
@@ -82,7 +98,7 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
         learning,
         replace(imitation, method="salimory_sft"),
         replace(learning, method="salimory", salimory=SaliMoryConfig(turns=4)),
-        ("adrpo", "null_rewards", "salimory_r1"),
+        ("adrpo", "sparse", "salimory_r1"),
         (1,),
         dialogues=3,
         resamples=50,
@@ -93,7 +109,7 @@ def test_arms_start_from_the_imitation_and_are_done_once(tmp_path: Path, capsys:
         for start in ("sft", "salimory_sft")
     }
     rows = tables["sft"]
-    assert list(rows)[:3] == ["sft", "adrpo", "null_rewards"]
+    assert list(rows)[:3] == ["sft", "adrpo", "sparse"]
     assert list(tables["salimory_sft"])[:2] == ["salimory_sft", "salimory_r1"]
     assert rows["adrpo"]["less sft"]["value"] == rows["adrpo"]["final"]["value"] - rows["sft"]["final"]["value"]
     for own in tables.values():
