@@ -246,7 +246,7 @@ def test_runs_killed_at_random_end_alike_and_pay_for_no_reply_twice(data: Path, 
 
 
 @pytest.mark.slow
-def test_so_do_those_of_trained_policies(data: Path, tmp_path: Path) -> None:
+def test_killed_runs_of_trained_policies_do_so_too(data: Path, tmp_path: Path) -> None:
     options = json.dumps({"membuilder": {"block_characters": 40, "compressed_characters": 30}})
     whole, calm, proxy = killed(data, tmp_path, play, systems="[membuilder, salimory]", options=options)
     assert all(row["top"] and row["answer"]["text"] for row in whole["salimory", "two"])
