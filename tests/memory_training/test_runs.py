@@ -99,7 +99,7 @@ def ended(process: Forked) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["sft", "salimory"])
+@pytest.mark.parametrize("method", ["sft", "adrpo", "salimory"])
 def test_two_processes_train_as_one_does(script: Path, tmp_path: Path, method: str) -> None:
     """To rounding, for the same replies: each process samples its own."""
     for processes in (1, 2):
