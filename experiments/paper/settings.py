@@ -86,7 +86,8 @@ def kind_of_question(cfg: PaperConfig) -> str:
 def _world(cfg: PaperConfig, seed: int) -> Setting:
     """A world whose states the pipeline has built; made once, as the cache is shared by all items."""
     world, built, cache = replace(cfg.world, seed=seed), cfg.built, _cache(cfg)
-    states = cache / sha256_json([asdict(world), asdict(built), prompts.fingerprints()])[:16] / "states"
+    templates = prompts.fingerprints(*prompts.RENDERED, *prompts.ASKED)
+    states = cache / sha256_json([asdict(world), asdict(built), templates])[:16] / "states"
     saes = small_saes(cfg, SMALL_MODEL, built.layers)
     with locked(cache / "world.lock"):
         if not states.exists():

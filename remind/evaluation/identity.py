@@ -63,8 +63,7 @@ def answer_identity(cfg: EvaluateConfig, name: str, states: str, known: Mapping[
         identity["max_model_len"] = cfg.vllm.max_model_len
     wanted = ["model", "pictures"]
     if CONDITIONS[name].corpus:
-        templates = ("answer", "strategy", "reminder", "summary")
-        identity["prompts"] = {part: prompts.fingerprint(part) for part in templates}
+        identity["prompts"] = prompts.fingerprints(*prompts.RENDERED)
         wanted.append("corpus")
     source = name.removesuffix("_strategy")
     if source in ("full_context", "rag"):

@@ -22,10 +22,9 @@ from remind.core.files import (
 from remind.core.processes import locked
 from remind.llm.auxiliary import ChatLLM
 from remind.pipeline.config import BuildStatesConfig
-from remind.pipeline.identity import settings_of, versions
+from remind.pipeline.identity import prompt_hashes, settings_of, versions
 from remind.pipeline.outline import Outline
 from remind.pipeline.record import Tally
-from remind.states import prompts
 from remind.states.parquet import StateRecord, part_name, read_manifest, write_manifest, write_records
 
 _log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ def manifest_of(
         "inputs": dict(inputs),
         "config": {"input": cfg.input, **config},
         "config_hash": sha256_json(settings if report is None else {**settings, "llm": name}),
-        "prompts": prompts.fingerprints(),
+        "prompts": prompt_hashes(name),
         "llm": name,
         "llm_report": report,
         "abstention": corpus.abstention,

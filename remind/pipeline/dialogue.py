@@ -50,7 +50,8 @@ class DialogueBuilder:
         self.cfg, self.saes, self.device, self.step = cfg, saes, device, step
         cache = Path(cfg.cache).expanduser()
         self.identity = sha256_json(identity)
-        self._grounding = sha256_json([identity[key] for key in ("grounding", "backbone", "saes", "dtype", "device")])
+        decides = ("grounding", "backbone", "saes", "prompts", "dtype", "device")
+        self._grounding = sha256_json([identity[key] for key in decides])
         self.parts = Parts(cache)
         self._stages = Cache(cache / "stages" / code_hash()[:16])
         self._cache = cache

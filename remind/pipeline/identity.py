@@ -66,10 +66,19 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
         "backbone": model_hash(cfg.backbone, Cache(cfg.cache)),
         "saes": sae_hashes(saes),
         "llm": llm,
-        "prompts": prompts.fingerprints(),
+        "prompts": prompt_hashes(llm),
         "code": code_hash(),
         "versions": {**versions(), "sentence-transformers": version("sentence-transformers")},
     }
+
+
+def prompt_hashes(llm: str) -> dict[str, str]:
+    """Of the prompt templates that the states are made with, by name.
+
+    Args:
+        llm: name of the auxiliary LLM; only a chat model is asked anything.
+    """
+    return prompts.fingerprints(*prompts.RENDERED, *(prompts.ASKED if llm.startswith("chat-") else ()))
 
 
 def sae_hashes(folder: Path) -> dict[str, str]:
@@ -119,13 +128,13 @@ def dialogue_hash(dialogue: Dialogue) -> str:
 
 
 def code_hash() -> str:
-    """Of this toolkit's code that has a part in states."""
+    """Of this toolkit's code that has a part in states; templates are not code, see `prompt_hashes`."""
     root = Path(__file__).parent.parent.parent
     files = [
         file
         for part in _CODE
         for file in ([root / part] if (root / part).is_file() else sorted((root / part).rglob("*")))
-        if file.suffix in (".py", ".yaml", ".j2")
+        if file.suffix in (".py", ".yaml")
     ]
     return sha256_json({str(file.relative_to(root)): sha256_file(file) for file in files})
 

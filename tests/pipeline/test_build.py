@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from remind.alignment.config import DataConfig
 from remind.alignment.data import load_data
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.conditions import load_questions
 from remind.models.load import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
-from remind.pipeline import BuildStatesConfig, build_states
+from remind.pipeline import BuildStatesConfig, build_states, identity
 from remind.pipeline.build import with_cap
 from remind.pipeline.outline import outline
+from remind.states import prompts
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
 from sae import TopKSAE, layer_folder
@@ -136,6 +139,35 @@ def test_saes_that_do_not_fit_are_seen_before_the_first_dialogue(
     with pytest.raises(ModelError) as caught:
         build_states(cfg)
     assert str(caught.value).startswith(f"{sae}: {word}")
+
+
+@pytest.mark.parametrize("llm", ["offline-extractive-1", "chat-1 summary=m"])
+def test_states_are_stamped_with_the_prompts_they_are_made_with(
+    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, folder = Path(remind.pipeline.assemble.__file__).parents[2], tmp_path / "remind" / "states" / "prompts"
+    for package in ("remind", "sae"):
+        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("nano", "__pycache__"))
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "remind" / "pipeline" / "identity.py"))
+    monkeypatch.setattr(prompts, "source", lambda name: (folder / f"{name}.j2").read_text())
+    cfg = BuildStatesConfig("in", "out", backbone="nano-untrained", cache=str(tmp_path / "cache"))
+
+    def stamp() -> str:
+        return sha256_json(identity.build_identity(cfg, llm, tmp_path))
+
+    before, changed = stamp(), set()
+    for path in folder.glob("*.j2"):
+        text = path.read_text()
+        path.write_text(f"{text}.")
+        if stamp() != before:
+            changed.add(path.stem)
+        path.write_text(text)
+    (folder / "another.j2").write_text("{% block user %}Why?{% endblock %}")
+    assert stamp() == before
+    asked = {"ask_kind", "ask_cue", "ask_strategy", "ask_summary"} if llm.startswith("chat") else set()
+    assert changed == {"answer", "strategy", "reminder", "summary"} | asked
+    (tmp_path / "remind" / "reflect.py").write_text("")
+    assert stamp() != before
 
 
 def test_the_size_of_a_backbone_is_known_without_it() -> None:

@@ -14,6 +14,10 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
+#: What states are rendered with, and what a chat model that helps to build them is asked with.
+RENDERED = ("answer", "strategy", "reminder", "summary")
+ASKED = ("ask_kind", "ask_cue", "ask_strategy", "ask_summary")
+
 
 @cache
 def source(name: str) -> str:
@@ -52,7 +56,6 @@ def fingerprint(name: str) -> str:
     return hashlib.sha256(source(name).encode()).hexdigest()[:12]
 
 
-def fingerprints() -> dict[str, str]:
-    """Id and hash of every template."""
-    names = sorted(entry.name[:-3] for entry in files(__name__).iterdir() if entry.name.endswith(".j2"))
+def fingerprints(*names: str) -> dict[str, str]:
+    """The hash of each of these templates."""
     return {name: fingerprint(name) for name in names}
