@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from remind.core.errors import ConfigError, DataError, named
-from remind.core.files import read_bytes, sweep
+from remind.core.files import missing_folders, read_bytes, remove_empty, sweep
 
 #: Exit status of a process that stopped because of SIGTERM, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
@@ -110,12 +110,20 @@ def locked(file: Path, wait: bool = True, place: Path | None = None) -> Iterator
 def sole_writer(folder: Path) -> Iterator[None]:
     """Keep others out of a folder, which is made if missing, and remove what a killed process left half-written.
 
+    If the block writes nothing, for example because it raises an error first, no new folder is left behind.
+
     Raises:
         ConfigError: another process, which the message names, is at work there.
     """
-    with locked(folder / ".lock", wait=False):
+    new, lock = missing_folders(folder), folder / ".lock"
+    with locked(lock, wait=False):
         sweep(folder)
-        yield
+        try:
+            yield
+        finally:
+            if new and [*folder.glob("*")] == [lock]:
+                lock.unlink()
+                remove_empty(new)
 
 
 def _holder(file: Path) -> str:

@@ -304,6 +304,7 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
     ("changes", "message"),
     [
         ({"systems": ["bm52"]}, "bm52"),
+        ({"split": "train"}, "has none; name states"),
         ({"systems": ["gold"]}, "gold is always included"),
         ({"systems": ["bm25", "bm25"]}, "twice"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),
@@ -314,7 +315,8 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
 )
 def test_settings_that_cannot_be_run(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_memory(config(data, tmp_path / "run", **changes))
+        run_memory(config(data, tmp_path / "new" / "run", **changes))
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_commands_and_runs_that_are_none(tmp_path: Path) -> None:
