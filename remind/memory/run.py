@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +18,7 @@ from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import read_json, sha256_json, sweep, write_json
 from remind.core.processes import sole_writer
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Dialogue, Question, Turn, note_ids
+from remind.data.dialogue import Dialogue, Question, note_ids
 from remind.data.readers import format_of, stream
 from remind.evaluation.judge import load_judge
 from remind.llm.auxiliary import ChatLLM
@@ -31,6 +31,7 @@ from remind.memory.config import CONTROLS, RunMemoryConfig
 from remind.memory.learning import courses, learning
 from remind.memory.meter import Meter
 from remind.memory.readers import Answers, ChatReader, Reading
+from remind.memory.rows import control, row_of
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import AuxiliaryLLM
@@ -228,18 +229,20 @@ class _Run:
         made_by = sha256_json([chosen.about(), writer])[:8]
         folder = self.out / "banks" / f"{name}-{made_by}" / sha256_json(dialogue.id)[:16]
         stage, report, failed = "ingest", {}, None
+        budget = self.cfg.budget_tokens
+        k = None if budget else self.cfg.answer_k
         rows: list[dict[str, Any]] = []
         shown, readings = list[tuple[Memory, ...]](), list[Reading]()
         try:
             with chosen.open(folder, _bank_name(dialogue), self.services) as made:
                 self._ingest(made, dialogue)
-                report = {**made.report(), "ingest_seconds": sum(self._seconds(folder).values())}
+                report = {**made.report(), "ingest_seconds": sum(_seconds(folder).values())}
                 with learning(self.citer, made, self.out, self.courses.get(name), key) as bank:
                     for question in questions:
                         stage, query = "retrieve", Query.of(question)
-                        rows.append(self._row(question, bank.retrieve))
+                        rows.append(row_of(question, bank.retrieve, self.cfg, self.encoder))
                         reads = not isinstance(bank, Answers)
-                        found = self._context(query, bank.retrieve) if reads else Retrieval((), "")
+                        found = bank.retrieve(query, k=k, budget=budget) if reads else Retrieval((), "")
                         shown.append(found.memories)
                         tell(self.citer, bank, question, self.cfg.answer_k)
                         if self.citer == "reader" and bank.learns:
@@ -264,71 +267,33 @@ class _Run:
         """Sessions that the bank does not hold yet, and what each took, in a file beside the bank."""
         if self._writing is not None:
             bank.repair()
-        seconds = self._seconds(bank.folder)
+        seconds = _seconds(bank.folder)
+
+        def clock() -> float:
+            # vectors from the cache count as if they were computed now
+            return time.perf_counter() + self.encoder.saved
+
         for session in dialogue.sessions:
-            if not session.turns:
-                continue
-            saved, start = self.encoder.saved, time.perf_counter()
-            if not bank.ingest(session).known:
-                seconds[session.id] = time.perf_counter() - start + self.encoder.saved - saved
+            start = clock()
+            if session.turns and not bank.ingest(session).known:
+                seconds[session.id] = clock() - start
                 write_json(_beside(bank.folder), seconds)
-        saved, start = self.encoder.saved, time.perf_counter()
+        start = clock()
         bank.finish()
         if "" not in seconds:
-            seconds[""] = time.perf_counter() - start + self.encoder.saved - saved
+            seconds[""] = clock() - start
             write_json(_beside(bank.folder), seconds)
 
-    def _seconds(self, folder: Path) -> dict[str, float]:
-        return read_json(_beside(folder)) if _beside(folder).exists() else {}
-
     def _control(self, name: str, dialogue: Dialogue, questions: Sequence[Question]) -> dict[str, Any]:
-        """What is shown of nothing, of everything that fits, and of gold evidence alone."""
-        whole = self._memories(dialogue, list(reversed(dialogue.turns)) if name == "full_context" else [])
         rows, shown = [], []
+        shows = control(name, dialogue, self.encoder)
+        limit = self.cfg.full_tokens if name == "full_context" else None
         for question in questions:
-            gold = [dialogue.turn(turn_id) for turn_id in question.evidence]
-            memories = self._memories(dialogue, gold) if name == "gold" else whole
-            retrieve = partial(_first, memories)
-            rows.append(self._row(question, retrieve))
-            limit = self.cfg.full_tokens if name == "full_context" else None
+            retrieve = shows(question)
+            rows.append(row_of(question, retrieve, self.cfg, self.encoder))
             shown.append(retrieve(Query.of(question), budget=limit).memories)
         self._read(name, dialogue, questions, rows, shown)
         return {"failed": None, "report": {}, "rows": rows}
-
-    def _memories(self, dialogue: Dialogue, turns: Sequence[Turn]) -> list[Memory]:
-        tokens = self.encoder.count_many([turn_text(turn) for turn in turns])
-        times = [turn.time or dialogue.session_of[turn.id].time for turn in turns]
-        return [
-            Memory(turn.id, turn_text(turn), "turn", (turn.id,), when, 0.0, count)
-            for turn, when, count in zip(turns, times, tokens, strict=True)
-        ]
-
-    def _row(self, question: Question, retrieve: Callable[..., Retrieval]) -> dict[str, Any]:
-        query = Query.of(question)
-        self.encoder.forget()
-        start = time.perf_counter()
-        top = retrieve(query, k=max(self.cfg.k, default=1))
-        milliseconds = 1e3 * (time.perf_counter() - start)
-        budgets = {str(budget): retrieve(query, budget=budget).memories for budget in self.cfg.budgets}
-        return {
-            "question": question.id,
-            "category": question.category,
-            "dimension": question.dimension,
-            "format": question.format,
-            "text": question.text,
-            "answers": question.answers,
-            "evidence": question.evidence,
-            "ms": milliseconds,
-            "top": [_record(memory) for memory in top.memories],
-            "budgets": {budget: [_record(memory) for memory in chosen] for budget, chosen in budgets.items()},
-            "shown": [memory.text for memory in top.memories[: self.cfg.shown]],
-            "trace": top.trace,
-            "answer": None,
-        }
-
-    def _context(self, query: Query, retrieve: Callable[..., Retrieval]) -> Retrieval:
-        budget = self.cfg.budget_tokens
-        return retrieve(query, k=None if budget else self.cfg.answer_k, budget=budget)
 
     def _read(
         self,
@@ -384,17 +349,5 @@ def _beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.seconds.json")
 
 
-def _record(memory: Memory) -> list[Any]:
-    return [memory.id, memory.sources, memory.tokens, memory.time]
-
-
-def _first(memories: Sequence[Memory], query: Query, k: int | None = None, budget: int | None = None) -> Retrieval:
-    """As many of the memories as fit, in their order."""
-    chosen: list[Memory] = []
-    spent = 0
-    for memory in memories[:k]:
-        if budget is not None and spent + memory.tokens > budget:
-            break
-        spent += memory.tokens
-        chosen.append(memory)
-    return Retrieval(tuple(chosen), "")
+def _seconds(folder: Path) -> dict[str, float]:
+    return read_json(_beside(folder)) if _beside(folder).exists() else {}

@@ -33,7 +33,7 @@ def record_of(state: ReflectiveState, split: str) -> StateRecord:
         evidence_found=tuple(turn_id for turn_id in question.evidence if turn_id in held),
         images=question.images,
         images_found=tuple(index for index in question.images if index in held_images),
-        target=render_target(factual).text,
+        target=render_target(factual),
         x0=render(factual),
         x1=render(attentional),
         x2=render(state),

@@ -373,28 +373,18 @@ def render_answer(question: Question) -> str | None:
     return one_line(question.answers[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """y* without its end token. `missing`: gold evidence turns or images that x0 does not hold and y* leaves out."""
+def render_target(state: FactualState) -> str | None:
+    """y* without its end token: `<answer>…</answer><explanation>evidence</explanation>`; None if no gold is known.
 
-    text: str | None
-    evidence: int
-    missing: int
-
-
-def render_target(state: FactualState) -> Target:
-    """y* = `<answer>…</answer><explanation>evidence</explanation>` with the evidence that x0 holds, in time order."""
+    The evidence is the gold evidence that x0 holds, in time order: lines, or image indices for a visual question.
+    """
     question = state.question
     answer = render_answer(question)
+    if answer is None:
+        return None
     if question.visual:
         held = {image.index for turn in state.turns for image in turn.images}
-        kept = sorted(held & set(question.images))
-        gold = len(set(question.images))
-        explanation = f"[{', '.join(map(str, kept))}]"
+        explanation = f"[{', '.join(map(str, sorted(held & set(question.images))))}]"
     else:
-        wanted = set(question.evidence)
-        lines = [line_of(turn) for turn in state.turns if turn.id in wanted]
-        kept, gold = list(range(len(lines))), len(wanted)
-        explanation = "\n".join(lines)
-    text = None if answer is None else f"<answer>{answer}</answer><explanation>{explanation}</explanation>"
-    return Target(text, gold, gold - len(kept))
+        explanation = "\n".join(line_of(turn) for turn in state.turns if turn.id in question.evidence)
+    return f"<answer>{answer}</answer><explanation>{explanation}</explanation>"
