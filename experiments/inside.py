@@ -23,6 +23,7 @@ from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap
+from remind.evaluation.tables import markdown_table
 from remind.viewing.patching import AnswerScore, Edits, answer_score, patches, rankings, score_and_states, whole
 from sae.figures import COLOURS, Picture, new_figure
 from sae.ranges import PositiveInt, Seed, check_ranges
@@ -211,20 +212,19 @@ def _row(
 def table(results: Mapping[str, Any]) -> str:
     """The rows as Markdown."""
     lines = [f"{results['questions']} questions; features chosen on {results['chosen on']} of other dialogues", ""]
-    lines += ["| patched | features | k | right | share of the way | nats a token | share of the way |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    heads = ["patched", "features", "k", "right", "share of the way", "nats a token", "share of the way"]
+    body = []
     for row in results["rows"]:
-        cells = [row["direction"], row["arm"], str(row["k"] or "")]
+        cells = [row["direction"], row["arm"], row["k"] or ""]
         for measure in AnswerScore._fields:
             cells += [_cell(row[measure], ".3f"), _cell(row.get(f"{measure}_way"), ".2f")]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "The changed features less others:", "", "| patched | k | less | right | nats a token |"]
-    lines.append("|---|---|---|---|---|")
-    for row in results["paired"]:
-        cells = [row["direction"], str(row["k"]), row["minus"]]
-        cells += [_cell(row[measure], "+.3f") for measure in AnswerScore._fields]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        body.append(cells)
+    lines += [markdown_table(heads, body), "The changed features less others:", ""]
+    body = [
+        [row["direction"], row["k"], row["minus"]] + [_cell(row[measure], "+.3f") for measure in AnswerScore._fields]
+        for row in results["paired"]
+    ]
+    return "\n".join([*lines, markdown_table(["patched", "k", "less", "right", "nats a token"], body)])
 
 
 def _cell(figures: Mapping[str, Any] | None, form: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from experiments.proof.statistics import estimate
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
+from remind.evaluation.tables import markdown_table
 from remind.memory_training.config import Method, TrainMemoryConfig
 from sae.ranges import PositiveInt, Seed, check_ranges
 
@@ -320,13 +321,13 @@ def table(results: Mapping[str, Any]) -> str:
         rows = [row for row in results["rows"] if row["start"] == start]
         less = [start, *(["grpo"] if start == "sft" else [])]
         heads = ["", "final questions", *("less GRPO" if one == "grpo" else "less SFT" for one in less)]
-        lines = [f"| {' | '.join([*heads, *figures.values()])} |", f"|{'---|' * (len(heads) + len(figures))}"]
+        body = []
         for row in rows:
             cells = [row["title"], _percent(row["final"]), *(_percent(row.get(f"less {one}")) for one in less)]
             values = {name: row[name]["value"] for name in figures}
             cells += [f"{value:.0f}" if name == "words" else f"{100 * value:.1f}" for name, value in values.items()]
-            lines.append(f"| {' | '.join(cells)} |")
-        tables += ["\n".join([*lines, ""])] if rows else []
+            body.append(cells)
+        tables += [markdown_table([*heads, *figures.values()], body)] if rows else []
     return "\n".join(tables)
 
 

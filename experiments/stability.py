@@ -15,6 +15,7 @@ from experiments.proof.store import FALL, BenchConfig, Spec, accuracy, base_spec
 from remind.alignment.config import Level
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
+from remind.evaluation.tables import markdown_table
 from remind.states.pyramid import LEVELS
 from sae.figures import Picture, new_figure
 from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Share, Workers, check_ranges
@@ -148,21 +149,20 @@ def render(results: Mapping[str, Any]) -> str:
         f"Collapsed: runs in which the guard fired, or x1 or x2 ended more than {100 * FALL:.0f} points below the "
         "untrained model.",
         "",
-        "| teacher | target_grad | hard levels | τ | lr | x0 | x1 | x2 | collapsed | guard |",
-        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in results["rows"]:
-        reached = " | ".join(f"{100 * row['accuracy'][level]:.1f}" for level in LEVELS)
-        levels = ", ".join(map(str, row["hard_levels"]))
-        settings = f"{row['teacher_weights']} | {row['target_grad']} | {levels} | {row['tau']:g} | {row['lr']:g}"
-        lines.append(
-            f"| {settings} | {reached} | {row['collapsed']} of {row['runs']} | {row['guard']} of {row['runs']} |"
-        )
+    heads = ["teacher", "target_grad", "hard levels", "τ", "lr", *LEVELS, "collapsed", "guard"]
+    body = [
+        [row["teacher_weights"], row["target_grad"], ", ".join(map(str, row["hard_levels"]))]
+        + [f"{row['tau']:g}", f"{row['lr']:g}", *(f"{100 * row['accuracy'][level]:.1f}" for level in LEVELS)]
+        + [f"{row[name]} of {row['runs']}" for name in ("collapsed", "guard")]
+        for row in results["rows"]
+    ]
+    lines.append(markdown_table(heads, body))
     top = best(results["rows"])
     if top is None:
-        lines += ["", "All settings collapsed.", ""]
+        lines += ["All settings collapsed.", ""]
     else:
-        lines += ["", f"Best without a collapse: {_name(top)}, lr {top['lr']:g}.", ""]
+        lines += [f"Best without a collapse: {_name(top)}, lr {top['lr']:g}.", ""]
     return "\n".join(lines)
 
 

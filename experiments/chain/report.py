@@ -16,7 +16,7 @@ from experiments.proof.statistics import estimate
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_rows, write_text
 from remind.evaluation.intervals import Estimate
-from remind.evaluation.tables import percent
+from remind.evaluation.tables import markdown_table, percent
 from remind.states.records import StateRecord
 from sae.figures import COLOURS, Picture, new_figure
 
@@ -202,7 +202,7 @@ def render(result: Mapping[str, Any]) -> str:
     figures, differences = [], []
     for arm, row in arms.items():
         means = [row["by_category"].get(name) for name in categories] + [row["accuracy"], row["quoted"]]
-        counts = [str(row[name]) for name in ("answers", "cut off", "malformed", "failed")]
+        counts = [row[name] for name in ("answers", "cut off", "malformed", "failed")]
         likely = _nats(row["log_probability"], signed=False)
         figures.append([ARMS[arm].title, percent(row["score"], interval=True), likely, *map(percent, means), *counts])
         compared = [row["against"].get(rival, {}) for rival in rivals]
@@ -221,13 +221,15 @@ def render(result: Mapping[str, Any]) -> str:
         f"{max(len(row['seeds']) for row in arms.values())}. Brackets: 95 % intervals over seeds and dialogues. Score: "
         "LoCoMo's F1, or accuracy where there are options. Log p: of the gold answer's tokens, mean in nats.",
         "## From x0",
-        _markdown([*heads, "answers", "cut off", "malformed", "failed"], figures),
+        markdown_table([*heads, "answers", "cut off", "malformed", "failed"], figures),
         "## Paired differences, in points and in nats",
-        _markdown(["arm", *(f"− {rival}" for rival in rivals), *(f"log p − {rival}" for rival in rivals)], differences),
+        markdown_table(
+            ["arm", *(f"− {rival}" for rival in rivals), *(f"log p − {rival}" for rival in rivals)], differences
+        ),
         "## What the higher states give",
-        _markdown(["model", "state", "score", "− x0", "− x0 where it holds evidence", "log p − x0"], probes),
+        markdown_table(["model", "state", "score", "− x0", "− x0 where it holds evidence", "log p − x0"], probes),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def _nats(estimate: Mapping[str, Any] | None, signed: bool = True) -> str:
@@ -236,10 +238,6 @@ def _nats(estimate: Mapping[str, Any] | None, signed: bool = True) -> str:
     sign = "+" if signed else ""
     text = f"{estimate['value']:{sign}.3f}"
     return f"{text} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]" if signed else text
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _plot(curves: Mapping[str, Sequence[Sequence[Any]]], x: str, y: str) -> Picture:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cost.curve import SHORTEST
+from remind.evaluation.tables import markdown_table
 from sae.figures import COLOURS, Picture, new_figure
 
 #: Colour, marker and its size by what the prompt is. Okabe and Ito's colours, which the colour-blind can tell apart;
@@ -22,12 +23,6 @@ def length_label(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, with an empty one after it."""
-    lines = [f"| {' | '.join(row)} |" for row in [heads, *rows]]
-    return [lines[0], "|" + "---|" * len(heads), *lines[1:], ""]
-
-
 def table(results: Mapping[str, Any]) -> str:
     """Operations, calls, ratios and crossovers, and what they rest on."""
     cfg = results["config"]
@@ -35,7 +30,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows = {(row["way"], row["history"]): row for row in results["rows"]}
     titles = {row["way"]: row["title"] for row in results["rows"]}
 
-    def block(head: str, cells: Mapping[str, Sequence[str]]) -> list[str]:
+    def block(head: str, cells: Mapping[str, Sequence[str]]) -> str:
         body = ([titles[name], *row] for name, row in cells.items())
         return markdown_table([head, *map(length_label, lengths)], body)
 
@@ -49,21 +44,21 @@ def table(results: Mapping[str, Any]) -> str:
     }
     lines = ["# Cost of a question at inference", ""]
     lines += ["Attention in a prefill: half of the square, as a fused kernel computes it.", ""]
-    lines += block(f"{unit} per question", operations)
+    lines.append(block(f"{unit} per question", operations))
     if not all(row["fits"] for row in results["rows"]):
         positions = results["shapes"][cfg["model"]]["positions"]
         lines += [f"\\* more than the {positions:,} tokens the model was made for", ""]
-    lines += block("calls per question", numbers(lambda row: sum(row["calls"].values())))
+    lines.append(block("calls per question", numbers(lambda row: sum(row["calls"].values()))))
     each_anew = [name for name in titles if "/" not in name]
-    lines += block("keys and values at 16 bits, GB", numbers(lambda row: row["cache_bytes"] / 1e9, each_anew))
+    lines.append(block("keys and values at 16 bits, GB", numbers(lambda row: row["cache_bytes"] / 1e9, each_anew)))
     lines += ["Whole history over each way:", ""]
     ratios = {way: [_number(ratio[str(n)]) for n in lengths] for way, ratio in results["ratios"].items()}
-    lines += block("times as many operations", ratios)
+    lines.append(block("times as many operations", ratios))
     crossovers = results["crossover"]
     readings = list(next(iter(crossovers.values())))
     heads = ["no dearer from so many tokens on", *(f"than {titles[reading]}" for reading in readings)]
     body = ([titles[way], *(_start(starts[r], longest) for r in readings)] for way, starts in crossovers.items())
-    lines += markdown_table(heads, body)
+    lines.append(markdown_table(heads, body))
     worst = max(abs(one["counted"] - one["formula"]) / one["counted"] for one in results["checks"])
     auxiliary = cfg["auxiliary"] and f"counted as {cfg['auxiliary']}"
     lines += [

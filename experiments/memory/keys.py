@@ -19,6 +19,7 @@ from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json, write_text
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap, paired_bootstrap
+from remind.evaluation.tables import markdown_table
 from remind.memory.base import MemorySystem, Query, Retrieval, Services
 from remind.memory.keys import Join
 from remind.memory.longmemeval import LongMemEvalSystem
@@ -193,17 +194,20 @@ def _months(
 
 def table(result: Mapping[str, Any]) -> str:
     """Recall with its tokens, then the differences."""
-    lines = ["| data | system | at | recall | tokens |", "|---|---|---|---|---|"]
-    for row in result["rows"]:
-        figure = f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        lines.append(f"| {row['dataset']} | {row['system']} | {row['at']} | {figure} | {row['tokens']:.0f} |")
-    lines += ["", "| data | system | less | questions | at | difference |", "|---|---|---|---|---|---|"]
+    heads = ("dataset", "system", "at")
+    recall = [
+        (*map(row.get, heads), f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]", f"{row['tokens']:.0f}")
+        for row in result["rows"]
+    ]
+    differences = []
     for row in [*result["paired"], *result["months"]]:
         group = f"{row['questions']}: {row['n']}, {row['same']} unchanged" if "questions" in row else "all"
         spread = "" if row["low"] is None else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
         figure = f"{row['first']:.3f} → {row['second']:.3f}: {row['value']:+.3f}{spread}"
-        lines.append(f"| {row['dataset']} | {row['system']} | {row['minus']} | {group} | {row['at']} | {figure} |")
-    return "\n".join(lines) + "\n"
+        differences.append([row["dataset"], row["system"], row["minus"], group, row["at"], figure])
+    tables = [markdown_table([*heads, "recall", "tokens"], recall)]
+    tables.append(markdown_table(["dataset", "system", "less", "questions", "at", "difference"], differences))
+    return "\n".join(tables)
 
 
 if __name__ == "__main__":

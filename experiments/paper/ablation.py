@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.cost.report import markdown_table
 from experiments.paper.cells import bars, product, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
@@ -21,7 +20,7 @@ from remind.data.readers import read
 from remind.evaluation.compare import Rows, difference
 from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import Difference
-from remind.evaluation.tables import percent
+from remind.evaluation.tables import markdown_table, percent
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import AttentionalState, ReflectiveState, Strategy, render
 from remind.states.rebuild import attentional_of, summary_of

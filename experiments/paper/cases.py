@@ -8,7 +8,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from experiments.cost.report import markdown_table
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import Setting, ask, settings
@@ -16,6 +15,7 @@ from experiments.paper.systems import foreign_rows, named_paths, split_records
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import write_text
 from remind.evaluation.compare import Rows
+from remind.evaluation.tables import markdown_table
 from remind.states.records import StateRecord
 from remind.viewing import pages
 from remind.viewing.config import InspectConfig
@@ -104,7 +104,7 @@ def _rows(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> list[l
 def _table(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:
     # a line of a dialogue may hold what Markdown takes for the end of a cell
     cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in _rows(record, shown)]
-    return "\n".join(markdown_table(["", record.question_id], cells))
+    return markdown_table(["", record.question_id], cells)
 
 
 def _page(record: StateRecord, shown: Mapping[str, Mapping[str, Any]]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.cost.report import markdown_table
 from remind.data.dialogue import DIMENSIONS, FORMATS
 from remind.evaluation.compare import Rows
 from remind.evaluation.intervals import bootstrap, several, share
 from remind.evaluation.scores import MEASURES, SHARES
-from remind.evaluation.tables import HEADS, percent
+from remind.evaluation.tables import HEADS, markdown_table, percent
 from sae.figures import COLOURS, Picture, new_figure
 
 #: The paper's abbreviations of dimensions.
@@ -74,7 +73,7 @@ def side_by_side(products: Mapping[str, Figures], first: str = "System") -> str:
         cells = [cell(one.get(f, {}).get("all"), m) for f, m in columns]
         counts = [str(whole["n"]), cell(whole, "parse_rate")]
         lines.append([name, *counts, *cells, cell(whole, "accuracy", interval=True)])
-    return "\n".join(markdown_table(heads, lines))
+    return markdown_table(heads, lines)
 
 
 def recalls(products: Mapping[str, Figures]) -> str:
@@ -87,7 +86,7 @@ def recalls(products: Mapping[str, Figures]) -> str:
         figures = [cell(whole, m, interval=True) for m in measures]
         lines.append([name, figures[0], samples[0], figures[1], samples[1]])
     heads = ["System", HEADS[measures[0]], "samples", HEADS[measures[1]], "samples"]
-    return "\n".join(markdown_table(heads, lines))
+    return markdown_table(heads, lines)
 
 
 def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequence[str]) -> str:
@@ -98,7 +97,7 @@ def by_dimension(products: Mapping[str, Figures], format: str, measures: Sequenc
     columns = [("all", "parse_rate"), *((d, m) for d in shown for m in measures)]
     heads = ["System", *(f"{SHORT.get(d, '')} {HEADS[m]}".strip() for d, m in columns)]
     lines = [[name, *(cell(one.get(format, {}).get(d), m) for d, m in columns)] for name, one in products.items()]
-    return "\n".join(markdown_table(heads, lines))
+    return markdown_table(heads, lines)
 
 
 def bars(groups: Mapping[str, Mapping[str, Any]], title: str) -> Picture:

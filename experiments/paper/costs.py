@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cost.config import InferenceCostConfig
 from experiments.cost.flops import Counted, Shape, load_config
-from experiments.cost.report import length_label, markdown_table, plot, table
+from experiments.cost.report import length_label, plot, table
 from experiments.cost.run import check, inference_cost
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result, from_file
@@ -19,6 +19,7 @@ from experiments.paper.settings import SMALL_MODEL, Setting, ask, settings
 from experiments.paper.systems import memory_runs
 from remind.core.errors import ModelError
 from remind.evaluation.compare import Run
+from remind.evaluation.tables import markdown_table
 
 CONDITIONS = ("no_context", "rag", "full_context", "x0", "x1", "x2")
 #: Stages of Table 8 → what `Inference.parts` calls their parts.
@@ -165,7 +166,7 @@ def fig12_table8(cfg: PaperConfig) -> Result:
     parts += [f"## Table 8: operations by stage, a history of {length_label(longest)} tokens", ""]
     heads = ["way", *STAGES]
     body = [[row["title"], *(f"{row[s]:.3g}" for s in STAGES)] for row in stages if row["history"] == longest]
-    parts += markdown_table(heads, body)
+    parts.append(markdown_table(heads, body))
     parts += ["## Figure 12", "", table(curve).partition("\n\n")[2]]
     data = {"conditions": conditions, "memory": costs, "operations": others, "stages": stages, "curve": curve}
     return Result(data, "\n".join(parts), None)
@@ -185,7 +186,7 @@ def _systems(rows: Sequence[Mapping[str, Any]], cost: InferenceCostConfig) -> li
     heads = ["System", "dialogues of", "to ingest a turn", "for a question", "its prefills, by torch"]
     heads += [f"a question of {most} about {longest} tokens"]
     head = f"## Operations of memory systems, their calls counted as {cost.auxiliary}"
-    return [head, "", *markdown_table(heads, body)]
+    return [head, "", markdown_table(heads, body)]
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -201,7 +202,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
     ]
     return [
-        *markdown_table(heads, body),
+        markdown_table(heads, body),
         "Operations: half of the square of attention, as a fused kernel computes it; torch counts all of the square.",
         "",
     ]

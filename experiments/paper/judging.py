@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.report import markdown_table
 from experiments.official.agreement import Labelled, by_group
 from experiments.paper.cells import SHORT, bars
 from experiments.paper.config import PaperConfig
@@ -28,6 +27,7 @@ from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.judge import Case, judge_answers, load_judge
 from remind.evaluation.predictions import VERDICTS, read_rows
 from remind.evaluation.run import Models
+from remind.evaluation.tables import markdown_table
 from remind.llm.endpoints import EndpointConfig
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.records import StateRecord
@@ -186,4 +186,4 @@ def _table(agreements: Mapping[str, Mapping[str, Any]]) -> str:
         figures = ["–" if value is None else f"{value:.2f}" for value in (mean, kappa)]
         body.append([name, *(share(one["groups"].get(group)) for group in groups), *figures, str(one["all"]["failed"])])
     heads = ["Judge", *(SHORT.get(group, group) for group in groups), "Avg", "Cohen's κ", "no verdict"]
-    return "\n".join(markdown_table(heads, body))
+    return markdown_table(heads, body)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cost.report import markdown_table
 from remind.core.errors import DataError
+from remind.evaluation.tables import markdown_table
 from remind.memory.run import MANIFEST
 from remind.memory.score import costs, read_costs, read_units
 
@@ -69,4 +69,4 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cells.append("–" if value is None else format(value, form))
         body.append(cells)
     heads = ["System", "dialogues of", *(head for head, *_ in _COLUMNS)]
-    return ["## What memory systems took", "", *markdown_table(heads, body)]
+    return ["## What memory systems took", "", markdown_table(heads, body)]

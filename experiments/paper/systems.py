@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.cost.report import markdown_table
 from experiments.official.files import ResultFile
 from experiments.paper.cells import TITLES, bars, by_dimension, product, recalls, side_by_side
 from experiments.paper.config import PaperConfig
@@ -19,7 +18,7 @@ from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.compare import Rows, load_run
 from remind.evaluation.conditions import load_questions
 from remind.evaluation.judge import load_judge
-from remind.evaluation.tables import HEADS
+from remind.evaluation.tables import HEADS, markdown_table
 from remind.llm.endpoints import LOCAL, EndpointConfig, LLMConfig
 from remind.memory.config import RunMemoryConfig
 from remind.memory.run import run_memory
@@ -198,7 +197,7 @@ def as_printed(names: Iterable[str]) -> list[str]:
         for name, one in rows
     ]
     heads = ["System", "row of the paper", *(f"{TITLES[format]} {HEADS[measure]}" for format, measure in COLUMNS)]
-    return ["", "## As the paper prints them, with its models", "", *markdown_table(heads, body)]
+    return ["", "## As the paper prints them, with its models", "", markdown_table(heads, body)]
 
 
 def table1(cfg: PaperConfig) -> Result:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cost.report import markdown_table
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import SMALL_MODEL
 from remind.alignment.metrics import read_metrics
+from remind.evaluation.tables import markdown_table
 from sae.figures import COLOURS, Picture, new_figure
 
 #: The paper's phases of training: the first 30 %, up to 70 %, the rest.
@@ -38,7 +38,7 @@ def fig14(cfg: PaperConfig) -> Result:
         for run, found in rows.items()
         for n, phase in enumerate(found)
     ]
-    text = "\n".join(markdown_table(["run", "part of training", "steps", *names], body))
+    text = markdown_table(["run", "part of training", "steps", *names], body)
     intervals = {run: phases(found, [n / _INTERVALS for n in range(_INTERVALS + 1)]) for run, found in metrics.items()}
     data = {"phases": list(PHASES), "runs": rows, "intervals": intervals}
     return Result(data, text, _picture({_title(run): found for run, found in metrics.items()}))

@@ -16,7 +16,7 @@ from experiments.proof.statistics import Array, estimate, share_of, to_array
 from experiments.proof.store import FALL, RunStore, base_spec, collapsed
 from remind.core.files import write_json, write_text
 from remind.evaluation.intervals import Estimate
-from remind.evaluation.tables import percent
+from remind.evaluation.tables import markdown_table, percent
 from remind.states.pyramid import LEVELS
 from remind.testbed.built import Marks
 
@@ -191,11 +191,7 @@ def render(results: Mapping[str, Any]) -> str:
     ]
     if chosen:
         parts += ["## Settings chosen on dev", "\n".join(chosen)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def _accuracy_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -203,7 +199,7 @@ def _accuracy_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = {(row["arm"], row["title"]): percent(row["accuracy"]["x0"], interval=True) for row in rows}
     titles = dict.fromkeys(row["title"] for row in rows)
     lines = [[title, *(cells.get((arm, title), "") for arm in arms)] for title in titles]
-    return _markdown(["condition", *(ARMS[arm].title for arm in arms)], lines)
+    return markdown_table(["condition", *(ARMS[arm].title for arm in arms)], lines)
 
 
 def _difference_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -219,7 +215,7 @@ def _difference_table(rows: Sequence[Mapping[str, Any]]) -> str:
         flops = f"{row['flops'] / 1e12:.3g}"
         lines.append([row["title"], ARMS[row["arm"]].title, reached, *differences, closed, steps, flops])
     head = ["condition", "arm", "accuracy", *rivals.values(), "gap closed", "steps", "TFLOP"]
-    return _markdown(head, lines)
+    return markdown_table(head, lines)
 
 
 def _marks_table(results: Mapping[str, Any]) -> str:
@@ -230,7 +226,7 @@ def _marks_table(results: Mapping[str, Any]) -> str:
         accuracies = [percent(ladder[level], interval=True) for level in LEVELS]
         lines.append([name, *accuracies, _points(ladder["x1 - x0"]), _points(ladder["x2 - x1"]), *shares])
     head = ["marks", *LEVELS, "x1 − x0", "x2 − x1", "evidence in x0", "evidence in marks", "turns marked"]
-    return _markdown(head, lines)
+    return markdown_table(head, lines)
 
 
 def _points(estimate: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remind.data.dialogue import FORMATS
@@ -42,6 +42,12 @@ class Table(NamedTuple):
     first: str
     heads: list[str]
     rows: list[Row]
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown that ends with a line end, so that a blank line follows where lines are joined."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in [heads, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:], ""])
 
 
 def percent(estimate: Mapping[str, Any] | None, interval: bool = False, signed: bool = False) -> str:
