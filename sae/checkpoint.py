@@ -88,7 +88,7 @@ def load(folder: Path, state: Mapping[str, Any], config: SAETrainConfig, device:
         optimizer = make_optimizer(coder, config)
         memory = stored(coder)
         if any(name not in tensors or tensors[name].shape != value.shape for name, value in memory.items()):
-            raise FormatError("is not of this configuration (d_sae or d_in differ)", path)
+            raise FormatError("does not match this configuration (d_sae or d_in differ)", path)
         for (name, value), parameter in zip(memory.items(), optimizer.param_groups[0]["params"], strict=True):
             value.copy_(tensors[name])
             moments = {moment: tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS}

@@ -142,7 +142,7 @@ class Trainer:
             batches.append(batch)
             tokens += self._tokens(batch)
         if not batches:
-            raise ActivationError("there is not a single batch of activations to train on")
+            raise ActivationError("there are no activations to train on")
         sizes = [len(next(iter(batch.values()))) for batch in batches]
         for number in list(batches[0]):
             # the batches become parts of what is joined, so that no token is held twice but those of one layer
@@ -248,9 +248,9 @@ class Trainer:
             saved = files.read_json(path / checkpoint.STATE)
             config = {**saved["config"], "betas": tuple(saved["config"]["betas"])}
             if changed := [name for name, value in asdict(self.config).items() if config.get(name) != value]:
-                raise ConfigError(f"{path}: of a run with another {changed[0]} ({config.get(changed[0])})")
+                raise ConfigError(f"{path}: from a run with another {changed[0]} ({config.get(changed[0])})")
             if saved["processes"] != self.processes.count:
-                raise ConfigError(f"{path}: of a run of {saved['processes']} processes, not {self.processes.count}")
+                raise ConfigError(f"{path}: from a run of {saved['processes']} processes, not {self.processes.count}")
             layers = checkpoint.load(path, saved, self.config, self.device)
             figures = {int(number): values for number, values in saved["figures"].items()}
             counts = {name: int(saved[name]) for name in _COUNTS}

@@ -113,7 +113,7 @@ def save(
     if not writes:
         return
     with (
-        saving(folder, "the checkpoints before it are as they were; set resume to go on"),
+        saving(folder, "the checkpoints before it are as they were; set resume to continue"),
         atomic_folder(folder) as temporary,
     ):
         write_tensors(temporary / _MODEL, weights)
@@ -138,7 +138,7 @@ def verify(folder: Path) -> None:
         if not path.is_file():
             raise ModelError(f"{path}: missing from the checkpoint")
         if not isinstance(sums, dict) or sums.get(name) != sha256_file(path):
-            raise ModelError(f"{path}: not as it was written (checksum); the checkpoint is damaged")
+            raise ModelError(f"{path}: its checksum does not match; the checkpoint is damaged")
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def newest(run: Path, report: bool = True) -> Path | None:
             verify(folder)
         except ModelError as error:
             if report:
-                print(f"warning: {error}; going back to the checkpoint before", file=sys.stderr)
+                print(f"warning: {error}; falling back to the previous checkpoint", file=sys.stderr)
             continue
         return folder
     if folders:
@@ -203,7 +203,7 @@ def _restore(path: Path, tensors: Mapping[str, Tensor]) -> None:
         names = set(file.keys())
         if names != tensors.keys():
             odd = sorted(names ^ tensors.keys())[0]
-            raise ModelError(f"{path}: its parameters are not those of the model; the first odd one is {odd}")
+            raise ModelError(f"{path}: its parameters are not those of the model; the first that differs is {odd}")
         for name, tensor in tensors.items():
             value = file.get_tensor(name)
             if value.shape != tensor.shape:

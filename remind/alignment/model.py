@@ -197,7 +197,7 @@ def check_vocabulary(model: Any, largest: int) -> None:
         if largest >= len(rows):
             raise ModelError(
                 f"the tokenizer gives token {largest}, but the {what} of {type(model).__name__} has {len(rows)} rows: "
-                "they are not of one model"
+                "they belong to different models"
             )
 
 

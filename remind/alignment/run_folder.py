@@ -102,7 +102,7 @@ class RunFolder:
         """The checkpoint to go on from, if any. Every process calls it before any of them writes.
 
         Raises:
-            ConfigError: the folder was run with other settings, or holds what is not of a run.
+            ConfigError: the folder was run with other settings, or holds files that are not of a run.
             ModelError: there are checkpoints and all are damaged.
         """
         if not (self.path / CONFIG).exists():
@@ -110,10 +110,10 @@ class RunFolder:
             self._missing = missing_folders(self.path / CACHE)
             return None
         if not self.cfg.resume:
-            raise ConfigError(f"{self.path} holds a run already; choose another out, or set resume to go on with it")
+            raise ConfigError(f"{self.path} already holds a run; choose another out, or set resume to continue it")
         if changed := differences(read_config(self.path), self.cfg):
             raise ConfigError(
-                f"{self.path} was run with other settings ({', '.join(changed)}); a resume must keep them"
+                f"{self.path} was run with other settings ({', '.join(changed)}); a resumed run must keep them"
             )
         return checkpoint.newest(self.path, report=self.main)
 
@@ -126,7 +126,7 @@ class RunFolder:
         foreign = sorted(f.name for f in self.path.iterdir() if not f.name.startswith(".") and f.name != CACHE)
         if foreign:
             what = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
-            raise ConfigError(f"{self.path} holds what is not of a run ({what}); choose another out")
+            raise ConfigError(f"{self.path} holds files that are not of a run ({what}); choose another out")
 
     @contextmanager
     def refusing(self, *errors: type[RemindError]) -> Iterator[None]:
@@ -177,7 +177,7 @@ class RunFolder:
         """
         if self.main:
             path = self.path / METRICS
-            with checkpoint.saving(path, "set resume to go on from the newest checkpoint"), path.open("a") as file:
+            with checkpoint.saving(path, "set resume to continue from the newest checkpoint"), path.open("a") as file:
                 file.write(f"{json.dumps(metrics)}\n")
             numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float) and k != "step"}
             self.accelerator.log({f"{metrics['kind']}/{k}": v for k, v in numbers.items()}, metrics["step"])

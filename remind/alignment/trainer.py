@@ -90,7 +90,7 @@ class Trainer:
         state = checkpoint.read_state(folder)
         for key, what in (("base_fingerprint", "base model"), ("tokens_sha256", "training examples")):
             if state[key] != self.parts.about[key]:
-                raise ConfigError(f"{folder}: the {what} is not what it was; start a new run")
+                raise ConfigError(f"{folder}: the {what} has changed; start a new run")
         checkpoint.restore_model(folder, self.model)
         checkpoint.restore_optimizer(folder, self.model, self.parts.inner_optimizer)
         if isinstance(self.teachers, Ema):
@@ -102,7 +102,7 @@ class Trainer:
             self.student_answers.restore(state["answers"])
         self._saved = self.step
         if self.folder.main:
-            print(f"going on from {folder}", file=sys.stderr)
+            print(f"resuming from {folder}", file=sys.stderr)
 
     # fit
 
@@ -348,7 +348,7 @@ class Trainer:
         self.folder.record({"step": self.step, "kind": "guard", "what": collapses})
         if self.cfg.trainer.guard.mode == "stop":
             raise ModelError(
-                f"{what}; saved in {self.save()}; {REMEDY}, or trainer.guard.mode warn to go on with this one"
+                f"{what}; saved in {self.save()}; {REMEDY}, or trainer.guard.mode warn to continue this one"
             )
         if self.folder.main:
             warn(f"{what}; {REMEDY}")
@@ -392,7 +392,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         if self.folder.main and self.stopped:
             print(
-                f"stopped by SIGTERM after step {self.step} of {self.parts.total}; set resume to go on", file=sys.stderr
+                f"stopped by SIGTERM after step {self.step} of {self.parts.total}; set resume to continue",
+                file=sys.stderr,
             )
         elif self.folder.main:
             trained = sum(p.numel() for p in self.parts.module.parameters() if p.requires_grad)

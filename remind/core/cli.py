@@ -104,7 +104,7 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
                 if name == self.dest or name.startswith("__"):
                     raise file.error(f"Option {name!r} is not accepted", line)
                 if name in parser.groups and name not in file.mappings:
-                    raise file.error(f"{name} is a group of fields, which neither a list nor one value can be", line)
+                    raise file.error(f"{name} is a group of fields, not a list or a single value", line)
         except ConfigError as error:
             parser.refuse(error, "")
         files.read.append(file)

@@ -92,7 +92,7 @@ class ConfigFile:
                     raise self._at("aliases are not accepted; write the value out", event)
                 tag = getattr(event, "tag", None)
                 if tag is not None and tag not in _TAGS:
-                    raise self._at(f"the tag {tag[:80]} is of no plain value", event)
+                    raise self._at(f"the tag {tag[:80]} is not that of a plain value", event)
             return yaml.compose(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark

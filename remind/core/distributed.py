@@ -32,7 +32,7 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
     """An `accelerate.Accelerator` for one process, DDP or FSDP2.
 
     Raises:
-        ConfigError: processes that did not join, a tracker that accelerate does not know, or a strategy the trainer
+        ConfigError: processes that did not connect, a tracker that accelerate does not know, or a strategy the trainer
             does not support.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -57,7 +57,7 @@ def make_accelerator(out: Path, trackers: Sequence[str] = ()) -> Any:
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched != accelerator.num_processes:
-        raise ConfigError(f"launched as {launched} processes that did not join; see configs/accelerate/cpu_2.yaml")
+        raise ConfigError(f"launched as {launched} processes that did not connect; see configs/accelerate/cpu_2.yaml")
     kind = accelerator.distributed_type.value
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP") or (kind == "FSDP" and not accelerator.is_fsdp2):
         raise ConfigError(f"training under {kind} is not supported; use DDP, or FSDP with fsdp_version 2")
@@ -153,7 +153,7 @@ def _together(shard: Shard) -> Iterator[None]:
     except RuntimeError:  # the connection is gone
         if shard.index:
             raise SystemExit(2) from None  # the first process has said why it ended
-        what = "a process of this run has died, perhaps for want of memory; what is done stays: start it again"
+        what = "a process of this run has died, perhaps out of memory; finished work is kept: run it again"
         raise ModelError(what) from None
 
 
@@ -180,7 +180,7 @@ def join() -> Team:
         try:
             store, rank, size = next(distributed.rendezvous("env://"))
         except ValueError as error:
-            raise ConfigError(f"{shard.count} processes cannot meet ({error}); use accelerate launch") from None
+            raise ConfigError(f"{shard.count} processes cannot connect ({error}); use accelerate launch") from None
         # objects alone are exchanged, which stay on the CPU
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     atexit.register(_leave_group)

@@ -52,7 +52,7 @@ class FormatError(DataError):
 
 
 class ImagePathError(DataError):
-    """An image path that is missing or that leaves the data folder."""
+    """An image path that is missing or that is outside the data folder."""
 
 
 class ConfigError(RemindError):

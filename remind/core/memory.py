@@ -47,7 +47,7 @@ class MemoryPlan:
         places = {device: self.parts.keys() - on_host, torch.device("cpu"): on_host}
         lines = [self._sum(place, names) for place, names in places.items() if names]
         if say and self.total() >= _WORTH_SAYING:
-            print(f"memory by computation: {'; '.join(lines)}", file=sys.stderr)
+            print(f"estimated memory: {'; '.join(lines)}", file=sys.stderr)
 
     def _sum(self, device: torch.device, purposes: Collection[str]) -> str:
         host = device.type == "cpu"
@@ -60,7 +60,7 @@ class MemoryPlan:
         place = "main memory" if host else str(device)
         line = f"{place}: {' + '.join(said)}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
         if total > most:
-            raise ConfigError(f"the run is computed to need more memory than there is ({line}); {self.hint} would help")
+            raise ConfigError(f"the run needs more memory than there is, by estimate ({line}); {self.hint} would help")
         return line
 
 

@@ -48,7 +48,7 @@ class Answerer(ABC):
         Raises:
             ImagePathError: one that cannot be used. ConfigError: an answerer that shows none.
         """
-        raise ConfigError(f"images pixels: {self.about['name']} is asked in text alone; set images captions")
+        raise ConfigError(f"images pixels: {self.about['name']} takes text only; set images captions")
 
     @abstractmethod
     def answer(self, prompts: Sequence[Content], ids: Sequence[str], done: Sequence[bool], on_output: OnOutput) -> None:

@@ -138,7 +138,7 @@ class Prompter:
         state = FactualState(dialogue, blind(question), segments, Strategy(()), abstention)
         rendered = render(state)
         if rendered.text[: rendered.dialogue[0]] != record.x0.text[: record.x0.dialogue[0]]:
-            message = "its states were built with other prompt templates, so that conditions would not compare"
+            message = "its states were built with other prompt templates, so conditions would not be comparable"
             raise DataError(f"{message}; build them again", record=record.question_id)
         ids, images = {turn.id for turn in state.turns}, {image.index for turn in state.turns for image in turn.images}
         return Prompt(

@@ -35,8 +35,10 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     for name, digest in hashes.items():
         # files of one name in several folders are told apart by what they hold
         if digest not in built_from.values():
-            what = "has changed since" if name in built_from else "is none of the files that"
-            raise DataError(f"{name} {what} the states were built; name the files they were built from", states)
+            what = (
+                "has changed since the states were built" if name in built_from else "is not one of their input files"
+            )
+            raise DataError(f"{name} {what}; name the files that the states were built from", states)
     return hashes
 
 

@@ -23,7 +23,7 @@ def with_images(cfg: EvaluateConfig) -> EvaluateConfig:
     images, tokens = images_in_training(None if named else cfg.model)
     cfg = replace(cfg, images=cfg.images or images, image_tokens=cfg.image_tokens or tokens)
     if cfg.images == "pixels" and cfg.answers != "local":
-        raise ConfigError(f"images pixels: answers {cfg.answers} is asked in text alone; set images captions")
+        raise ConfigError(f"images pixels: answers {cfg.answers} takes text only; set images captions")
     return cfg
 
 

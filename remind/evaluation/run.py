@@ -156,7 +156,7 @@ def evaluate(
     models = Models(cfg, team, judge, llm, chat, answerer)
     dry = models.chats.dry
     if models.team.shard.count > 1 and not models.dealt:
-        raise ConfigError("only questions to a local model (answers local) are dealt out; start one process")
+        raise ConfigError("only questions to a local model (answers local) can be distributed; start one process")
     manifest = read_manifest(cfg.states)
     if dry is None:
         return _evaluate(cfg, models, manifest)
@@ -248,7 +248,7 @@ def _questions(cfg: EvaluateConfig, models: Models, manifest: Mapping[str, Any],
     if not from_corpus:
         return load_questions(cfg.states, cfg.split, cfg.names, Prompter(pixels=cfg.images == "pixels"), cfg.limit)
     if not cfg.corpus:
-        raise ConfigError(f"{from_corpus[0]} shows the dialogues: set corpus to the files the states were made of")
+        raise ConfigError(f"{from_corpus[0]} needs the dialogues: set corpus to the files the states were built from")
     known["corpus"] = corpus_hashes([*cfg.corpus, *mapping_files(cfg.corpus_format)], manifest, cfg.states)
     corpus = Corpus.merge([read(path, cfg.corpus_format) for path in cfg.corpus], cfg.corpus)
     llm = None

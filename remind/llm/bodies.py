@@ -66,6 +66,6 @@ def messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
             raise ValueError(f"a local model takes no message with role {shown(role)} and content {shown(parts)}")
         texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a local model takes text alone")
+            raise ValueError("a local model takes text only")
         result.append(Message(cast(Role, role), "".join(cast(list[str], texts))))
     return tuple(result)

@@ -35,11 +35,11 @@ def _reply(row: Sequence[Any]) -> Reply:
     """A row as a reply. Raises ValueError where its text or one of its numbers is none."""
     kind, text, finished, calls, prompt_tokens, completion_tokens, seconds = row
     if kind != b"text":
-        raise ValueError("its text is none")
+        raise ValueError("its text is not valid")
     if type(finished) is not int or type(calls) is not int or calls < 0:
-        raise ValueError("a count is none")
+        raise ValueError("a count is not valid")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise ValueError("its time is none")
+        raise ValueError("its time is not valid")
     spent = usage(prompt_tokens, completion_tokens)
     return Reply(text.decode(), finished=bool(finished), seconds=seconds, calls=calls, **spent)
 

@@ -66,17 +66,17 @@ class RunMemoryConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         if not self.systems:
-            raise ConfigError("systems names none")
+            raise ConfigError("systems is empty")
         if twice := sorted({name for name in self.systems if self.systems.count(name) > 1}):
-            raise ConfigError(f"systems names {twice[0]} twice")
+            raise ConfigError(f"systems lists {twice[0]} twice")
         if reserved := sorted({*self.systems} & {*CONTROLS}):
             raise ConfigError(f"{reserved[0]} is always included; leave it out")
         if unused := sorted({*self.options} - {*self.systems}):
-            raise ConfigError(f"options names {unused[0]}, which systems does not")
+            raise ConfigError(f"options are given for {unused[0]}, which is not in systems")
         if self.states is not None and self.split is None:
-            raise ConfigError("states says which split a question is of; name the split that is asked")
+            raise ConfigError("states defines the split of each question; set split to the one to ask")
         if not self.k and not self.budgets:
-            raise ConfigError("k, budgets or both must name a place at which recall is measured")
+            raise ConfigError("k, budgets or both must be set, since recall is measured at them")
 
     @property
     def inputs(self) -> list[str]:

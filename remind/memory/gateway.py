@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> tuple[Account, str]:
         # a page in a browser can reach this port under a host name of its own
         if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
-            raise _Refused(403, f"requests are served for {' and '.join(_HOSTS)} alone")
+            raise _Refused(403, f"requests are served only for {' and '.join(_HOSTS)}")
         _, *parts = self.path.partition("?")[0].split("/")
         if len(parts) < 5 or parts[3] != "v1":
             raise _Refused(404, f"unknown path {named(self.path)}; it is /{{system}}/{{dialogue}}/{{stage}}/v1/...")

@@ -173,7 +173,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
             # a server that is down is told of by the batches that it loses
             return
         if not reply.choices or not reply.choices[0].message.tool_calls:
-            raise ModelError(f"{what}; asked to call one, the model answered in words")
+            raise ModelError(f"{what}; asked to call one, the model answered in text")
         self._tried = True
 
 

@@ -107,7 +107,7 @@ class Meter:
             ConfigError: a name that no address can hold, an unknown stage, or a meter that does not serve.
         """
         if self._server is None:
-            raise ConfigError("the meter serves only within its with block")
+            raise ConfigError("the meter can be used only inside its with block")
         account = _account(system, dialogue, stage)
         path = "/".join(quote(part, safe="") for part in (account.system, account.dialogue, account.stage))
         return f"http://127.0.0.1:{self._server.server_address[1]}/{path}/v1"

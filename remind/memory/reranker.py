@@ -308,7 +308,7 @@ class Reranker:
                 found = cls.read(path.with_name(PREVIOUS))
             except DataError:
                 raise error from None
-            _log.warning("%s; going on from %s, step %d", error, PREVIOUS, found.step)
+            _log.warning("%s; continuing from %s, step %d", error, PREVIOUS, found.step)
             return found
 
     @classmethod

@@ -131,7 +131,7 @@ def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]
 def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
     own = question.split if splits is None else splits.get(question.id, "")
     if split is not None and own is None:
-        raise ConfigError(f"split: question {question.id!r} has none; name states that have it: --states")
+        raise ConfigError(f"split: question {question.id!r} has none; set states to a folder that defines it")
     return split in (None, own)
 
 

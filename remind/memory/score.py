@@ -126,7 +126,7 @@ def read_units(folder: Path) -> Iterator[dict[str, Any]]:
                 yield unit
             if keys.setdefault(what, unit["key"]) != unit["key"]:
                 message = f"another run below {folder} gave {what[1]} the same dialogue under other settings"
-                raise DataError(f"{message}; score them apart", manifest.parent, what[2])
+                raise DataError(f"{message}; score them separately", manifest.parent, what[2])
 
 
 def read_costs(folder: Path) -> Iterator[dict[str, Any]]:

@@ -105,7 +105,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             # a bank's folder is exchanged as a whole: nothing else may be in it
             if not self._path.exists() and (other := next(folder.iterdir(), None)) is not None:
-                raise DataError(f"holds {shown(other.name)} and no memory bank; choose another folder", folder)
+                raise DataError(f"holds {shown(other.name)} but no memory bank; choose another folder", folder)
             self._db = sqlite3.connect(self._path, isolation_level=None)
         except OSError as error:
             raise DataError(f"cannot be used as a memory bank: {error.strerror}", folder) from None
@@ -130,7 +130,7 @@ class Store:
         if not new and self._one("PRAGMA application_id") != _APPLICATION:
             raise DataError("is not a memory bank; choose another folder", self._path)
         if (damage := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise DataError(f"is damaged ({damage}); delete the bank's folder to make it anew", self._path)
+            raise DataError(f"is damaged ({damage}); delete the bank's folder to rebuild it", self._path)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         if new:

@@ -291,7 +291,7 @@ class Vectors:
             (expected,) = self._db.execute("SELECT sha256 FROM shards WHERE number = ?", (number,)).fetchone()
             try:
                 if sha256_file(path) != expected:
-                    what = "its content has changed since it was written; delete the bank's folder to make it anew"
+                    what = "its content has changed since it was written; delete the bank's folder to rebuild it"
                     raise DataError(what, path)
                 with path.open("rb") as file:
                     length = int.from_bytes(file.read(8), "little")

@@ -118,7 +118,7 @@ class Weights:
                 problem = problem or error
                 continue
             if problem is not None:
-                _log.warning("%s; going on from %s", problem, name)
+                _log.warning("%s; continuing from %s", problem, name)
             return found
         if problem is not None:
             raise problem

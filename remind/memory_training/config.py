@@ -240,7 +240,7 @@ class TrainMemoryConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         if self.lora is not None and self.model == "pico":
-            raise ConfigError("lora: pico begins with random weights, which adapters leave as they are; leave it out")
+            raise ConfigError("lora: pico starts from random weights, which adapters do not train; leave it out")
         if self.lora is None and self.dtype == "bfloat16":
             raise ConfigError("weights in bfloat16 do not move at small learning rates: set dtype float32, or lora")
         if self.data is not None:

@@ -126,7 +126,7 @@ def memory_reward(
         DataError: one of the shares is missing.
     """
     if (factual is None) != (vague is None):
-        raise DataError("factuality and vagueness are given both or neither")
+        raise DataError("give both factuality and vagueness, or neither")
     if factual is None or vague is None:
         if not (salient or e2_literal):
             return 0.0

@@ -93,7 +93,7 @@ def _loaded(name: str, cfg: TrainMemoryConfig) -> Backbone:
     """The policy, with adapters where they are asked for. ModelError where it cannot be one."""
     known = describe(name)
     if known.kind != "causal":
-        raise ModelError(f"{name}: no causal language model, which a policy has to be")
+        raise ModelError(f"{name}: not a causal language model, which a policy must be")
     if not isinstance(speech_of(known.tokenizer), Chat) and cfg.data is not None:
         raise ModelError(f"{name}: knows the words of the memory world only; dialogues need an instruction model")
     policy = load_backbone(name, cfg.dtype)
@@ -119,7 +119,7 @@ def _joined() -> Any:
     # without it, processes on a machine without a GPU would each train alone
     state = PartialState(cpu=_on_cpu())
     if int(os.environ.get("WORLD_SIZE", "1")) != state.num_processes:
-        raise ConfigError("launched as processes that did not join; see configs/accelerate/cpu_2.yaml")
+        raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
     return state
 
 
@@ -136,13 +136,13 @@ def _claim(cfg: TrainMemoryConfig, out: Path) -> None:
     file = out / CONFIG
     if file.is_file():
         if not cfg.resume:
-            raise ConfigError(f"{out} holds a run already; choose another out, or set resume to go on with it")
+            raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
         before, after = flatten(yaml.safe_load(file.read_text(encoding="utf-8"))), flatten(as_dict(cfg))
         changed = sorted(k for k in before.keys() | after.keys() if k not in FREE and before.get(k) != after.get(k))
         if changed:
-            raise ConfigError(f"{out} was run with other settings ({', '.join(changed)}); a resume must keep them")
+            raise ConfigError(f"{out} was run with other settings ({', '.join(changed)}); a resumed run must keep them")
     elif any(not path.name.startswith(".") for path in out.glob("*")):
-        raise ConfigError(f"{out} holds what is not of a run; choose another out")
+        raise ConfigError(f"{out} holds files that are not of a run; choose another out")
     else:
         write_text(file, yaml.safe_dump(as_dict(cfg), sort_keys=False))
     if cfg.model == "pico" and not (out / START).is_dir():
@@ -172,7 +172,7 @@ class _Run:
         if start is not None:
             checkpoint.restore_model(start, self.model)
             checkpoint.restore_optimizer(start, self.model, self.optimizer)
-            print(f"going on from {start}", file=sys.stderr)
+            print(f"resuming from {start}", file=sys.stderr)
         if _rank() == 0 and (out / METRICS).is_file():
             kept = [row for row in read_metrics(out) if row["step"] <= self.done * self.updates]
             write_text(out / METRICS, "".join(f"{json.dumps(row)}\n" for row in kept))

@@ -27,7 +27,7 @@ def _attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Te
     inner, attention, otherwise = _active.get()
     for name in ("sliding_window", "s_aux", "softcap"):
         if kwargs.get(name) is not None:
-            raise ModelError(f"attention with {name} cannot be exchanged: {otherwise}")
+            raise ModelError(f"attention with {name} cannot be replaced: {otherwise}")
     return attention(ALL_ATTENTION_FUNCTIONS[inner], module, *args, **kwargs)
 
 
@@ -56,7 +56,7 @@ def exchanged_attention(decoder: Any, attention: Attention, otherwise: str) -> I
     config = decoder.config
     inner = config._attn_implementation
     if inner not in ALL_ATTENTION_FUNCTIONS:
-        raise ModelError(f"attention {inner!r} cannot be exchanged: load the model with sdpa, or {otherwise}")
+        raise ModelError(f"attention {inner!r} cannot be replaced: load the model with sdpa, or {otherwise}")
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
     token = _active.set((inner, attention, otherwise))

@@ -142,7 +142,7 @@ def prompt_tokens(tokenizer: Any, text: str) -> Tokens:
         tokens = _cut(tokenizer, chunks, [])
     front = len(ids) - len(tokens.ids)
     if front < 0 or ids[front:] != tokens.ids:
-        raise ModelError("the characters of this prompt's tokens cannot be found; its tokenizer cuts it otherwise")
+        raise ModelError("the characters of this prompt's tokens cannot be found; the tokenizer splits it differently")
     number = next(number for number, (_, own) in enumerate(chunks) if not own)
     # the template may have trimmed the text
     shift = (text + "\n").index(chunks[number][0]) - sum(len(chunk) for chunk, _ in chunks[:number])

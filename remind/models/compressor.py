@@ -37,7 +37,7 @@ class Compressor:
         from transformers import AutoModelForTokenClassification, AutoTokenizer
 
         if not (self.folder / "config.json").is_file():
-            raise ModelError(f"{self.folder}: no folder of a model; name one of a token classifier such as LLMLingua-2")
+            raise ModelError(f"{self.folder}: not a model folder; give that of a token classifier such as LLMLingua-2")
         check_kernels(str(self.folder))
         try:
             with without_loading_bars():
@@ -48,7 +48,7 @@ class Compressor:
         except Exception as error:  # the loaders raise OSError, ValueError, KeyError, safetensors errors, ...
             raise ModelError(f"{self.folder}: the compressor cannot be loaded: {error}") from None
         if model.config.num_labels != _KEPT + 1 or not tokenizer.is_fast:
-            raise ModelError(f"{self.folder}: no classifier of tokens into two classes with a fast tokenizer")
+            raise ModelError(f"{self.folder}: not a token classifier of two classes with a fast tokenizer")
         return tokenizer, model.eval()
 
     @torch.no_grad()

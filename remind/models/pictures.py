@@ -94,7 +94,7 @@ def _check_place(path: str, root: str | None, section: str, record: str | None =
     except (OSError, ValueError, RuntimeError):  # a zero byte, a name too long, a link to itself
         inside = False
     if not inside:
-        raise ImagePathError(f"lies outside of {section}image_root {folder}", path, record)
+        raise ImagePathError(f"is outside {section}image_root {folder}", path, record)
 
 
 class Pictures:

@@ -108,7 +108,7 @@ class _Build:
         corpus = corpus or outline(cfg)
         keys = self._build(corpus)
         if self.shard.count > 1 and (left := sum(self.parts.account(key) is None for key in keys)):
-            print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues are other shards' and not built yet")
+            print(f"shard {self.shard} is done; {left} of {len(keys)} dialogues belong to other shards, not built yet")
             return self.out
         self._assemble(corpus, keys, inputs, stamp)
         return self.out
@@ -211,7 +211,7 @@ class _Build:
     def _account(self, key: str) -> dict[str, Any]:
         account = self.parts.account(key)
         if account is None:
-            raise DataError("the states of a dialogue have gone from the cache while others were built", self.cache)
+            raise DataError("the states of a dialogue were removed from the cache during the build", self.cache)
         return account
 
     def _dry_run(self) -> Path:

@@ -130,7 +130,7 @@ def tasks(cfg: BuildStatesConfig, corpus: Outline) -> Iterator[Task]:
             yield Task(number, dialogue, chosen, splits, corpus.work[number], corpus.abstention)
             number += 1
     if number < parts:
-        raise DataError(f"the input has changed while it was read: {parts - number} dialogues are gone")
+        raise DataError(f"the input has changed while it was read: {parts - number} dialogues are missing")
 
 
 def _stream(cfg: BuildStatesConfig) -> Iterator[tuple[str, Corpus]]:

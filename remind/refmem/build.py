@@ -169,7 +169,7 @@ class Build:
         dialogue_of = {cluster.id: cluster.dialogue_id for cluster in clusters}
         for item in items:
             if dialogue_of.get(item.cluster_id) != item.dialogue_id:
-                message = f"cluster {item.cluster_id!r} is not in this build; is the file of another?"
+                message = f"cluster {item.cluster_id!r} is not in this build; is the file from another?"
                 raise DataError(message, path, item.id)
             if anchors_missing(item, self.corpus.dialogue(item.dialogue_id)):
                 raise DataError("it has no evidence, or some that is not in the dialogue", path, item.id)

@@ -43,7 +43,7 @@ class MergeConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         if self.resolutions and Path(self.resolutions).resolve() == (Path(self.out) / CONFLICTS).resolve():
-            raise ConfigError(f"resolutions: {self.resolutions} is written anew by the merge; give an edited copy")
+            raise ConfigError(f"resolutions: {self.resolutions} is overwritten by the merge; give an edited copy")
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Writer:
             for one in signals:
                 own = {*stems(one.text, fillers())} - {*stems(one.speaker, fillers())}
                 if own and len(own & words) >= _TELLS * len(own):
-                    raise NotValid("the question tells a signal that it should be answered from")
+                    raise NotValid("the question gives away a signal that it should be answered from")
             turns = {turn for one in signals for turn in one.turns}
             if (most := self.config.episode_turns) is not None and len(turns) > most:
                 raise NotValid(f"it rests on {len(turns)} turns, more than an episode has")
@@ -197,7 +197,7 @@ def text_of(name: str, value: str) -> str:
     """A text of a reply on one line. Raises NotValid where it is blank, too long, or holds half a character."""
     line = one_line(value)
     if not line or len(line) > LONGEST:
-        raise NotValid(f"{name} has {len(line)} characters; 1 to {LONGEST} are taken")
+        raise NotValid(f"{name} has {len(line)} characters; 1 to {LONGEST} are allowed")
     if any("\ud800" <= letter <= "\udfff" for letter in line):
         raise NotValid(f"{name} has half a character")
     return line

@@ -167,7 +167,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / MANIFEST
     if not os.path.exists(path):  # False for names that the system cannot take, too
         below = sorted(Path(folder).glob(f"*/{MANIFEST}")) if os.path.isdir(folder) else []
-        hint = f"; one lies in {below[0].parent.name}/: name that" if below else ""
+        hint = f"; there is one in {below[0].parent.name}/" if below else ""
         raise FormatError(f"no manifest.json: not a states folder, or its build did not finish{hint}", folder)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != "remind-states":
@@ -206,7 +206,7 @@ def iterate_states(folder: str | Path, split: str | None = None) -> Iterator[Sta
     for path in state_parts(folder):
         for record in read_part(path):
             if record.question_id in seen:
-                what = "the question stands twice in the folder; build the states again"
+                what = "the question occurs twice in the folder; build the states again"
                 raise DataError(what, path, named(record.question_id))
             seen.add(record.question_id)
             if split is None or record.split == split:
@@ -226,12 +226,12 @@ def state_parts(folder: str | Path) -> list[Path]:
     if "parts" not in manifest:
         return parts
     if other := known.keys() ^ {path.name for path in parts}:
-        what = "is missing" if min(other) in known else "is not of this build"
+        what = "is missing" if min(other) in known else "does not belong to this build"
         raise FormatError(f"{shown(min(other))} {what}; build the states again", folder)
     for path in parts:
         check_regular(path, DataError)
         if sha256_file(path) != known[path.name]:
-            raise DataError("is not as it was built (its SHA-256 is another); build the states again", path)
+            raise DataError("has changed since it was built (its SHA-256 differs); build the states again", path)
     return parts
 
 
@@ -301,7 +301,7 @@ def _batches(path: Path, levels: Sequence[str], spans: bool) -> Iterator[pa.Tabl
             if schema.names not in [SCHEMA.names[: len(SCHEMA.names) - lacking] for lacking in range(len(_READABLE))]:
                 raise FormatError("its columns are not those of states", path)
             if wrong := [name for name in schema.names if schema.field(name).type != SCHEMA.field(name).type]:
-                raise FormatError(f"its column {wrong[0]} is not of the type that states have", path)
+                raise FormatError(f"its column {wrong[0]} has the wrong type", path)
             size, decoded = _size(file.metadata), 0
             _check_size(path, file.metadata.num_rows, size)
             wanted = [*(n for n in plain if n in schema.names), *(name if spans else f"{name}.text" for name in levels)]

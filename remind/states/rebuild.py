@@ -26,7 +26,7 @@ def positions_of(record: StateRecord, dialogue: Dialogue) -> list[int]:
     """Positions in the dialogue of the turns that x0 shows. Raises DataError where it lacks one of them."""
     missing = [span.turn_id for span in record.x0.turns if span.turn_id not in dialogue.positions]
     if missing:
-        raise DataError(f"x0 shows turn {missing[0]!r}, which its dialogue has not", record=record.question_id)
+        raise DataError(f"x0 shows turn {missing[0]!r}, which is not in its dialogue", record=record.question_id)
     return [dialogue.positions[span.turn_id] for span in record.x0.turns]
 
 
@@ -46,7 +46,7 @@ def strategy_of(rendered: Rendered) -> Strategy:
         head = text[text.rfind("\n", 0, start) + 1 : start]
         kind = ANCHOR_KINDS.get(head.removesuffix(": "), kind)
         if kind not in anchors:
-            raise DataError(f"an anchor stands under {head!r}, which is no kind of anchor")
+            raise DataError(f"{head!r} is not a kind of anchor")
         anchors[kind].append(text[start:end])
     reasoning = tuple(text[start:end] for start, end in rendered.reasoning)
     return Strategy(reasoning, **{name: tuple(values) for name, values in anchors.items()})
@@ -70,7 +70,7 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     """x0 as a state. It renders to exactly the text of the record.
 
     Raises:
-        DataError: it does not: dialogue files or prompt templates are others than those of the states.
+        DataError: it does not: dialogue files or prompt templates differ from those of the states.
     """
     segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
     told = None
@@ -79,8 +79,8 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     state = FactualState(dialogue, question, segments, strategy_of(record.x0), abstention_of(record.x0), told)
     if render(state).text != record.x0.text:
         raise DataError(
-            "x0 cannot be rebuilt from the dialogue files: they, or the prompt templates, are others than those the "
-            "states were built with; build the states again",
+            "x0 cannot be rebuilt: the dialogue files or the prompt templates differ from those the states were "
+            "built with; build the states again",
             record=record.question_id,
         )
     return state
@@ -104,8 +104,6 @@ def summary_of(record: StateRecord) -> str:
     start = x2.find(head, strategy_end(record.x2))
     end = start + len(x2) - len(x1)
     if start < 0 or x2[:start] + x2[end:] != x1:
-        what = (
-            "x2 is not x1 with a summary: its prompt templates are others than those of today; build the states again"
-        )
+        what = "x2 is not x1 with a summary: the prompt templates have changed since; build the states again"
         raise DataError(what, record=record.question_id)
     return x2[start + len(head) : end].removesuffix("\n")

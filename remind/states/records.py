@@ -105,12 +105,12 @@ def problems(record: StateRecord, levels: Sequence[str]) -> Iterator[str]:
     if record.kind not in (None, FACTUAL, *DIMENSIONS):
         yield f"unknown kind {shown(record.kind)}"
     if record.visual != (record.dimension in VISUAL_DIMENSIONS):
-        yield "visual does not go with the dimension"
+        yield "visual does not match the dimension"
     yield from _choice_problems(record)
     if len(record.evidence_lines) not in (0, len(record.evidence)):
         yield f"evidence_lines has {len(record.evidence_lines)} lines for {len(record.evidence)} turns"
     if not (set(record.evidence_found) <= set(record.evidence) and set(record.images_found) <= set(record.images)):
-        yield "evidence_found or images_found names what is not gold"
+        yield "evidence_found or images_found names something that is not gold evidence"
     if any(index < 0 for index in record.images):
         yield f"an image index is {min(record.images)}"
     for name in levels:
@@ -120,11 +120,11 @@ def problems(record: StateRecord, levels: Sequence[str]) -> Iterator[str]:
             yield f"salience has {len(record.salience)} values for {len(record.x0.turns)} turns"
         captions = {turn.turn_id: len(turn.captions) for turn in record.x0.turns}
         if any(not 0 <= picture.place < captions.get(picture.turn_id, 0) for picture in record.pictures):
-            yield "a picture is of no image in x0"
+            yield "a picture belongs to no image in x0"
         dialogues = {name: strip_markers(record.level(name)) for name in levels}
         for name, text in dialogues.items():
             if text != dialogues["x0"]:
-                yield f"{name}: its dialogue without markers is not that of x0"
+                yield f"{name}: its dialogue without markers differs from that of x0"
 
 
 def _choice_problems(record: StateRecord) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _choice_problems(record: StateRecord) -> Iterator[str]:
     if wrong := [answer for answer in answers if answer not in list(LETTERS[: len(options)])]:
         yield f"gold answer {shown(wrong[0])} names none of its options"
     if len(set(answers)) < len(answers):
-        yield "an answer stands twice"
+        yield "an answer occurs twice"
     if record.format == "single" and len(answers) > 1:
         yield f"a single question has one answer, not {len(answers)}"
 
@@ -154,7 +154,7 @@ def _level_problems(level: Rendered) -> Iterator[str]:
     if not _ordered(turns, level.dialogue):
         yield "turns overlap, are out of order or lie outside the dialogue"
     if len({turn.turn_id for turn in level.turns}) < len(turns):
-        yield "a turn stands twice"
+        yield "a turn occurs twice"
     if len(level.markers) % 2:
         yield "a block of markers is not closed"
     if not (_ordered(level.markers, level.dialogue) and _ordered(sorted([*turns, *level.markers]), level.dialogue)):

@@ -90,7 +90,7 @@ def train_with_accuracy(cfg: TrainConfig, records: Sequence[StateRecord], every:
         As `train` does.
     """
     if not records or every < 1:
-        raise ConfigError("to measure accuracy takes questions, and every of 1 or more")
+        raise ConfigError("accuracy needs questions, and every must be at least 1")
     base = load_backbone(cfg.model, dtype=cfg.dtype)
 
     def measure(trainer: MonitoredTrainer) -> None:

@@ -125,7 +125,7 @@ def turns_of(conversation: str) -> list[Turn]:
         elif match := re.fullmatch(r"(\w+): (.*)", line):
             turns.append(Turn(session, match[1], match[2], "", marked))
         elif line != "[…]":
-            raise ValueError(f"what is {line!r}?")
+            raise ValueError(f"the line {line!r} cannot be read")
     return turns
 
 

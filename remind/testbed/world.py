@@ -73,7 +73,7 @@ class WorldConfig:
         for name in ("evidence", "contrary"):
             low, high = getattr(self, name)
             if low > high:
-                raise ConfigError(f"{name} is {(low, high)}; it is the fewest and the most")
+                raise ConfigError(f"{name} must be the fewest and the most, not {(low, high)}")
         if not self.formats:
             raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}")
 

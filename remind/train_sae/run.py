@@ -105,7 +105,9 @@ class Run:
         cfg, seed, processes = self.cfg, self.cfg.trainer.seed, self.processes
         self.dialogues["training"] = dialogues
         if cfg.trainer.batch_size % processes.count:
-            raise ConfigError(f"batch_size {cfg.trainer.batch_size} does not divide among {processes.count} processes")
+            raise ConfigError(
+                f"batch_size {cfg.trainer.batch_size} cannot be divided among {processes.count} processes"
+            )
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
         tokens = sum(len(window.ids) for window in self.windows)
         memory = memory_plan(cfg, self.backbone, self.layers, self.size, tokens, processes.count)
@@ -142,7 +144,7 @@ class Run:
                         stop=lambda: termination.requested,
                     )
             except Stopped as early:
-                hint = "set resume to go on" if checkpoints else "checkpoint_every is 0, so nothing is kept"
+                hint = "set resume to continue" if checkpoints else "checkpoint_every is 0, so nothing is kept"
                 if processes.main:
                     print(f"stopped by SIGTERM {early}; {hint}", file=sys.stderr)
                 raise SystemExit(TERMINATED) from None

@@ -154,9 +154,9 @@ def _claim(partial: Path, cfg: TrainSAEConfig, hashes: dict[str, str], processes
     run = json.loads(json.dumps({"data": hashes, "processes": processes.count, "config": config}))
     if path.exists():
         if not cfg.resume and not cfg.overwrite:
-            raise ConfigError(f"{partial} holds an interrupted run; set resume to go on with it, or overwrite")
+            raise ConfigError(f"{partial} holds an interrupted run; set resume to continue it, or overwrite")
         if cfg.resume and (name := _difference(read_json(path), run)):
-            raise ConfigError(f"{partial} is of a run with another {name}, which a resume must keep; or set overwrite")
+            raise ConfigError(f"{partial} is of a run with another {name}; set overwrite to replace it")
     processes.wait()
     if processes.main:
         if not cfg.resume:

@@ -69,7 +69,7 @@ class InspectConfig:
         if self.all == (self.question is not None):
             raise ConfigError("name a question (--question ID), or set --all true")
         if self.all and self.out.endswith(".html"):
-            raise ConfigError("with all, out is a folder")
+            raise ConfigError("with all, out must be a folder")
 
 
 @dataclass

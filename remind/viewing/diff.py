@@ -108,7 +108,7 @@ def readings(backbone: Backbone, records: Iterable[StateRecord]) -> list[Reading
         prompt = prompt_of(backbone.tokenizer, record.x0)
         found.append(Reading(record, example.prompts, example.answer, prompt.turn, evidence_turns(record), same))
     if not found:
-        raise DataError("no question has a gold answer, after which the models could be compared")
+        raise DataError("no question has a gold answer by which to compare the models")
     return found
 
 
@@ -282,7 +282,7 @@ def check_same(before: Backbone, after: Backbone) -> None:
     if ours != theirs:
         raise ModelError(
             f"{after.name} has {theirs[0]} layers of width {theirs[1]}, {before.name} {ours[0]} of {ours[1]}: "
-            "one is not an aligned form of the other"
+            "one was not trained from the other"
         )
     if before.tokenizer.get_vocab() != after.tokenizer.get_vocab():
         raise ModelError(

@@ -157,7 +157,7 @@ def test_a_model_that_cannot_fit_is_refused(
 
 def test_a_folder_in_use_is_refused(runs: Any, run: Path, states: Path) -> None:
     before = (run / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         train(runs.config(states, run))
     with pytest.raises(ConfigError, match=r"other settings \(objective\.tau, trainer\.lr\)"):
         train(runs.config(states, run, resume=True, lr=0.5, objective=Objective(tau=1.0)))
@@ -178,7 +178,7 @@ def test_a_folder_of_something_else_is_refused(runs: Any, states: Path, tmp_path
     else:
         out.write_text("x")
     before = sorted(out.rglob("*"))
-    with pytest.raises(ConfigError, match=r"r (holds what is not of a run \((log|manifest)|is a file)"):
+    with pytest.raises(ConfigError, match=r"r (holds files that are not of a run \((log|manifest)|is a file)"):
         train(runs.config(states, out, resume=True))
     assert sorted(out.rglob("*")) == before
 
@@ -202,7 +202,7 @@ def test_what_a_run_killed_before_its_first_step_leaves_is_no_hindrance(
     [
         ("split", "all are of split test"),
         ("length", "left out: 3 too long"),
-        ("vocabulary", "rows: they are not of one model"),
+        ("vocabulary", "rows: they belong to different models"),
         ("encoder", "encoder"),
         ("no states", "not a states folder"),
     ],
@@ -341,7 +341,7 @@ def test_a_killed_run_resumes_to_identical_weights(
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "ki')
     train(runs.config(states, out, resume=True))
-    assert "going back to the checkpoint before" in capsys.readouterr().err
+    assert "falling back to the previous checkpoint" in capsys.readouterr().err
     runs.assert_identical(runs.weights(run), runs.weights(out))
     assert runs.timeless(out) == runs.timeless(run)
     assert not list((out / "checkpoints").glob(".step-*"))

@@ -138,7 +138,7 @@ MISTAKES = {
     "twice, once dotted": (b"inner.lr: 1\ninner: {lr: 2}\n", 2, "'inner.lr' occurs twice"),
     "list as key": (b"? [a, b]\n: 3\n", 1, "cannot be a key"),
     "number as key": (b"3: 3\n", None, "must be a string"),
-    "object": (b"input: !!python/object/apply:os.getcwd []\n", 1, "no plain value"),
+    "object": (b"input: !!python/object/apply:os.getcwd []\n", 1, "not that of a plain value"),
     "wrong tag": (b"size: !!int large\n", None, "large"),
     "deep": (b"input: " + b"[" * 9000 + b"]" * 9000, 1, "nest"),  # newer PyYAML says it in words of its own
     "alias": (b"input: &name a\nextra: {rank: 3, note: *name}\n", 2, "aliases are not accepted"),

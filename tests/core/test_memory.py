@@ -25,10 +25,10 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_plan_is_said_with_its_places(there: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     assert PLAN.total() == 9_000_000_000
     PLAN.check(GPU)
-    said = "memory by computation: cuda:1: weights 4.0 + head 2.0 or block 1.0: 6.0 of 6.0 GB; "
+    said = "estimated memory: cuda:1: weights 4.0 + head 2.0 or block 1.0: 6.0 of 6.0 GB; "
     assert capsys.readouterr().err == said + "main memory: buffer 3.0: 3.0 of 20.0 GB\n"
     PLAN.check(CPU)
-    said = "memory by computation: main memory: weights 4.0 + buffer 3.0 + head 2.0 or block 1.0: 9.0 of 20.0 GB\n"
+    said = "estimated memory: main memory: weights 4.0 + buffer 3.0 + head 2.0 or block 1.0: 9.0 of 20.0 GB\n"
     assert capsys.readouterr().err == said
     PLAN.check(CPU, say=False)
     MemoryPlan({"weights": 2**30 - 1}, "").check(GPU)

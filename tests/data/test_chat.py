@@ -152,9 +152,9 @@ def test_the_only_line_is_named(tmp_path, refused, end):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("../secret.png", "leaves the data folder"),
-        ("/etc/hostname", "leaves the data folder"),
-        ("link.png", "leaves the data folder"),
+        ("../secret.png", "is outside the data folder"),
+        ("/etc/hostname", "is outside the data folder"),
+        ("link.png", "is outside the data folder"),
         ("gone.png", "no such file"),
         ("file:///etc/hostname", "no such file"),
         ("nul\0.png", "is not a usable path"),

@@ -57,7 +57,7 @@ def two(**changes):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        (two(shared_image=["../x.jpg"]), "[item 1, d, S1:T2]: image '../x.jpg' leaves the data folder"),
+        (two(shared_image=["../x.jpg"]), "[item 1, d, S1:T2]: image '../x.jpg' is outside the data folder"),
         (two(shared_image=[3]), "[item 1, d, S1:T2]: a shared image should be an object, not a number"),
         ([ONE, ONE], "[item 2, d]: dialogue id 'd' occurs twice, first in train.json [item 1, d]"),
     ],

@@ -246,7 +246,7 @@ def changed(content: Any, path: str, value: Any) -> Any:
         ("data.0.parts.1.says.0", {"whom": "Ben", "what": "ho"}, "session 2, turn 1]: no 'who'; did you mean 'whom'?"),
         ("data.0.parts.1.says.0.what", 3, "[dialogue 1, c1, 2:T1]: text should be text, not a number"),
         ("data.0.parts.1.no", 1, "[dialogue 1, c1]: session id '1' occurs twice"),
-        ("data.0.qa.0.gold", 2, "answer 1]: answer 2 is the number of no option; there are 2"),
+        ("data.0.qa.0.gold", 2, "answer 1]: answer 2 is not the number of an option; there are 2"),
         ("data.0.qa.0.kind", "sc", "c1-q000]: unknown question format 'sc'; known: single, multi, direct"),
         ("data.0.qa.0.ev", [[1]], "evidence 1]: no '1'; where it may be missing write '1?' (evidence.turn of"),
         ("data.0.qa.0.ev", "1:0", "evidence 1]: no '0'; where it may be missing write '0?' (evidence.session of"),
@@ -347,5 +347,5 @@ def test_dialogues_are_joined_with_their_questions(tmp_path: Path) -> None:
     ]
     assert corpus.references == 9
     write(tmp_path, mapping, x_json={"data": [*episodes, episode("e4", "s1")]})
-    with pytest.raises(DataError, match=r"\[dialogue 4, e4\]: 's1' comes back after other dialogues"):
+    with pytest.raises(DataError, match=r"\[dialogue 4, e4\]: 's1' appears again after other dialogues"):
         read(folder, format)

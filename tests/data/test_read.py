@@ -118,7 +118,7 @@ def test_folders_that_are_refused(tmp_path, refused):
     below = tmp_path / "below"
     (below / "csv").mkdir(parents=True)
     make(below / "csv", "chat.jsonl", GOOD)
-    assert "subfolders are not read, and data files lie in csv/: name that" in refused(below)
+    assert "subfolders are not read, but there are data files in csv/; use that" in refused(below)
     make(below, "x.json", '{"a": 1}')
     assert "no file of a format we know" in refused(below)
     assert "no file of format locomo" in refused(below, "locomo")

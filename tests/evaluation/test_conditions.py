@@ -262,7 +262,7 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)
     words = FixedAnswers("none", lambda _: "<answer>so</answer>")
-    with pytest.raises(ConfigError, match="full_context shows the dialogues: set corpus"):
+    with pytest.raises(ConfigError, match="full_context needs the dialogues: set corpus"):
         evaluate(cfg, answerer=words)
     cfg.corpus = [str(path)]
     report = evaluate(cfg, llm=OfflineLLM(), answerer=words)

@@ -129,12 +129,12 @@ def test_a_system_may_have_answered_other_splits_and_need_not(tmp_path: Path, mo
         write_refmem(corpus, file)
         cfg = RunMemoryConfig(str(file), str(tmp_path / name), ["bm25"], k=[1], budgets=[], split="test")
         if name == "bare":
-            with pytest.raises(ConfigError, match=f"split: question {bare[0].id!r} has none; name states"):
+            with pytest.raises(ConfigError, match=f"split: question {bare[0].id!r} has none; set states"):
                 run_memory(cfg)
             cfg = replace(cfg, states=str(states))
         units = list(read_units(run_memory(cfg)))
         assert {row["question"] for unit in units if unit["system"] == "bm25" for row in unit["rows"]} == test
-    with pytest.raises(ConfigError, match="name the split that is asked"):
+    with pytest.raises(ConfigError, match="set split to the one to ask"):
         replace(cfg, split=None)
 
 

@@ -30,7 +30,7 @@ def turn(**changes):
         (turn(speaker="\ud800"), "speaker holds half a character"),
         (turn(dialogue="a\nb\u202e" * 99, text=None), "text is missing or blank"),
         (turn(images=["a\0b"]), "is not a usable path"),
-        (turn(images=["/etc/passwd"]), "leaves the data folder"),
+        (turn(images=["/etc/passwd"]), "is outside the data folder"),
         (turn(images=["file:///etc/passwd"]), "no such file"),
         (turn(session=[[]] * 9), "session should be text, not a list"),
         ('{"speaker": "Ana", "text": 1e400}', "text should be text, not a number"),
@@ -120,7 +120,7 @@ def test_a_linked_file_is_read_and_its_images_stay_by_the_link(tmp_path):
     with pytest.raises(ImagePathError, match="no such file"):
         read(tmp_path / "near")
     (tmp_path / "near" / "a.png").symlink_to(tmp_path / "far" / "a.png")
-    with pytest.raises(ImagePathError, match="leaves the data folder"):
+    with pytest.raises(ImagePathError, match="is outside the data folder"):
         read(tmp_path / "near")
     # photos that link to themselves
     (tmp_path / "a.jpg").symlink_to("a.jpg")

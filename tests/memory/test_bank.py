@@ -196,10 +196,10 @@ def test_feedback(tmp_path: Path) -> None:
             change()
             if change() is None:
                 bank.feedback(three.token, {1})
-            with pytest.raises(DataError, match="waits for feedback"):
+            with pytest.raises(DataError, match="is waiting for feedback"):
                 bank.feedback(three.token, {1})
     with LearningSystem("learning").open(tmp_path / "bank", "d", services()) as bank:
-        with pytest.raises(DataError, match="waits for feedback") as error:
+        with pytest.raises(DataError, match="is waiting for feedback") as error:
             bank.feedback(two.token, {0})
         assert error.value.path == bank.folder
 
@@ -318,7 +318,7 @@ def test_the_oldest_of_too_many_open_retrievals_is_forgotten(tmp_path: Path) -> 
         # made again, the first is the newest
         assert bank.retrieve(Query("word0"), k=1).token == first
         bank.retrieve(Query("one more"), k=1)
-        with pytest.raises(DataError, match=f"no retrieval '{second}' waits for feedback"):
+        with pytest.raises(DataError, match=f"no retrieval '{second}' is waiting for feedback"):
             bank.feedback(second, [])
         bank.feedback(first, [0])
         bank.feedback(last, [])

@@ -296,7 +296,9 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
     assert {row["questions"] for row in together["costs"]} == {8}
     assert "NaiveRAG</td><td>33.6</td>" in (tmp_path / "scores.html").read_text()
     run_memory(config(data, tmp_path / "runs" / "b", systems=["dense"], k=[3]))
-    with pytest.raises(DataError, match="gave no_context the same dialogue under other settings; score them apart"):
+    with pytest.raises(
+        DataError, match="gave no_context the same dialogue under other settings; score them separately"
+    ):
         scored()
 
 
@@ -304,7 +306,7 @@ def test_runs_are_scored_together_where_they_do_not_contradict_one_another(data:
     ("changes", "message"),
     [
         ({"systems": ["bm52"]}, "bm52"),
-        ({"split": "train"}, "has none; name states"),
+        ({"split": "train"}, "has none; set states"),
         ({"systems": ["gold"]}, "gold is always included"),
         ({"systems": ["bm25", "bm25"]}, "twice"),
         ({"options": {"bm25": {"units": "turn"}}}, "units"),

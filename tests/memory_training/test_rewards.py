@@ -85,7 +85,7 @@ def test_an_empty_bank_is_worth_least_where_something_was_to_be_kept() -> None:
     assert r.memory_reward(None, None, False) == 0.0
     # the printed instructions prefer it to every other bank
     assert r.memory_reward(None, None, True, e2_literal=True) == 0.3
-    with pytest.raises(DataError, match="both or neither"):
+    with pytest.raises(DataError, match="or neither"):
         r.memory_reward(0.5, None, True)
 
 

@@ -107,7 +107,7 @@ def test_a_run_that_is_cut_off_ends_with_the_same_bits(
 def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
     cfg = config("sft", "run", steps=1)
     train.train_memory(cfg)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         train.train_memory(cfg)
     with pytest.raises(ConfigError, match=r"other settings \(lr\)"):
         train.train_memory(replace(cfg, lr=0.5, resume=True))
@@ -120,7 +120,7 @@ def test_a_folder_is_not_run_over(config: Any, tmp_path: Path) -> None:
         train.train_memory(config("adrpo", "odd", batch_size=3, rl=PolicyGradientConfig(group=4, micro_groups=2)))
 
 
-@pytest.mark.parametrize(("model", "message"), [("/no/where", "no such folder"), ("minilm", "no causal language")])
+@pytest.mark.parametrize(("model", "message"), [("/no/where", "no such folder"), ("minilm", "not a causal language")])
 def test_a_model_that_cannot_be_a_policy(model: str, message: str, config: Any) -> None:
     cfg = config("sft", "run", model=model)
     with pytest.raises(ModelError, match=f"^{model}: {message}"):

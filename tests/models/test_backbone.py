@@ -328,7 +328,7 @@ UNKNOWN = json.dumps({"model_type": "never_heard_of", "architectures": ["X"]})
         (lambda f: (f / "model.safetensors").unlink(), "weights cannot be loaded"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "weights cannot be loaded"),
         (without_a_tensor, r"1 tensors are missing.*model\.language_model\.layers\.1\.mlp\.up_proj\.weight"),
-        (with_another_size, "other sizes than its config"),
+        (with_another_size, "other sizes than config"),
         (
             lambda f: [(f / f"{n}.json").unlink() for n in ("tokenizer", "tokenizer_config")],
             "is tokenizer.json missing",

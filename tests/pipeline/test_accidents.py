@@ -108,7 +108,7 @@ def test_what_another_build_has_put_there_meanwhile_stays(tmp_path: Path) -> Non
     out, parts = tmp_path / "out", Parts(tmp_path / "cache")
     for _ in range(2):
         assemble(out, parts, [], {"build": "one"}, overwrite=False)
-    with pytest.raises(ConfigError, match="out exists, of other input or settings"):
+    with pytest.raises(ConfigError, match="out exists and was built from other input or with other settings"):
         assemble(out, parts, [], {"build": "other"}, overwrite=False)
     assert read_manifest(out)["build"] == "one"
     assemble(out, parts, [], {"build": "other"}, overwrite=True)
@@ -151,7 +151,7 @@ def test_an_input_that_goes_or_changes_is_told(
     lines = whole.splitlines(keepends=True)
     for change, word in (
         (None, "no such file"),
-        ("".join(lines[:-3]), "1 dialogues are gone"),
+        ("".join(lines[:-3]), "1 dialogues are missing"),
         (whole.replace("q3a", "q3z"), "has changed while it was read"),
         (whole.replace("Mostly tea", "Mostly milk"), "has changed while the states were built"),
     ):

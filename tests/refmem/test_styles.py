@@ -69,12 +69,12 @@ def test_four_steps_keep_what_is_valid_and_say_why_the_rest_is_not() -> None:
     assert whys >= {
         ("signals", "'Eve' does not speak in the conversation"),
         ("signals", "there is no turn 9; 3 are shown"),
-        ("points", "text has 0 characters; 1 to 2000 are taken"),
+        ("points", "text has 0 characters; 1 to 2000 are allowed"),
         ("points", "text has half a character"),
         ("groups", "a group needs two signals"),
         ("groups", "there is no signal 99; 4 are shown"),
         ("questions", "there is no signal 0; 4 are shown"),
-        ("questions", "the question tells a signal that it should be answered from"),
+        ("questions", "the question gives away a signal that it should be answered from"),
     }
     # what is said stands in fences alone
     assert all("kayak" not in FENCED.sub("", request.messages[1].text) for request in chat.asked)

@@ -114,7 +114,7 @@ def test_another_configuration_or_damage_is_refused(tmp_path: Path) -> None:
     refused(FormatError, "layer_05")
     tensors = load_file(step / "layer_02.safetensors")
     save_file({name: tensor for name, tensor in tensors.items() if name != "b_dec"}, weights)
-    refused(FormatError, "is not of this configuration")
+    refused(FormatError, "does not match this configuration")
     weights.write_bytes(whole)
     state = json.loads((step / "state.json").read_text())
     (step / "state.json").write_text(json.dumps({**state, "processes": 2}))

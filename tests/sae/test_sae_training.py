@@ -282,7 +282,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint(
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, batch)
 
-    for every, hint in ((0, "checkpoint_every is 0"), (1000, "set resume to go on")):
+    for every, hint in ((0, "checkpoint_every is 0"), (1000, "set resume to continue")):
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
             patch.setattr(SAETrainer, "step", ended)
             train_sae(changed(cfg, checkpoint_every=every))
@@ -301,7 +301,7 @@ def test_an_interrupted_run_with_a_cache_is_resumed(run, tmp_path, monkeypatch) 
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="holds an interrupted run; set resume"):
         train_sae(cfg)
-    with pytest.raises(ConfigError, match=r"another config\.window, which a resume must keep"):
+    with pytest.raises(ConfigError, match=r"another config\.window; set overwrite"):
         train_sae(changed(cfg, resume=True, window=32))
     notes: list[str] = []
     monkeypatch.setattr(ProgressBar, "step", lambda self, n=1, note="": notes.append(note))

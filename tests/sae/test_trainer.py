@@ -168,7 +168,7 @@ def test_values_that_are_not_finite() -> None:
 def test_batches_that_cannot_be_used() -> None:
     [good] = sparse_world(0, 1)
     for batches, error, message in (
-        ([], ActivationError, "not a single batch"),
+        ([], ActivationError, "there are no activations"),
         ([good, {3: good[3]}], LayerError, r"batch 1 holds layers \[3\]"),
         ([good, {3: good[3], 7: good[7][:, :5]}], ShapeError, "batch 1, layer 7"),
         ([{}], LayerError, "batch 0"),

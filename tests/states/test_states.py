@@ -109,7 +109,7 @@ def test_unfinished_foreign_newer_or_damaged_folders_are_refused(tmp_path: Path)
     below = tmp_path / "above" / "states"
     below.mkdir(parents=True)
     write_manifest(below, {})
-    with pytest.raises(FormatError, match="one lies in states/: name that"):
+    with pytest.raises(FormatError, match="there is one in states/"):
         read_states(below.parent)
     with pytest.raises(DataError, match="there are: train"):
         read_states(tmp_path, "test")
@@ -203,13 +203,13 @@ UNSOUND = [
     (level(markers=X1.markers[::-1]), "x1: markers overlap"),
     (level(turns=X1.turns[::-1]), "x1: turns overlap"),
     (level(turns=(TURN, TURN, *X1.turns[1:])), "x1: turns overlap"),
-    (level(turns=(*X1.turns[:2], AGAIN)), "x1: a turn stands twice"),
+    (level(turns=(*X1.turns[:2], AGAIN)), "x1: a turn occurs twice"),
     (first_turn(speaker=(0, 1)), OUTSIDE),
     (first_turn(text=(TURN.start, END)), OUTSIDE),
     (first_turn(captions=((END - 1, END),)), OUTSIDE),
     (first_turn(turn_id=None), "x1: a text or a span is missing"),
     (first_turn(text=(1, 2, 3)), "x1: a text or a span is missing or incomplete"),
-    (level(text=X1.text.replace("line 2", "line 3")), "x1: its dialogue without markers is not"),
+    (level(text=X1.text.replace("line 2", "line 3")), "x1: its dialogue without markers differs"),
     (changed(salience=(0.5,)), "salience"),
     (changed(question=None), "question is missing"),
     (changed(split="valid"), "unknown split 'valid'"),
@@ -218,15 +218,15 @@ UNSOUND = [
     (changed(options=("a",)), "a direct question has no options"),
     (asked(options=()), "a multi question needs 1 to 26 options, this one has 0"),
     (asked(answers=("Z",)), "gold answer 'Z' names none of its options"),
-    (asked(answers=("B", "B")), "an answer stands twice"),
+    (asked(answers=("B", "B")), "an answer occurs twice"),
     (asked(format="single", answers=("A", "B")), "a single question has one answer, not 2"),
     (changed(dimension="depth"), "unknown dimension 'depth'"),
-    (changed(visual=True), "visual does not go with the dimension"),
+    (changed(visual=True), "visual does not match the dimension"),
     (changed(images=(0, -5)), "an image index is -5"),
     (changed(evidence_lines=("Ana: hi",)), "evidence_lines has 1 lines for 2 turns"),
-    (changed(evidence_found=("t2",)), "evidence_found or images_found names what is not gold"),
+    (changed(evidence_found=("t2",)), "evidence_found or images_found names something that is not gold evidence"),
     *(
-        (changed(pictures=(Picture(turn, place, "x.png"),)), "a picture is of no image in x0")
+        (changed(pictures=(Picture(turn, place, "x.png"),)), "a picture belongs to no image in x0")
         for turn, place in (("t3", 0), ("t1", 1), ("t1", -1))
     ),
 ]
@@ -268,7 +268,7 @@ def test_ids_that_cannot_be_shown_are_told_shortly(tmp_path: Path, question_id: 
     assert str(caught.value).isprintable()
     write_part(tmp_path, 0, [dataclasses.replace(record, split="dev", question_id=question_id + "y")] * 2)
     write_manifest(tmp_path, {})
-    with pytest.raises(DataError, match="stands twice") as caught:
+    with pytest.raises(DataError, match="occurs twice") as caught:
         read_states(tmp_path)
     assert len(str(caught.value)) < len(str(path)) + 300
     assert str(caught.value).isprintable()
@@ -315,7 +315,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
     for name, kind in (("question", pa.large_string()), ("visual", pa.int8()), ("salience", pa.list_(pa.float64()))):
         place = table.column_names.index(name)
         pq.write_table(table.set_column(place, name, table[name].cast(kind)), path)
-        with pytest.raises(FormatError, match=f"its column {name} is not of the type"):
+        with pytest.raises(FormatError, match=f"its column {name} has the wrong type"):
             read_part(path)
     pq.write_table(table.drop_columns(["x1"]), path)
     with pytest.raises(FormatError, match="columns are not those"):
@@ -327,15 +327,15 @@ def test_a_part_changed_missing_foreign_or_twice(tmp_path: Path) -> None:
     write_manifest(tmp_path, {"parts": {path.name: sha256_file(path)}})
     assert read_states(tmp_path) == [make_record()]
     write_part(tmp_path, 0, [make_record(text="who?")])
-    with pytest.raises(DataError, match=r"part-00000\.parquet: is not as it was built"):
+    with pytest.raises(DataError, match=r"part-00000\.parquet: has changed since it was built"):
         read_states(tmp_path)
     write_part(tmp_path, 0, [make_record()])
     write_part(tmp_path, 1, [make_record()])
     write_manifest(tmp_path, {})
-    with pytest.raises(DataError, match="the question stands twice"):
+    with pytest.raises(DataError, match="the question occurs twice"):
         read_states(tmp_path)
     write_manifest(tmp_path, {"parts": {part_name(0): ""}})
-    with pytest.raises(FormatError, match=r"'part-00001\.parquet' is not of this build"):
+    with pytest.raises(FormatError, match=r"'part-00001\.parquet' does not belong to this build"):
         read_states(tmp_path)
     write_manifest(tmp_path, {"parts": dict.fromkeys(map(part_name, range(3)), "")})
     with pytest.raises(FormatError, match=r"'part-00002\.parquet' is missing"):

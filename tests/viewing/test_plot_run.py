@@ -79,7 +79,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
         PlotRunConfig([str(run)], panels=("loss",))
     with pytest.raises(DataError, match="not a run folder"):
         plot_run(PlotRunConfig([str(tmp_path)]))
-    with pytest.raises(DataError, match="no step is in it yet"):
+    with pytest.raises(DataError, match="it holds no step yet"):
         plot_trajectory(_folder(tmp_path / "empty", []))
 
 

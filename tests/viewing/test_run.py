@@ -131,7 +131,7 @@ def test_what_cannot_be_shown_is_refused(built: Any, tmp_path: Path) -> None:
         ({"question": "q3"}, DataError, r"no question 'q3'; there are 2, such as q2"),
         ({}, ConfigError, "name a question"),
         ({"question": "q2", "all": True}, ConfigError, "name a question"),
-        ({"all": True}, ConfigError, "out is a folder"),
+        ({"all": True}, ConfigError, "out must be a folder"),
         ({"question": "q2", "corpus": str(tmp_path / "none.jsonl")}, ConfigError, "give --corpus"),
         ({"question": "q2", "states": str(moved)}, ConfigError, "give --sae"),
         ({"question": "q2", "explanations": str(tmp_path)}, DataError, "feature-pages writes them"),

@@ -161,7 +161,7 @@ def _folder(folder: Path, format: str | None, reader: Reader | None) -> tuple[li
         wanted = "a format we know" if format is None else f"format {format}"
         names = {file.parent.name for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES and file.is_file()}
         below = ", ".join(sorted(names)[:3])
-        hint = f"; subfolders are not read, and data files lie in {below}/: name that" if names else ""
+        hint = f"; subfolders are not read, but there are data files in {below}/; use that" if names else ""
         raise FormatError(f"the folder holds no file of {wanted}{hint}", folder)
     if len(by_format) > 1:
         raise FormatError(f"the folder holds files of several formats ({', '.join(by_format)}); name one", folder)

@@ -109,7 +109,7 @@ def _local_file(place: Place, reference: str) -> str:
     except (OSError, ValueError, RuntimeError):
         raise ImagePathError(f"image {shown(reference)} is not a usable path", place.path, place.record) from None
     if not inside:
-        raise ImagePathError(f"image {shown(reference)} leaves the data folder {folder}", place.path, place.record)
+        raise ImagePathError(f"image {shown(reference)} is outside the data folder {folder}", place.path, place.record)
     if not exists:
         raise ImagePathError(f"image {shown(reference)}: no such file in {folder}", place.path, place.record)
     return str(target)

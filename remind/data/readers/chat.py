@@ -90,7 +90,7 @@ class _Chat:
         time = place.time(turn.get("time"), "time")
         if session != self._session:
             if session in self._sessions:
-                raise place.error(f"session {shown(session)} comes back after another; keep its turns together")
+                raise place.error(f"session {shown(session)} appears again after another; keep its turns together")
             self.draft.session(session, time)
             self._session, self._sessions[session] = session, 0
         self._sessions[session] += 1

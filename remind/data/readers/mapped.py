@@ -71,7 +71,7 @@ class MappedReader:
             pieces = []
             for _, place, piece in parts:
                 if name in seen:
-                    raise place.error(f"{shown(name)} comes back after other dialogues; keep what is joined together")
+                    raise place.error(f"{shown(name)} appears again after other dialogues; keep its records together")
                 pieces.append(piece)
             seen.add(name)
             yield joined(pieces, name)
@@ -226,11 +226,11 @@ class MappedReader:
             elif kind == "index":
                 at = self._counted(int(text) if text.isdecimal() and len(text) < 10 else given)
                 if not isinstance(at, int) or not 0 <= at < len(options):
-                    raise where.error(f"answer {shown(given)} is the number of no option; there are {len(options)}")
+                    raise where.error(f"answer {shown(given)} is not the number of an option; there are {len(options)}")
                 answers.append(_letter(at))
             elif kind == "text":
                 if (words := " ".join(text.split())) not in texts:
-                    raise where.error(f"answer {shown(text)} is the text of no option")
+                    raise where.error(f"answer {shown(text)} is not the text of an option")
                 answers.append(_letter(texts.index(words)))
             else:
                 for name in [text] if text in letters else re.findall(r"\w+", text):

@@ -80,7 +80,7 @@ def _photo(place: Place, name: str) -> str | None:
         except (OSError, RuntimeError):  # a name too long for the file system, a link to itself
             return None
         if exists and not target.is_relative_to(root):
-            raise ImagePathError(f"image {shown(name)} leaves the data folder {root}", place.path, place.record)
+            raise ImagePathError(f"image {shown(name)} is outside the data folder {root}", place.path, place.record)
         if exists:
             return str(target)
     return None

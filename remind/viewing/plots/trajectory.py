@@ -93,7 +93,7 @@ def _rows(run: str | Path | Rows) -> Rows:
         return run
     rows = read_metrics(run)
     if not any(row["kind"] == "train" for row in rows):
-        raise DataError("no step is in it yet", Path(run) / METRICS)
+        raise DataError("it holds no step yet", Path(run) / METRICS)
     return rows
 
 
