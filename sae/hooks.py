@@ -49,7 +49,7 @@ def resolve_layers(model: nn.Module, layers: Sequence[int | str]) -> list[int]:
 
     A name is a number, `embeddings`, `last`, a hook of sae-lens (`blocks.14.hook_resid_pre` is 14, `..._post` 15) or
     the module of a block (`model.language_model.layers.14`, whose output is 15).
-    Raises LayerError for a number out of range, or a name that stands for no layer.
+    Raises LayerError for a number out of range, or a name of no layer.
     """
     blocks = find_blocks(model)
     outputs = {block: number + 1 for number, block in enumerate(blocks)}

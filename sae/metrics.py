@@ -63,7 +63,7 @@ class Sums:
         return float(self._sums[which]) / self.tokens if self.tokens else math.nan
 
 
-#: The scalar sums, in the order in which they stand before Σh and the firing counts.
+#: The scalar sums, in their order before Σh and the firing counts.
 _, _ERROR, _SQUARE, _OUT_SQUARE, _DOT, _COSINE, _NORM_RATIO, _ACTIVE, _SCALARS = range(9)
 
 

@@ -1,4 +1,4 @@
-"""Settings of a training run: one dataclass per component, as they stand in `configs/pra_*.yaml`.
+"""Settings of a training run: one dataclass per component, as in `configs/pra_*.yaml`.
 
 Nothing here imports torch, so that the command line starts fast.
 """
@@ -51,7 +51,7 @@ class Edge:
 
     @property
     def name(self) -> str:
-        """Student and teacher as they stand in metrics: "01"."""
+        """Student and teacher as named in metrics: "01"."""
         return f"{self.student}{self.teacher}"
 
 

@@ -164,7 +164,7 @@ def position_terms(
             teacher is neither in `logits` nor in `fixed` is left out.
         monitor: also give, without gradient, the cross-entropy and entropy (temperature 1, nats) of each student level
             and the Jensen-Shannon divergence of each edge (Eq. 21, nats, at τ).
-        fixed: level to the distribution that stands for its own in edges where it teaches; it gets no gradient.
+        fixed: level to the distribution that replaces its own in edges where it teaches; it gets no gradient.
         labelled: [L] bool, positions whose targets are gold; hard losses are 0 elsewhere. None: all.
 
     Returns:
@@ -230,7 +230,7 @@ def chunked_terms(
         targets: [N] token ids.
         position_weights: [N], weight of each position in the sum.
         students: as for `position_terms`.
-        fixed: level to the teacher that stands for it in edges; such teachers get no gradient.
+        fixed: level to the teacher that replaces it in edges; such teachers get no gradient.
         labelled: as for `position_terms`.
 
     Returns:

@@ -23,7 +23,7 @@ from remind.models.generate import batches, check_generates, continue_rows, deco
 
 
 class StudentAnswers:
-    """The student's answers to the questions of the coming steps, given anew every `data.refresh_steps` steps.
+    """The student's answers to the questions of the coming steps, generated again every `data.refresh_steps` steps.
 
     Questions are answered in batches that do not depend on the number of processes, which divide them. Answers that no
     step has used yet belong to a checkpoint: the weights that gave them may be gone by then.

@@ -4,7 +4,7 @@ x2 is x1 with a summary between its dialogue and its question, and a causal mode
 alike in both. While x1 goes forward (with its graph, checkpointed or not), each attention layer's keys and values of
 those tokens are cached, detached; then only the rest of x2 goes forward, without gradient, and attends to them. That is
 x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only teaches and teachers are
-detached. Keys and values are let go layer by layer, before the backward pass begins.
+detached. Keys and values are freed layer by layer, before the backward pass begins.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> 
         positions: [..., B, T] position ids.
 
     Returns:
-        ids [B, S] and position ids [..., B, S]; what stands in padding is arbitrary.
+        ids [B, S] and position ids [..., B, S]; padding is arbitrary.
     """
     size = int((lengths - common).max())
     places = common[:, None] + torch.arange(size, device=ids.device)

@@ -164,7 +164,7 @@ class AlignmentModel(nn.Module):
         return positions
 
     def _shares(self, batch: MicroBatch) -> bool:
-        """Whether all images stand in what x1 and x2 have in common."""
+        """Whether all images are in the common prefix of x1 and x2."""
         if not batch.pixels:
             return True
         ids = batch.input_ids[2]
@@ -184,7 +184,7 @@ class AlignmentModel(nn.Module):
 
         Args:
             teachers: hidden states [N, d] of levels that ran before.
-            fixed: teachers that stand for a level wherever it teaches (`teacher_weights` base and ema).
+            fixed: teachers that replace a level wherever it teaches (`teacher_weights` base and ema).
             shared: compute what x1 and x2 have in common once; x2 then gets no gradient.
             terms: False: only the hidden states are wanted; the sum is 0 and there are no values.
 
@@ -295,7 +295,7 @@ def run(
         backward: called with the loss of each pass that has one; None: no gradients at all (held-out loss).
         unsynced: context in which gradients are not yet exchanged between processes.
         sync: whether the last backward exchanges them.
-        fixed: teachers by level that stand for the live ones; every level that teaches needs one if `teacher_weights`
+        fixed: teachers by level that replace the live ones; every level that teaches needs one if `teacher_weights`
             is base or ema and the level does not run.
 
     Returns:

@@ -25,7 +25,7 @@ from remind.alignment.step import AlignmentModel, MicroBatch, collate
 from remind.alignment.tokens import Example
 from remind.core.errors import ConfigError
 
-#: What stands for the live teachers of one microbatch: level to teacher; empty where they are live.
+#: Teachers of one microbatch that replace the live ones, by level; empty if all are live.
 Fixed = dict[int, FixedTeacher]
 #: Examples per file of base targets: what is computed again after a kill.
 _BLOCK = 16

@@ -42,7 +42,7 @@ class _ConfigFiles:
     reading: ConfigFile | None = None
 
     def note(self) -> str:
-        """Suffix for errors whose cause may stand in a file or on the command line."""
+        """Suffix for errors whose cause may be in a file or on the command line."""
         return f" (with --config {' and '.join(str(file.path) for file in self.read)})" if self.read else ""
 
 

@@ -171,7 +171,7 @@ def join() -> Team:
 
     Raises:
         ConfigError: the environment names several processes and not where they meet.
-        ModelError: another process has ended meanwhile.
+        ModelError: another process has ended.
     """
     shard = shard_of("auto")
     if shard.count == 1 or distributed.is_initialized():

@@ -196,7 +196,7 @@ def _runs(state: FactualState) -> tuple[Span, ...]:
 
 
 def most_frequent(records: Iterable[StateRecord]) -> dict[str, str]:
-    """The most frequent gold answer by format (ties: the one met first), as it stands between answer tags."""
+    """The most frequent gold answer by format (ties: the one met first), as written between answer tags."""
     seen: dict[str, Counter[str]] = {}
     for record in records:
         if record.answers:

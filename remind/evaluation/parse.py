@@ -119,7 +119,7 @@ def parse_answer(
 ) -> ParsedAnswer:
     """Read one output; never raises on any text.
 
-    An answer without tags is taken for what stands before the explanation. Of several complete answers the first
+    An answer without tags is the text before the explanation. Of several complete answers the first
     counts. The same holds for the explanation, except that without its tag there is none.
 
     Args:

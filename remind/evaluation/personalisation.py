@@ -1,5 +1,5 @@
 """How an answer uses what is remembered of a person, and where a wrong one went wrong (SaliMory, arXiv 2606.04120,
-Appendices B.3 and B.4). A chat model decides; there is no rule that could stand in for it.
+Appendices B.3 and B.4). A chat model decides; no rule could replace it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remind.llm.structured import object_schema
 from remind.states.pyramid import one_line
 
 TEMPLATE = "judge_p13n"
-#: What becomes of an answer; the first three are personalised (Figure 5).
+#: Labels of an answer; the first three are personalised (Figure 5).
 LABELS = ("good", "basic", "bad", "underuse", "na")
 #: The stage that a wrong answer is due to, the earliest first.
 BUCKETS = ("memory", "profile", "generation")

@@ -105,7 +105,7 @@ def speaker_broadcast(b: Tensor, run: Sequence[int] | None = None) -> Tensor:
 
     Args:
         b: [n_turns].
-        run: run number of each turn. The reply counts only if it stands in the same run; None: all in one.
+        run: run number of each turn. The reply counts only if it is in the same run; None: all in one.
 
     Raises:
         ConfigError: run and b differ in length.

@@ -23,7 +23,7 @@ def select_blocks(
     With a budget, turns are taken by falling salience (ties: the earlier first). Each adds itself and its window; only
     turns not yet taken cost tokens, and the first addition that would pass the budget ends the selection. With a
     threshold δ, every turn with salience above it is taken, plus its window. A turn of salience -inf is never taken on
-    its own account, but may stand in the window of another.
+    its own account, but may be in the window of another.
 
     Args:
         salience: s_turn [n_turns].

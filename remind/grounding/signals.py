@@ -30,7 +30,7 @@ def empty_words() -> frozenset[str]:
 
 
 def name_words(dialogue: Dialogue) -> frozenset[str]:
-    """Words of the speakers' names. They stand at the head of every line, so they tell no turn from another."""
+    """Words of the speakers' names. Every line begins with one, so they do not distinguish turns."""
     parts = {part for speaker in dialogue.speakers for part in words(speaker)}
     return frozenset(parts | {part + "s" for part in parts})
 
@@ -127,7 +127,7 @@ class NamedDate:
 
 
 def named_dates(text: str) -> tuple[NamedDate, ...]:
-    """Dates the text names, in the order of the forms above; days stand before months in numbers (31.12.2023)."""
+    """Dates the text names, in the order of the forms above; days come before months in numbers (31.12.2023)."""
     found: list[NamedDate] = []
     rest = text
     for form in _FORMS:

@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS replies (
 
 
 def _reply(row: Sequence[Any]) -> Reply:
-    """A row as a reply. Raises ValueError where its text or one of its numbers is none."""
+    """A row as a reply. Raises ValueError if its text or one of its numbers is not valid."""
     kind, text, finished, calls, prompt_tokens, completion_tokens, seconds = row
     if kind != b"text":
         raise ValueError("its text is not valid")

@@ -140,7 +140,7 @@ class CachedChat(ABC):
         return Exchange(key, reply)
 
     def _identity(self, request: Request) -> tuple[str, dict[str, str]]:
-        """The cache key, and what stands in it for each text that `request.alike` matches."""
+        """The cache key, and its placeholder for each text that `request.alike` matches."""
         parts: list[Any]
         if request.body is not None:
             parts = [_KEYS, self.endpoint.title, self.weights, "body", self.body(request)]

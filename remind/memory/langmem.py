@@ -170,7 +170,7 @@ class LangMemBank(PackageBank, of=LangMemSystem):
             if error.status_code in _REFUSALS:
                 said = error.body.get("message") if isinstance(error.body, dict) else None
                 raise ModelError(f"{what}: {said or error}") from None
-            # a server that is down is told of by the batches that it loses
+            # a server that is down is reported by the batches that fail
             return
         if not reply.choices or not reply.choices[0].message.tool_calls:
             raise ModelError(f"{what}; asked to call one, the model answered in text")

@@ -52,7 +52,7 @@ class Course:
 
     @contextmanager
     def lesson(self, key: str, copy: Path) -> Iterator[None]:
-        """The weights in the folder `copy`, and what becomes of them kept when the block succeeds.
+        """The weights in the folder `copy`; what they are after the block is kept if it succeeds.
 
         Args:
             key: of the dialogue with its questions and settings.
@@ -109,7 +109,7 @@ def learning(citer: CiterName, bank: Bank, folder: Path, course: Course | None, 
     begin with what was learned in it. Without a citer, or where nothing is learned, the bank itself.
 
     Args:
-        folder: where the copy is for the time being.
+        folder: of the temporary copy.
         course: of weights that are shared.
         key: of the dialogue with its questions and settings.
     """

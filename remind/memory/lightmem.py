@@ -179,7 +179,7 @@ class LightMemBank(Bank, of=LightMemSystem):
                 self.store.add(draft, self.encoder.count_tokens(text), self.encoder.encode_apart([text]))
 
     def _update(self) -> Iterator[str]:
-        """What becomes of each entry by those after it (the paper's update queues). All are shown as they were before,
+        """The updates of each entry by those after it (the paper's update queues). All are shown as they were before,
         so that no decision depends on another. Yields why some are not made."""
         numbers = self.store.numbers()
         if not numbers:

@@ -31,7 +31,7 @@ class MemAgentSystem(Written):
     room: PositiveInt = 1024
     """Tokens of the memory."""
     replies: Fault = "fixed"
-    """What becomes of the memory where a reply fails or is empty. upstream: it is lost, and after a failure nothing
+    """What happens to the memory if a reply fails or is empty. upstream: it is lost, and after a failure nothing
     more is read. fixed: it stays as it was."""
 
 

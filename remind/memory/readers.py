@@ -139,7 +139,7 @@ class ChatReader:
         style: memories as JSON, or each under a heading.
         context: tokens that the model reads and writes; the lowest memories are left out until the others fit, counted
             in the vocabulary of the run's encoder. None: all are shown.
-        abstention: whether the model is told what to answer where the memories do not tell.
+        abstention: whether the prompt says what to answer if the memories do not contain it.
     """
 
     mode: Mode = "con"

@@ -145,7 +145,7 @@ class _Run:
         self._writing = self._meter("extract")
         self.services = Services(self.encoder, self._chat, None if self._writing is None else self._writing.url)
         self.reader = ChatReader(cfg.reader)
-        # opened before anything is done, so that a missing key is told at once
+        # opened before anything is done, so that a missing key is reported at once
         self._answers = self._meter("answer") is not None
         if cfg.judge in ("llm", "p13n") and self._meter("judge") is None:
             where = "name one: --llm.judge.base_url or --llm.default.base_url"

@@ -129,7 +129,7 @@ class DialogueIndex:
 
     @cached_property
     def follows(self) -> np.ndarray:
-        """Whether a turn stands in the session of the one before it [n + 1]; the last entry is none."""
+        """Whether a turn is in the session of the one before it [n + 1]; the last entry is False."""
         alike = self.sessions[1:] == self.sessions[:-1]
         return np.concatenate([[False], alike, [False]])
 

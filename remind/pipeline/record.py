@@ -99,7 +99,7 @@ class Tally:
 
 
 def _marked_share(record: StateRecord) -> float:
-    """Share of the gold evidence that stands inside x1's blocks."""
+    """Share of the gold evidence inside x1's blocks."""
     pairs = list(zip(record.x1.markers[::2], record.x1.markers[1::2], strict=True))
     marked = [turn for turn in record.x1.turns if any(o[1] <= turn.start and turn.end <= c[0] for o, c in pairs)]
     if record.visual:

@@ -95,7 +95,7 @@ def blind(question: Question) -> Question:
 
 
 def told(llm: AuxiliaryLLM, questions: Sequence[Question], kind: str) -> list[Question]:
-    """The questions as the LLM is told them: blind, with the dimension that they are tailored to.
+    """The questions as given to the LLM: blind, with the dimension that they are tailored to.
 
     Args:
         kind: "gold": their own dimension; "infer": the one `llm` takes each for.
@@ -108,6 +108,6 @@ def told(llm: AuxiliaryLLM, questions: Sequence[Question], kind: str) -> list[Qu
 
 
 def blind_state(state: AttentionalState) -> AttentionalState:
-    """x1 of the question as the LLM is told it."""
+    """x1 of the question as given to the LLM."""
     factual = state.factual
     return replace(state, factual=replace(factual, question=factual.told or blind(factual.question)))

@@ -218,7 +218,7 @@ def state_parts(folder: str | Path) -> list[Path]:
 
     Raises:
         DataError, FormatError: as `read_manifest`, or a file is missing, foreign or not as it was built. Manifests that
-            list no parts, as earlier versions wrote them, are taken at their word.
+            list no parts, as earlier versions wrote them, are not checked.
     """
     manifest = read_manifest(folder)
     known = manifest_hashes(Place(Path(folder) / MANIFEST), manifest, "parts")
@@ -249,7 +249,7 @@ def read_part(path: Path, levels: Sequence[str] = LEVELS, spans: bool = True) ->
 
     Args:
         levels: which of x0, x1 and x2 to read; the others come back empty. They are most of a file, and of the time.
-        spans: whether to read where turns, strategy and markers stand in them, too.
+        spans: whether to read the positions of turns, strategy and markers too.
 
     Raises:
         DataError: it cannot be read, is larger than any part, or holds what no state can: see `problems`. FormatError:
@@ -305,7 +305,7 @@ def _batches(path: Path, levels: Sequence[str], spans: bool) -> Iterator[pa.Tabl
             size, decoded = _size(file.metadata), 0
             _check_size(path, file.metadata.num_rows, size)
             wanted = [*(n for n in plain if n in schema.names), *(name if spans else f"{name}.text" for name in levels)]
-            # a value that stands once in the file may be that of every row; reading whole files is faster
+            # a value stored once may be that of every row; reading whole files is faster
             rows = MAX_BYTES // max(1, size)
             whole = file.metadata.num_rows <= rows
             batches = [file.read(wanted)] if whole else file.iter_batches(max(1, rows), columns=wanted)

@@ -16,7 +16,7 @@ from remind.states import prompts
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("x0", "x1", "x2")
-#: m* of Section 4.3 as plain text. It stands alone on its line; a dialogue line begins with a speaker or `[Image #`.
+#: m* of Section 4.3 as plain text. It has a line of its own; a dialogue line begins with a speaker or `[Image #`.
 MARKER = "[ATTENTION]"
 _MARKERS = re.compile(re.escape(MARKER))
 
@@ -209,7 +209,7 @@ class _Writer:
         return (start, self.length)
 
 
-#: A tag that an answer is read by, where somebody says it.
+#: A tag that answers are parsed by, in the text of a turn.
 _SAID_TAG = re.compile(r"<(?=\s*(?:/\s*)?(?:answer|explanation)\s*>)", re.IGNORECASE)
 
 
@@ -294,7 +294,7 @@ def _put_strategy(out: _Writer, strategy: Strategy) -> tuple[list[Span], list[Sp
 
 
 def frame(question: Question, abstention: bool) -> tuple[str, str]:
-    """What every state begins with, how to answer and the dialogue's head, and ends with: the question, its options."""
+    """The start of every state (how to answer, head of the dialogue) and its end (the question with its options)."""
     told = NO_INFORMATION if abstention else ""
     rules = prompts.render("answer", format=question.format, visual=question.visual, no_information=told)
     when = [f"Asked on: {one_line(question.time)}"] if question.time else []
@@ -365,7 +365,7 @@ def strip_markers(rendered: Rendered) -> str:
 
 
 def render_answer(question: Question) -> str | None:
-    """The gold answer as it stands between the answer tags; the first acceptable one; None if no gold is known."""
+    """The gold answer as written between the answer tags; the first acceptable one; None if no gold is known."""
     if not question.answers:
         return None
     if question.format == "multi":

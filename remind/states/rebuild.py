@@ -38,7 +38,7 @@ def strategy_end(rendered: Rendered) -> int:
 
 
 def strategy_of(rendered: Rendered) -> Strategy:
-    """S_str as the prompt tells it."""
+    """S_str as written in the prompt."""
     text = rendered.text
     anchors: dict[str, list[str]] = {kind: [] for kind in ANCHOR_KINDS.values()}
     kind = ""
@@ -70,7 +70,7 @@ def factual_of(record: StateRecord, dialogue: Dialogue, question: Question) -> F
     """x0 as a state. It renders to exactly the text of the record.
 
     Raises:
-        DataError: it does not: dialogue files or prompt templates differ from those of the states.
+        DataError: it does not, because dialogue files or prompt templates differ from those of the states.
     """
     segments = segments_of(dialogue, sorted(positions_of(record, dialogue)))
     told = None
@@ -95,7 +95,7 @@ def summary_of(record: StateRecord) -> str:
     """The summary in x2; "" where x2 is x1.
 
     Raises:
-        DataError: x2 is not x1 with a section of its own, as the prompt templates of today write it.
+        DataError: x2 is not x1 with a summary section as the current prompt templates render it.
     """
     x1, x2 = record.x1.text, record.x2.text
     if x1 == x2:

@@ -15,7 +15,7 @@ FACTUAL = "factual"
 
 
 class Picture(NamedTuple):
-    """The file of an image in x0: the turn, which of the turn's captions stands for it (from 0), and the path."""
+    """The file of an image in x0: the turn, the place of its caption in the turn (from 0), and the path."""
 
     turn_id: str
     place: int

@@ -50,7 +50,7 @@ def write_feature_pages(cfg: FeaturePagesConfig) -> list[Path]:
     from sae.dashboard import strongest, write_dashboard
 
     chats = Chats(cfg.llm)
-    chats.stage("explain")  # an endpoint that cannot be used is told before any work
+    chats.stage("explain")  # an endpoint that cannot be used is reported before any work
     bench = open_workbench(cfg.backbone, cfg.data or None, cfg.sae, device=cfg.device, dtype=cfg.dtype)
     layers = bench.layers if cfg.layers is None else cfg.layers
     pages = {layer: Path(cfg.out) / f"layer_{layer}.html" for layer in layers}

@@ -105,7 +105,7 @@ class Ranking:
         candidates[group[near], rank[near]] = value[near]
         owners = torch.zeros(len(rows), self.most, dtype=torch.int64)
         owners[group[near], rank[near]] = token[near]
-        # present entries stand before candidates, so that they win among equals
+        # present entries come before candidates, so that they win ties
         both = torch.cat([self.tensors["value"][rows], candidates], 1)
         value, order = (x[:, : self.most] for x in both.sort(dim=1, descending=True, stable=True))
         new = order >= self.most

@@ -72,7 +72,7 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
 
     A piece is a dialogue with its questions. Only one piece is held in memory, with the ids of dialogues and of
     RefMem-Bench questions, one file where a later line may belong to an earlier dialogue (chat in single turns,
-    Friends), all files of Friends by season, and of a mapping file the questions that stand apart from dialogues.
+    Friends), all files of Friends by season, and of a mapping file the questions in records of their own.
 
     Raises:
         As `read`, before the first piece or between two.

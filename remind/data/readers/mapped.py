@@ -53,7 +53,7 @@ class MappedReader:
         return source.is_json and any(fnmatchcase(source.path.name, name) for name in self.mapping.files.values())
 
     def stream(self, sources: Sequence[Source]) -> Iterator[Corpus]:
-        """A dialogue with its questions at a time; of questions that stand apart from dialogues all are held.
+        """A dialogue with its questions at a time; questions in records of their own are all held.
 
         Without ids in the file: dialogues `<file>-<n>`, sessions `S<n>`, turns `<session>:T<n>`, questions
         `<dialogue>-q<n>`. Records of one `dialogue.join` are made one dialogue by `joined`.
@@ -103,7 +103,7 @@ class MappedReader:
         return None if value is None else place.name(value, field)
 
     def _records(self, sources: Sequence[Source], kind: str) -> Iterator[_Entry]:
-        """The dialogues, or the questions that stand apart, of the files that hold them."""
+        """The dialogues, or the questions in records of their own, of the files that hold them."""
         for source in sources:
             if not fnmatchcase(source.path.name, self.mapping.files[kind]):
                 continue
@@ -114,7 +114,7 @@ class MappedReader:
                     yield _Entry(None, place, value)
 
     def _apart(self, sources: Sequence[Source]) -> dict[str, list[_Entry]]:
-        """The questions that stand apart, by dialogue."""
+        """The questions in records of their own, by dialogue."""
         held: dict[str, list[_Entry]] = {}
         if self._has("question.dialogue"):
             for entry in self._records(sources, "question"):

@@ -53,7 +53,7 @@ class FieldMapping:
         path: of the file.
         files: for "dialogue" and "question" the pattern of their files' names.
         count_from: of whole numbers in the data that count answers, turns, sessions and images: 0 or 1.
-        values: for format, dimension and split what stands in the data, and what it is here.
+        values: for format, dimension and split the value in the data, and its meaning here.
 
     Raises:
         ConfigError: no sound YAML, an unknown key, a path or value that is none, a key that is missing or that does not
