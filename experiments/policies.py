@@ -22,7 +22,7 @@ import numpy as np
 from experiments.proof.statistics import estimate
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
-from remind.evaluation.tables import markdown_table
+from remind.evaluation.tables import markdown_table, percent
 from remind.memory_training.config import Method, TrainMemoryConfig
 from sae.ranges import PositiveInt, Seed, check_ranges
 
@@ -323,16 +323,13 @@ def table(results: Mapping[str, Any]) -> str:
         heads = ["", "final questions", *("less GRPO" if one == "grpo" else "less SFT" for one in less)]
         body = []
         for row in rows:
-            cells = [row["title"], _percent(row["final"]), *(_percent(row.get(f"less {one}")) for one in less)]
+            shares = [row["final"], *(row.get(f"less {one}") for one in less)]
+            cells = [row["title"], *(percent(one, interval=True) for one in shares)]
             values = {name: row[name]["value"] for name in figures}
             cells += [f"{value:.0f}" if name == "words" else f"{100 * value:.1f}" for name, value in values.items()]
             body.append(cells)
         tables += [markdown_table([*heads, *figures.values()], body)] if rows else []
     return "\n".join(tables)
-
-
-def _percent(one: Mapping[str, float] | None) -> str:
-    return "" if one is None else f"{100 * one['value']:.1f} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from experiments.cost.report import markdown_table
 from experiments.evidence.data import DialogueQuestions, load
 from experiments.memory.keys import HoldingEncoder
 from remind.core.cli import main
@@ -21,6 +20,7 @@ from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
 from remind.evaluation.intervals import bootstrap
 from remind.evaluation.metrics import recall_all, recall_any
+from remind.evaluation.tables import markdown_table
 from remind.memory.expansions import extractive, read_annotations
 from remind.memory.keys import Join, join_keys
 from remind.pipeline.identity import versions
@@ -120,11 +120,11 @@ def published(cfg: PublishedConfig) -> dict[str, Any]:
     result = {"rows": rows, "data": facts, "config": asdict(cfg), "versions": versions()}
     result["hashes"] = input_hashes([*cfg.data, *([cfg.annotations] if cfg.annotations else [])])
     write_json(cfg.out, result)
-    print("\n".join(table(rows, cfg.k)))
+    print(table(rows, cfg.k))
     return result
 
 
-def table(rows: list[dict[str, Any]], k: int) -> list[str]:
+def table(rows: list[dict[str, Any]], k: int) -> str:
     """Markdown, a line for each dataset, join and kind of recall."""
     by = {(r["dataset"], r["join"], r["recall"], r["official_quirks"]): r for r in rows}
     body = []

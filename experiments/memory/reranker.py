@@ -29,12 +29,12 @@ from experiments.memory.report import Rows, curve_rows, plot, table
 from remind.core.errors import ConfigError
 from remind.core.files import input_hashes, write_json
 from remind.core.progress import track
-from remind.evaluation.identity import versions
 from remind.llm.offline import OfflineLLM
 from remind.memory.citers import noisy
 from remind.memory.reranker import AS_PRINTED, Episode, Reranker, RerankerConfig
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig
+from remind.pipeline.identity import versions
 
 #: Updates at which the learning curve is read, as far as it goes.
 POINTS = (0, 25, 50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 800, 900, 1000)

@@ -154,4 +154,4 @@ def differences(rows: Mapping[str, Rows], name: str, resamples: int) -> dict[str
 def steps_table(steps: Mapping[str, Mapping[str, Difference | None]]) -> str:
     """`differences` of every row, as Markdown."""
     lines = [[name, *(percent(one, interval=True, signed=True) for one in row.values())] for name, row in steps.items()]
-    return "\n".join(markdown_table(["Acc", *next(iter(steps.values()))], lines))
+    return markdown_table(["Acc", *next(iter(steps.values()))], lines)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.cost.report import markdown_table
 from experiments.evidence.data import gold_turns
 from experiments.paper.cells import cell, product, side_by_side
 from experiments.paper.config import PaperConfig
@@ -23,7 +22,7 @@ from remind.evaluation.compare import Rows
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import bootstrap, several
-from remind.evaluation.tables import percent
+from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
 from remind.grounding.selection import select_blocks
 from remind.llm.offline import OfflineLLM
@@ -156,7 +155,7 @@ def fig5(cfg: PaperConfig) -> Result:
     ]
     heads = ["α", "β", "gold evidence marked", "Acc from x1", "parsed", "MemR from x1"]
     by_format = side_by_side({f"{alpha:g}, {beta:g}": one for (alpha, beta), one in products.items()}, "α, β")
-    tables = "\n".join([*markdown_table(heads, lines), by_format])
+    tables = "\n".join([markdown_table(heads, lines), by_format])
     return Result({"grid": rows, "by_seed": seeds}, tables, _curves(cfg, rows))
 
 
@@ -268,7 +267,7 @@ def fig11(cfg: PaperConfig) -> Result:
         ["tokens marked", *map(str, budgets)],
         [[label, *(percent(value) for value in lines[label])] for label in lines],
     )
-    table += markdown_table(
+    table += "\n" + markdown_table(
         ["", "gold evidence", "tokens, mean"],
         [[label, percent(ends[label], interval=True), f"{mean_tokens[label]:,.0f}"] for label in ends],
     )
@@ -285,7 +284,7 @@ def fig11(cfg: PaperConfig) -> Result:
     axes.set_xlabel("marked tokens (star: the budget that the states were built with)")
     axes.set_ylabel("gold evidence marked, %")
     figure.legend(loc="outside right upper", fontsize=8)
-    return Result(data, "\n".join(table), Picture(figure))
+    return Result(data, table, Picture(figure))
 
 
 def _add(curves: dict[str, list[list[tuple[float, str]]]], label: str, shares: Sequence[float], name: str) -> None:

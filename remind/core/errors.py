@@ -22,6 +22,11 @@ def named(record: str) -> str:
     return record if len(record) <= _QUOTED and record.isprintable() else shown(record)[1:-1]
 
 
+def brief(error: BaseException) -> str:
+    """Somebody else's error as quoted in a message: on one line, shortened."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 class RemindError(Exception):
     """Base of every error the toolkit raises on purpose; scripts print it as one line and exit with status 2."""
 

@@ -60,7 +60,7 @@ class MemoryPlan:
         place = "main memory" if host else str(device)
         line = f"{place}: {' + '.join(said)}{each}: {total / 1e9:.1f} of {most / 1e9:.1f} GB"
         if total > most:
-            raise ConfigError(f"the run needs more memory than there is, by estimate ({line}); {self.hint} would help")
+            raise ConfigError(f"the run needs more memory than there is ({line}); {self.hint} would help")
         return line
 
 

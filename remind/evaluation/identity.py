@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,3 @@ def machine(device: str) -> str:
     if device.startswith("cuda") and torch.cuda.is_available():
         return f"{platform.machine()}, {torch.cuda.get_device_name(torch.device(device))}"
     return f"{platform.machine()}, {platform.system()}, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -27,7 +27,7 @@ from remind.evaluation.compare import condition_differences
 from remind.evaluation.conditions import Prompter, Questions, load_questions
 from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.evaluation.contexts import Contexts
-from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash, versions
+from remind.evaluation.identity import answer_identity, corpus_hashes, machine, score_identity, states_hash
 from remind.evaluation.images import pictures_for, with_images
 from remind.evaluation.judge import load_judge
 from remind.evaluation.predictions import RunFolder, held
@@ -39,6 +39,7 @@ from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats
 from remind.llm.offline import OfflineLLM
 from remind.models.load import load_backbone
+from remind.pipeline.identity import versions
 from remind.states import prompts
 from remind.states.parquet import read_manifest
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from remind.core import optional
 from remind.core.cache import Cache
-from remind.core.errors import ModelError
+from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.config import VLLMConfig
 from remind.models.backbone import max_length
@@ -99,8 +99,7 @@ class VLLMAnswers(Answerer):
         try:
             return act()
         except Exception as error:  # of many types, some from processes of the engine
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ModelError(f"{self.name}: vLLM {problem}: {reason}") from None
+            raise ModelError(f"{self.name}: vLLM {problem}: {brief(error)}") from None
 
 
 def _own(folder: str, config: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError, ModelError, brief
 from remind.core.processes import WHOLE, Shard
 from remind.models.backbone import modality
 from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
@@ -183,8 +183,7 @@ def _run(backbone: Backbone, rows: list[_Row], settings: Any, pictures: Pictures
         return _forward(backbone, rows, settings, pictures)
     except (RuntimeError, IndexError) as error:  # out of memory is a RuntimeError
         if len(rows) == 1:
-            message = " ".join(str(error).split())[:300] or type(error).__name__
-            return [Generation("", len(rows[0].ids), failure="error", message=message)]
+            return [Generation("", len(rows[0].ids), failure="error", message=brief(error))]
     # outside the handler, since the error holds the tensors of the failed forward
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

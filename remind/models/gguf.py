@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from remind.core import optional
-from remind.core.errors import ModelError
+from remind.core.errors import ModelError, brief
 from remind.core.files import atomic_folder, sha256_file
 from remind.core.processes import locked
 
@@ -78,7 +78,6 @@ def _convert(file: Path, target: Path) -> None:
         plain.tie_weights()
         tokenizer.model_max_length = config.max_position_embeddings
     except Exception as error:  # the libraries raise errors of many types for a file that is broken or unknown
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelError(f"{file}: not a GGUF model that transformers can read: {reason}") from None
+        raise ModelError(f"{file}: not a GGUF model that transformers can read: {brief(error)}") from None
     plain.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -35,7 +35,7 @@ _CODE = (
 
 
 def versions() -> dict[str, str]:
-    names = ("torch", "transformers", "remind-toolkit")
+    names = ("torch", "transformers", "sentence-transformers", "remind-toolkit")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
@@ -68,7 +68,7 @@ def build_identity(cfg: BuildStatesConfig, llm: str, saes: Path) -> dict[str, An
         "llm": llm,
         "prompts": prompt_hashes(llm),
         "code": code_hash(),
-        "versions": {**versions(), "sentence-transformers": version("sentence-transformers")},
+        "versions": versions(),
     }
 
 

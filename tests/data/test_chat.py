@@ -118,7 +118,7 @@ def test_ids_and_sessions_that_come_twice_are_named(written, refused):
     path = written("mine.jsonl", GOOD, {**GOOD, "id": "S1:T1"})
     assert refused(path) == "[mine]: turn id 'S1:T1' occurs twice; ids must be unique in a dialogue"
     path = written("x.jsonl", *({**GOOD, "session": name} for name in ("a", "b", "a")))
-    assert refused(path).startswith("[line 3]: session 'a' comes back after another")
+    assert refused(path).startswith("[line 3]: session 'a' appears again after another")
 
 
 def test_two_lists_of_turns_nested_deeply_are_refused_in_one_line(tmp_path, refused):

@@ -197,7 +197,7 @@ def test_a_run_of_memory_systems_against_a_hand_count(
     spent = {"calls": 1, "prompt_tokens": 10, "completion_tokens": 3, "tokens": 13, "usd": pytest.approx(10)}
     assert rows["bm25"]["question"] == spent
     assert rows["bm25"]["ingest"]["calls"] == 0
-    (line,) = [line for line in memory_table([*rows.values()]) if line.startswith("| bm25 |")]
+    (line,) = [line for line in "\n".join(memory_table([*rows.values()])).splitlines() if line.startswith("| bm25 |")]
     assert line.startswith(f"| bm25 | refmem | {len(records)} | 0 | 0 | 0.0000 | 1.00 | 13.0 | 10.000000 |")
     # a system of that name, and a run without answers
     with pytest.raises(ConfigError, match="has bm25, which is named already"):
