@@ -344,9 +344,7 @@ class TrainConfig:
             raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
         self.objective.check_step(self.trainer.step)
         if self.data.targets != "gold" and not self.objective.active:
-            raise ConfigError(
-                f"data.targets {self.data.targets}: nothing is distilled, because no edge has gamma above 0"
-            )
+            raise ConfigError(f"data.targets {self.data.targets}: nothing is distilled: no edge has gamma above 0")
 
 
 @dataclass

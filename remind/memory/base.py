@@ -262,9 +262,7 @@ class Bank(ABC):
             raise DataError(f"no retrieval {shown(token)} is waiting for feedback", self.folder)
         query, retrieval = self._open[token]
         if wrong := [place for place in cited if not 0 <= place < len(retrieval.memories)]:
-            raise DataError(
-                f"memory {wrong[0]} is cited, but {len(retrieval.memories)} were retrieved", self.folder, query.id
-            )
+            raise DataError(f"cited memory {wrong[0]} of {len(retrieval.memories)} retrieved", self.folder, query.id)
         del self._open[token]
         self.learn(query, retrieval, frozenset(cited))
 

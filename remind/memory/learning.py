@@ -77,9 +77,7 @@ class Course:
         if published.is_file() and published.read_text() == self.begins:
             return
         if path.is_file() and sha256_file(path) not in map(sha256_file, self._folder.glob("*.safetensors")):
-            raise DataError(
-                f"was trained by another run in the meantime; the weights of this run are in {self._now}", path
-            )
+            raise DataError(f"was trained by another run; the weights of this run are in {self._now}", path)
         Reranker.read(self._now).save(self.common)
         write_text(published, self.begins)
 

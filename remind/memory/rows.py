@@ -14,6 +14,8 @@ from remind.states.pyramid import turn_text
 
 #: `Bank.retrieve`, or what stands in for it.
 Retrieve = Callable[..., Retrieval]
+#: Fields of a question that its row keeps.
+_OF_QUESTION = ("category", "dimension", "format", "text", "answers", "evidence")
 
 
 def row_of(question: Question, retrieve: Retrieve, cfg: RunMemoryConfig, encoder: SentenceEncoder) -> dict[str, Any]:
@@ -26,12 +28,7 @@ def row_of(question: Question, retrieve: Retrieve, cfg: RunMemoryConfig, encoder
     budgets = {str(budget): retrieve(query, budget=budget).memories for budget in cfg.budgets}
     return {
         "question": question.id,
-        "category": question.category,
-        "dimension": question.dimension,
-        "format": question.format,
-        "text": question.text,
-        "answers": question.answers,
-        "evidence": question.evidence,
+        **{name: getattr(question, name) for name in _OF_QUESTION},
         "ms": milliseconds,
         "top": [_record(memory) for memory in top.memories],
         "budgets": {budget: [_record(memory) for memory in chosen] for budget, chosen in budgets.items()},

@@ -83,9 +83,7 @@ def is_built(out: Path, stamp: str) -> bool:
 def check_built(out: Path, stamp: str) -> None:
     """Raises ConfigError unless the folder holds the states of the build with that stamp."""
     if not is_built(out, stamp):
-        raise ConfigError(
-            f"{out} exists and was built from other input or with other settings; choose another out or set overwrite"
-        )
+        raise ConfigError(f"{out} exists, built from other input or settings; choose another out or set overwrite")
 
 
 def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str, Any], overwrite: bool) -> None:
@@ -94,7 +92,7 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
     What a killed process left half-made is cleared away. Nothing is done where another process was first.
 
     Raises:
-        ConfigError: another process has meanwhile put states built from other input or with other settings there.
+        ConfigError: another process has meanwhile put states built from other input or settings there.
         OSError: no room, no right to write. DataError: a part that has changed since it was built.
     """
     with locked(parts.folder / "states" / f"{sha256_json(str(out.resolve()))[:16]}.lock"):

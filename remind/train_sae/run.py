@@ -105,9 +105,7 @@ class Run:
         cfg, seed, processes = self.cfg, self.cfg.trainer.seed, self.processes
         self.dialogues["training"] = dialogues
         if cfg.trainer.batch_size % processes.count:
-            raise ConfigError(
-                f"batch_size {cfg.trainer.batch_size} cannot be divided among {processes.count} processes"
-            )
+            raise ConfigError(f"batch_size {cfg.trainer.batch_size} cannot be split among {processes.count} processes")
         self.windows = make_windows(self.backbone, dialogues, self.size, "tokenise", cfg.image_tokens)
         tokens = sum(len(window.ids) for window in self.windows)
         memory = memory_plan(cfg, self.backbone, self.layers, self.size, tokens, processes.count)

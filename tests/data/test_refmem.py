@@ -126,10 +126,7 @@ TURN = {"id": "t", "speaker": "Ana", "text": "hi"}
         ([CONTEXT, QUESTION, QUESTION], "[line 3, q1]: question id 'q1' occurs twice, first in bench.jsonl"),
         ([CONTEXT, {"type": "answer"}], "[line 2]: unknown record type 'answer'; known: context, question"),
         ([CONTEXT, {**QUESTION, "images": [10**4000]}], f"[line 2, q1]: image index 1{'0' * 37}...{'0' * 39} is out"),
-        (
-            [context([{**TURN, "images": [{"path": "../x"}]}])],
-            "[line 1, c01, t]: image '../x' is outside the data folder",
-        ),
+        ([context([{**TURN, "images": [{"path": "../x"}]}])], "[line 1, c01, t]: image '../x' is outside the data"),
     ],
 )
 def test_bad_records_are_named(tmp_path, refused, records, message):

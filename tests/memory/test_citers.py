@@ -226,7 +226,5 @@ def test_a_killed_run_teaches_common_weights_as_a_whole_one(
     cited_run(data, tmp_path / "other", server, **shared("common"))
     assert Reranker.load(tmp_path / "common").step == 8
     cited_run(data, tmp_path / "run", server, **shared("common"))
-    with pytest.raises(
-        DataError, match=r"common.*was trained by another run in the meantime; the weights of this run are in"
-    ):
+    with pytest.raises(DataError, match=r"common.*was trained by another run; the weights of this run are in"):
         cited_run(data, tmp_path / "run", server, **shared("common"), limit=5)

@@ -120,7 +120,7 @@ def test_a_retrieval_leaves_the_bank_as_it_is_and_comes_out_the_same(tmp_path: P
 def test_feedback_twice_unknown_or_out_of_place(tmp_path: Path) -> None:
     with filled(tmp_path / "a") as memory:
         found = memory.retrieve(QUERIES[0], k=2)
-        with pytest.raises(DataError, match="memory 2 is cited, but 2 were"):
+        with pytest.raises(DataError, match="cited memory 2 of 2 retrieved"):
             memory.feedback(found.token, [2])
         memory.feedback(found.token, [])
         with pytest.raises(DataError, match="is waiting for feedback"):

@@ -108,7 +108,7 @@ def test_what_another_build_has_put_there_meanwhile_stays(tmp_path: Path) -> Non
     out, parts = tmp_path / "out", Parts(tmp_path / "cache")
     for _ in range(2):
         assemble(out, parts, [], {"build": "one"}, overwrite=False)
-    with pytest.raises(ConfigError, match="out exists and was built from other input or with other settings"):
+    with pytest.raises(ConfigError, match="out exists, built from other input or settings"):
         assemble(out, parts, [], {"build": "other"}, overwrite=False)
     assert read_manifest(out)["build"] == "one"
     assemble(out, parts, [], {"build": "other"}, overwrite=True)

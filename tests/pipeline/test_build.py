@@ -291,7 +291,7 @@ def test_questions_of_ones_own_about_each_dialogue(
     assert "unchanged" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*map(str, words), "--ask", texts[0]])
-    assert "built from other input or with other settings" in capsys.readouterr().err
+    assert "built from other input or settings" in capsys.readouterr().err
     main(["inspect", "--states", str(out), "--question", "c1-ask2", "--out", str(tmp_path / "page.html")])
     assert texts[1] in (page := (tmp_path / "page.html").read_text())
     assert "taken for factual" in page
@@ -338,7 +338,7 @@ def test_a_split_that_shares_evidence_is_refused_or_reported(
     (tmp_path / "map.yaml").write_text((tmp_path / "map.yaml").read_text().replace("split: split", 'split: "none?"'))
     with pytest.raises(SystemExit):
         main([*words, "--split.overlap", "report"])
-    assert "built from other input or with other settings" in capsys.readouterr().err
+    assert "built from other input or settings" in capsys.readouterr().err
 
 
 def test_a_longmemeval_instance_becomes_states(remind_data: Path, tmp_path: Path, minilm_sae: Path) -> None:
