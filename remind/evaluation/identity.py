@@ -34,9 +34,7 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     for name, digest in hashes.items():
         # files of one name in several folders are told apart by what they hold
         if digest not in built_from.values():
-            what = (
-                "has changed since the states were built" if name in built_from else "is not one of their input files"
-            )
+            what = "has changed since the states were built" if name in built_from else "is not an input of the states"
             raise DataError(f"{name} {what}; name the files that the states were built from", states)
     return hashes
 

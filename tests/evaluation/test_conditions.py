@@ -293,7 +293,7 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
         with pytest.raises(DataError, match=r"manifest\.json: inputs"):
             corpus_hashes([path], {"inputs": inputs}, tmp_path)
     other = path.rename(tmp_path / "other.jsonl")
-    with pytest.raises(DataError, match=r"other.jsonl is none of the files that the states were built"):
+    with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
         evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
 
 

@@ -296,7 +296,7 @@ def test_a_damaged_file_is_passed_over_for_the_previous_one(tmp_path: Path, capl
         (tmp_path / NAME).write_bytes(content)
         with caplog.at_level(logging.WARNING):
             assert Reranker.load(tmp_path).step == 0
-        assert f"resuming from {PREVIOUS}, step 0" in caplog.text
+        assert f"continuing from {PREVIOUS}, step 0" in caplog.text
     shutil.copyfile(tmp_path / NAME, tmp_path / PREVIOUS)
     with pytest.raises(DataError, match=f"{NAME}: not a reranker that can be read"):
         Reranker.load(tmp_path)
