@@ -392,8 +392,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         if self.folder.main and self.stopped:
             print(
-                f"stopped by SIGTERM after step {self.step} of {self.parts.total}; set resume to continue",
-                file=sys.stderr,
+                f"stopped by SIGTERM at step {self.step} of {self.parts.total}; set resume to continue", file=sys.stderr
             )
         elif self.folder.main:
             trained = sum(p.numel() for p in self.parts.module.parameters() if p.requires_grad)

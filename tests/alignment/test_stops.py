@@ -57,7 +57,7 @@ def test_sigterm_from_outside_ends_the_step_saves_and_goes_on_to_the_same_bits(
     assert newest is not None
     done = checkpoint.read_state(newest)["step"]
     assert 3 <= done < 6
-    assert f"stopped by SIGTERM after step {done} of 6" in errors
+    assert f"stopped by SIGTERM at step {done} of 6" in errors
     train(replace(cfg, resume=True))
     runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(run))
     runs.assert_identical(runs.weights(tmp_path / "r", name="optimizer"), runs.weights(run, name="optimizer"))
