@@ -7,7 +7,7 @@ core block and the nearest entries of the rollout's memory, and `llm.judge` comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -176,11 +176,15 @@ class Source:
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
-    def lessons(self) -> list[Heard]:
+    def lessons(self, length: Callable[[Told], int], longest: int) -> list[Heard]:
         """All sessions as the expert goes through the dialogues; its replies come from the cache where they are in it.
 
+        Args:
+            length: of a prompt in tokens of the policy.
+            longest: sessions with a longer prompt are left out.
+
         Raises:
-            DataError: the expert replied to nothing.
+            DataError: the expert replied to nothing, or every prompt is too long.
             ModelError: an endpoint as a whole cannot be used.
         """
         encoder, exam = SentenceEncoder(), None
@@ -199,7 +203,13 @@ class Source:
             raise DataError("the expert's replies could not be had in any session", self.dialogues[0].id)
         if silent := len(found) - len(lessons):
             warn(f"{silent} of {len(found)} sessions are left out, since the expert did not reply for every role")
-        return lessons
+        short = [one for one in lessons if max(map(length, one.views)) <= longest]
+        if many := len(lessons) - len(short):
+            why = f"a prompt of {many} of {len(found)} sessions has more than {longest} tokens, the policy's limit"
+            if not short:
+                raise DataError(why, self.dialogues[0].id)
+            warn(f"{why}; they are left out")
+        return short
 
 
 def asked_after(dialogue: Dialogue, questions: Iterable[Question], most: int) -> Mapping[str, tuple[Question, ...]]:

@@ -205,7 +205,8 @@ class _Run:
         if self.source is not None:
             # the others take the expert's replies from the cache
             with _joined().main_process_first():
-                return self.source.lessons()
+                longest = self.model.config.max_position_embeddings - self.room
+                return self.source.lessons(lambda view: len(self.speech.prompt(view)), longest)
         seed, most = self.cfg.world.seed, self.speech.limits[0]
         return [one for life in self.lives() for one in lessons(life, self.expert, seed, most)]
 

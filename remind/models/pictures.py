@@ -77,7 +77,7 @@ def file_hash(path: str, root: str | None, section: str, record: str | None = No
         root, section: as for `Pictures`. record: what shows it, for errors.
 
     Raises:
-        ImagePathError: it is missing, or lies outside of the root.
+        ImagePathError: it is missing, or is outside of the root.
     """
     _check_place(path, root, section, record)
     if not Path(path).is_file():

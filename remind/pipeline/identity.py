@@ -111,7 +111,7 @@ def picture_hashes(grounding: GroundingConfig, dialogue: Dialogue) -> list[str]:
     """SHA-256 of the image files of a dialogue, where grounding shows them as pixels; else none.
 
     Raises:
-        ImagePathError: one is missing, or lies outside of the root.
+        ImagePathError: one is missing, or is outside of the root.
     """
     if grounding.images != "pixels":
         return []

@@ -235,7 +235,7 @@ def test_images_may_be_confined_to_a_folder(pictured: Path, nano: Backbone, tmp_
     config = replace(_DATA, image_root=str(inside))
     within = load(pictured, nano, config).train
     assert within.fingerprint() == load(pictured, nano).train.fingerprint()
-    with pytest.raises(ImagePathError, match=r"\[q-c0\]: lies outside of data\.image_root [^\n]*2 of 2 images"):
+    with pytest.raises(ImagePathError, match=r"\[q-c0\]: is outside data\.image_root [^\n]*2 of 2 images"):
         load(pictured, nano, replace(_DATA, image_root=str(outside)))
     # a name beside the folder, a way out of it, a link out of it
     (tmp_path / "data2").mkdir()
@@ -250,7 +250,7 @@ def test_images_may_be_confined_to_a_folder(pictured: Path, nano: Backbone, tmp_
     # and where a file becomes a link later
     (inside / "red.png").unlink()
     (inside / "red.png").symlink_to(secret)
-    with pytest.raises(ImagePathError, match=r"red\.png \[q-c0\]: lies outside"):
+    with pytest.raises(ImagePathError, match=r"red\.png \[q-c0\]: is outside"):
         within.items[0].pixels()
 
 

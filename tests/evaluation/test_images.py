@@ -126,7 +126,7 @@ def test_an_image_that_cannot_be_used_stops_it_at_once(cfg: EvaluateConfig, tmp_
     what = {
         "missing": "20.png [q2]: no such",
         "no image": "20.png [q2]: cannot be read",
-        "outside": "00.png [q0]: lies",
+        "outside": "00.png [q0]: is outside",
     }
     with pytest.raises(ImagePathError) as caught:
         evaluate(cfg)
@@ -149,7 +149,7 @@ def test_other_pixels_are_another_run(cfg: EvaluateConfig, tmp_path: Path) -> No
 
 
 def test_who_shows_no_images_is_refused(cfg: EvaluateConfig) -> None:
-    with pytest.raises(ConfigError, match="images pixels: answers server is asked in text alone"):
+    with pytest.raises(ConfigError, match="images pixels: answers server takes text only"):
         evaluate(replace(cfg, answers="server", model="a name"))
     with pytest.raises(ConfigError, match="images pixels: minilm takes no images"):
         evaluate(replace(cfg, model="minilm"))

@@ -72,7 +72,7 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, mon
         monkeypatch, tmp_path / "talk.jsonl", memory=chat, answer=ScriptedChat(answer), judge=ScriptedChat(judge)
     )
     assert [one.id for one in made.questions] == ["a", "b", "c"]
-    first, second = made.lessons()
+    first, second = made.lessons(size, 10**6)
     assert [[one.id for one in lesson.questions] for lesson in (first, second)] == [["a", "b"], ["c"]]
     # an independent bank, whose model is played by the lessons
     told = iter([pair for lesson in (first, second) for pair in zip(lesson.views, lesson.replies, strict=True)])
@@ -110,7 +110,7 @@ def test_lessons_are_what_a_bank_asks_and_the_expert_replies(tmp_path: Path, mon
 
 def test_memories_are_worth_what_the_judge_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = {"memory": ScriptedChat(expert()), "answer": ScriptedChat(answer), "judge": ScriptedChat(judge)}
-    first, _ = source(monkeypatch, tmp_path / "talk.jsonl", **chats).lessons()
+    first, _ = source(monkeypatch, tmp_path / "talk.jsonl", **chats).lessons(size, 10**6)
     turn = LIFE.meetings[0].turns[0].text
     held = json.dumps({"ops": [{"op": "ADD", "memory": f"2023: {turn}", "sources": [1]}]})
     none = [json.dumps({"ops": [{"op": "APPEND", "content": ""}]}), *[json.dumps({"ops": []})] * 3]
@@ -142,11 +142,30 @@ def test_a_role_that_does_not_reply_leaves_the_session_out(
         return Reply("", failure="timeout", message="too late") if next(count) == 6 else said
 
     made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(part))
-    assert [len(list(lesson.examples)) for lesson in made.lessons()] == [4]
+    assert [len(list(lesson.examples)) for lesson in made.lessons(size, 10**6)] == [4]
     assert "1 of 2 sessions are left out" in capsys.readouterr().err
     silent = ScriptedChat(lambda _: Reply("", failure="timeout", message="too late"))
     with pytest.raises(DataError, match="replies could not be had in any session"):
-        source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons()
+        source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons(size, 10**6)
+
+
+def size(view: dialogues.Told) -> int:
+    return len(view.request().messages[1].text)
+
+
+def test_sessions_that_are_too_long_for_the_policy_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
+    first, second = (max(map(size, lesson.views)) for lesson in made.lessons(size, 10**6))
+    assert "left out" not in capsys.readouterr().err
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
+    (kept,) = made.lessons(size, max(first, second) - 1)
+    assert max(map(size, kept.views)) == min(first, second)
+    assert f"1 of 2 sessions has more than {max(first, second) - 1} tokens" in capsys.readouterr().err
+    made = source(monkeypatch, tmp_path / "talk.jsonl", memory=ScriptedChat(expert()))
+    with pytest.raises(DataError, match="2 of 2 sessions has more than 9 tokens"):
+        made.lessons(size, 9)
 
 
 # the command

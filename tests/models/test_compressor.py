@@ -63,5 +63,5 @@ def test_a_text_longer_than_the_model_reads(folder: Path) -> None:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no folder of a model"):
+    with pytest.raises(ModelError, match="not a model folder"):
         Compressor(tmp_path / "absent", 0.5).compress("the cat")

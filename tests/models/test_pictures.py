@@ -182,7 +182,7 @@ def test_what_cannot_be_shown_is_named(nano: Backbone, state: FactualState, tmp_
     minilm = load_backbone("minilm")
     with pytest.raises(ConfigError, match=r"grounding\.images pixels needs grounding\.context_codes joint"):
         Grounder(minilm, saes_for(minilm, (2,)), None, pixels)
-    with pytest.raises(ImagePathError, match=r"^[^\n]*0\.png \[q\]: lies outside of grounding\.image_root [^\n]*$"):
+    with pytest.raises(ImagePathError, match=r"^[^\n]*0\.png \[q\]: is outside grounding\.image_root [^\n]*$"):
         Grounder(nano, saes, None, replace(pixels, image_root=str(tmp_path / "other"))).ground(state)
     (tmp_path / "1.png").unlink()
     with pytest.raises(ImagePathError, match=r"^[^\n]*1\.png \[q\]: no such image$"):

@@ -66,7 +66,7 @@ def test_workers_do_not_outlive_a_killed_parent(corpus: Path, tmp_path: Path, st
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    for _ in range(200):
+    for _ in range(600):
         # the group is the parent's own session: whoever is still in it was left behind
         if subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, check=False).returncode:
             return

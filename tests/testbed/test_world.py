@@ -138,7 +138,7 @@ def test_training_shares_no_wording_with_dev_and_test() -> None:
         # each number by itself: tests/core/test_ranges.py
         ({"speakers": 7}, "speakers must be at least 2 and at most 6, not 7"),
         ({"train": 0, "dev": 0, "test": 0}, "train, dev and test"),
-        ({"evidence": (3, 2)}, "evidence is"),
+        ({"evidence": (3, 2)}, "evidence must be"),
         ({"formats": ()}, "formats is"),
         ({"formats": ("single", "essay")}, "formats[1] must be"),
     ],

@@ -94,7 +94,7 @@ def test_states_and_pages_show_the_pixels(cfg: BuildStatesConfig, tmp_path: Path
 def test_an_image_outside_of_the_root_stops_the_build(cfg: BuildStatesConfig, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     grounding = replace(cfg.grounding, image_root=str(tmp_path / "other"))
-    with pytest.raises(ImagePathError, match=r"^[^\n]*bike\.png \[d\]: lies outside of grounding\.image_root [^\n]*$"):
+    with pytest.raises(ImagePathError, match=r"^[^\n]*bike\.png \[d\]: is outside grounding\.image_root [^\n]*$"):
         build_states(replace(cfg, grounding=grounding))
     assert not Path(cfg.out).exists()
 
