@@ -46,7 +46,7 @@ from remind.testbed.memory_world import Expert, Life, make_life
 
 POLICY, START, REPORT = "policy", "start", "report.json"
 #: Settings that may change when a run is gone on with.
-FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate"})
+FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
 
 
 def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None) -> Path:
