@@ -299,3 +299,9 @@ def note_ids(corpus: Corpus, path: str | Path, first: dict[tuple[str, str], str 
         if key in first:
             raise DataError(f"{key[0]} id {shown(key[1])} occurs twice, first in {first[key]}", path)
         first[key] = path
+
+
+def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
+    """`limit` of the questions, evenly apart, since benchmarks have them in order of category. None: all."""
+    count = len(questions) if limit is None else min(limit, len(questions))
+    return [questions[number * len(questions) // count] for number in range(count)]

@@ -18,7 +18,7 @@ from remind.core.errors import ConfigError, DataError, RemindError
 from remind.core.files import read_json, sha256_json, sweep, write_json
 from remind.core.processes import sole_writer
 from remind.core.progress import ProgressBar
-from remind.data.dialogue import Dialogue, Question, note_ids
+from remind.data.dialogue import Dialogue, Question, note_ids, spread
 from remind.data.readers import format_of, stream
 from remind.evaluation.judge import load_judge
 from remind.llm.auxiliary import ChatLLM
@@ -125,7 +125,7 @@ def _tasks(cfg: RunMemoryConfig) -> Iterator[tuple[str, Dialogue, list[Question]
                 questions = [question for question in every if _is_asked(question, cfg.split, splits)]
                 if questions and count != cfg.dialogues:
                     count += 1
-                    yield dataset, dialogue, _spread(questions, cfg.limit)
+                    yield dataset, dialogue, spread(questions, cfg.limit)
 
 
 def _is_asked(question: Question, split: str | None, splits: Mapping[str, str] | None) -> bool:
@@ -332,12 +332,6 @@ def _options(cfg: RunMemoryConfig, name: str) -> dict[str, Any]:
         files = (path for path in cfg.inputs if Path(path).is_file() and format_of(path, cfg.format) == "locomo")
         options.setdefault("annotations", next(files, None))
     return options
-
-
-def _spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """`limit` of the questions, evenly apart; benchmarks have them in order of category."""
-    count = min(limit or len(questions), len(questions))
-    return [questions[number * len(questions) // count] for number in range(count)]
 
 
 def _bank_name(dialogue: Dialogue) -> str:

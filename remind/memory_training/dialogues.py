@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from remind.core.errors import DataError
 from remind.core.progress import ProgressBar, warn
-from remind.data.dialogue import Corpus, Dialogue, Question
+from remind.data.dialogue import Corpus, Dialogue, Question, spread
 from remind.data.readers import read
 from remind.llm import asking
 from remind.llm.chat_models import Chats
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told(Asked):
+class View(Asked):
     """What a role of MemBuilder is asked.
 
     Attributes:
@@ -75,12 +75,12 @@ class Told(Asked):
 
 
 @dataclass(frozen=True)
-class Heard:
+class DialogueLesson:
     """One session of a dialogue with the memory that the expert had before it: a `Lesson`."""
 
     dialogue: str
     state: State
-    views: tuple[Told, ...]
+    views: tuple[View, ...]
     replies: tuple[str, ...]
     questions: tuple[Question, ...]
     exam: Exam | None
@@ -90,7 +90,7 @@ class Heard:
         return len(self.questions)
 
     @property
-    def examples(self) -> Iterator[tuple[Told, str]]:
+    def examples(self) -> Iterator[tuple[View, str]]:
         """Replies without a rejected operation, with what was shown."""
         for view, reply in zip(self.views, self.replies, strict=True):
             operations = propose(view.role, reply, view.place, view.entries, self.state.seq + 1)
@@ -176,7 +176,7 @@ class Source:
         if "judge" in stages and not self.questions:
             raise DataError("no question has evidence and a free answer", paths[0])
 
-    def lessons(self, length: Callable[[Told], int], longest: int) -> list[Heard]:
+    def lessons(self, length: Callable[[View], int], longest: int) -> list[DialogueLesson]:
         """All sessions as the expert goes through the dialogues; its replies come from the cache where they are in it.
 
         Args:
@@ -190,12 +190,12 @@ class Source:
         encoder, exam = SentenceEncoder(), None
         if "judge" in self.models:
             exam = Exam(encoder, self.models["answer"], self.models["judge"], self.cfg.top)
-        found: list[Heard | None] = []
+        found: list[DialogueLesson | None] = []
         with ProgressBar("expert", sum(len(one.sessions) for one in self.dialogues)) as bar:
             for dialogue in self.dialogues:
                 own = (one for one in self.questions if one.dialogue_id == dialogue.id)
                 asks = asked_after(dialogue, own, self.cfg.questions)
-                for lesson in _heard(dialogue, self.models["memory"], encoder, asks, exam):
+                for lesson in _lessons(dialogue, self.models["memory"], encoder, asks, exam):
                     found.append(lesson)
                     bar.step()
         lessons = [one for one in found if one is not None]
@@ -219,22 +219,16 @@ def asked_after(dialogue: Dialogue, questions: Iterable[Question], most: int) ->
     for one in questions:
         last = max(one.evidence, key=dialogue.positions.__getitem__)
         found.setdefault(session_of[last], []).append(one)
-    return {name: spread(own, most) for name, own in found.items()}
+    return {name: tuple(spread(own, most)) for name, own in found.items()}
 
 
-def spread(questions: Sequence[Question], most: int) -> tuple[Question, ...]:
-    """At most so many of them, evenly apart."""
-    count = min(most, len(questions))
-    return tuple(questions[number * len(questions) // count] for number in range(count))
-
-
-def _heard(
+def _lessons(
     dialogue: Dialogue,
     expert: ChatModel,
     encoder: SentenceEncoder,
     asks: Mapping[str, tuple[Question, ...]],
     exam: Exam | None,
-) -> Iterator[Heard | None]:
+) -> Iterator[DialogueLesson | None]:
     """The sessions of a dialogue in order; None for one where not every role replied."""
     services = Services(encoder, lambda system, name, stage: expert)
     with (
@@ -250,10 +244,10 @@ def _heard(
             place = Occasion(dialogue.id, session.id, dated(session.time), tuple(turn.id for turn in session.turns))
             ask = partial(request, dialogue=dialogue.id, session=session)
             told = [(role, *bank.told[role][:2]) for role in ROLES]
-            yield Heard(
+            yield DialogueLesson(
                 dialogue.id,
                 state,
-                tuple(Told(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told),
+                tuple(View(role, ask(role, entries=entries), tuple(entries), place) for role, _, entries in told),
                 tuple(text for _, text, _ in told),
                 asks.get(session.id, ()),
                 exam,

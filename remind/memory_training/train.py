@@ -30,7 +30,6 @@ from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
 from remind.llm.ledger import table
-from remind.memory_training.banks import SaliMoryDialogues, imitated
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
 from remind.memory_training.dialogues import Source
 from remind.memory_training.episodes import Task
@@ -39,13 +38,14 @@ from remind.memory_training.membuilder import Lesson, MemBuilderTask
 from remind.memory_training.pico import lessons, write_pico
 from remind.memory_training.salimory import SaliMoryTask, windows
 from remind.memory_training.salimory import lessons as salimory_lessons
+from remind.memory_training.salimory_dialogues import SaliMoryDialoguesTask, imitated
 from remind.memory_training.speech import Chat, Commands, speech_of
 from remind.models.backbone import Backbone
 from remind.models.load import describe, load_backbone
 from remind.testbed.memory_world import Expert, Life, make_life
 
 POLICY, START, REPORT = "policy", "start", "report.json"
-#: Settings that may change when a run is gone on with.
+#: Settings that may change when a run is resumed.
 FREE = frozenset({"out", "resume", "save_every", "keep_last", "rl.micro_groups", "world.evaluate", "llm.cache"})
 
 
@@ -230,7 +230,7 @@ class _Run:
             make = self.make_task or MemBuilderTask
             return make(self.lessons(), self.tokenizer, cfg.reward, cfg.rl.alpha)
         if self.source is not None:
-            return SaliMoryDialogues(self.source, self.tokenizer, cfg.salimory)
+            return SaliMoryDialoguesTask(self.source, self.tokenizer, cfg.salimory)
         rows = [one for life in self.lives() for one in windows(life, cfg.salimory.turns)]
         return SaliMoryTask(rows, self.tokenizer, cfg.salimory)
 

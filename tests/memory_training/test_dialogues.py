@@ -149,7 +149,7 @@ def test_a_role_that_does_not_reply_leaves_the_session_out(
         source(monkeypatch, tmp_path / "talk.jsonl", memory=silent).lessons(size, 10**6)
 
 
-def size(view: dialogues.Told) -> int:
+def size(view: dialogues.View) -> int:
     return len(view.request().messages[1].text)
 
 
@@ -251,7 +251,7 @@ def test_a_policy_is_trained_on_dialogues_and_goes_on_without_paying_again(
     ],
 )
 def test_settings_that_do_not_fit_dialogues(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^(data: |data |train-memory ){{0,1}}.*{message}"):
+    with pytest.raises(ConfigError, match=message):
         config(tmp_path, "adrpo", **changes)
 
 

@@ -149,7 +149,7 @@ def episodes(source: Source, turns: int) -> list[tuple[Dialogue, Question]]:
     return [episode(dialogues[one.dialogue_id], one, turns) for one in source.questions]
 
 
-class SaliMoryDialogues:
+class SaliMoryDialoguesTask:
     """Each row is an episode; all roles of a rollout share one reward (Algorithm 1, line 8)."""
 
     def __init__(self, source: Source, tokenizer: Any, cfg: SaliMoryConfig) -> None:
