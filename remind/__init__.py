@@ -9,6 +9,7 @@ from remind.core import lazy_names
 from remind.models.kernels import keep_out
 
 if TYPE_CHECKING:
+    from remind.alignment import PRAConfig, PRATrainer
     from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
     from remind.data.readers import read
 
@@ -16,12 +17,25 @@ if TYPE_CHECKING:
 keep_out()
 
 __version__ = "0.1.0"
-__all__ = ["Corpus", "Dialogue", "Image", "Question", "Session", "Turn", "__version__", "read"]
+__all__ = [
+    "Corpus",
+    "Dialogue",
+    "Image",
+    "PRAConfig",
+    "PRATrainer",
+    "Question",
+    "Session",
+    "Turn",
+    "__version__",
+    "read",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), "data.dialogue"),
+        "PRAConfig": "alignment.arguments",
+        "PRATrainer": "alignment.trainer",
         "read": "data.readers",
     },
 )

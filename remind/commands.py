@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "train-pra": Command(
         "remind.alignment.config:TrainConfig",
-        "remind.alignment.trainer:train",
+        "remind.alignment.runs:train",
         "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
     ),
     "export": Command(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -63,12 +63,12 @@ class DemoConfig:
     """Share of wrong labels in the run that has any."""
     objective: Objective = field(
         default_factory=lambda: Objective(
-            lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base"
+            lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_model_kind="base"
         )
     )
     """Progressive Reflective Alignment (Eq. 6-7)."""
     trainer: TrainerConfig = field(
-        default_factory=lambda: TrainerConfig(lr=5e-4, max_steps=150, batch_size=8, eval_every=50)
+        default_factory=lambda: TrainerConfig(learning_rate=5e-4, max_steps=150, batch_size=8, eval_steps=50)
     )
     """The training loop, of SFT too."""
     workers: Workers = 2
@@ -116,9 +116,10 @@ def demo(cfg: DemoConfig) -> Path:
     rows = {"before": _accuracy("nano", questions)}
     print(table(rows))
     sft = SFT.format(noise=cfg.noise)
-    labelled = _labelled(cfg, world, records, out / "states-labelled")
+    unlabelled = _with_targets(LabelConfig(labelled=0), world, records, out / "states-unlabelled")
+    labelled = _with_targets(LabelConfig(cfg.noise, seed=cfg.seed), world, records, out / "states-labelled")
     _heading(f"{PRA}; {sft}")
-    jobs = {PRA: (states, True, out / "run-pra"), sft: (labelled, False, out / "run-sft")}
+    jobs = {PRA: (unlabelled, True, out / "run-pra"), sft: (labelled, False, out / "run-sft")}
     runs: dict[str, Path] = {}
     exported: dict[str, Path] = {}
     for title, done in zip(jobs, _train_all(cfg, list(jobs.values()), questions), strict=True):
@@ -131,7 +132,8 @@ def demo(cfg: DemoConfig) -> Path:
     note = LADDER_NOTE.format(x0=recall["x0"], marked=recall["marked"], turns=_marked_turns(questions))
     _show(COMPARED.format(n=before["overall"]["n"]), compare_rows(before, after), COMPARED_NOTE)
     _show(LADDER.format(n=len(questions)), table(rows), note)
-    _show(*_held_out(runs))
+    if cfg.world.dev and cfg.trainer.eval_strategy != "no":
+        _show(*_held_out(runs))
     write_json(out / "ladder.json", rows)
     print(f"\nplot: {plot(rows, out / 'ladder.png')}")
     print(f"dialogues: {out / 'states.jsonl'}; states: {states}; SAEs: {saes}")
@@ -141,10 +143,9 @@ def demo(cfg: DemoConfig) -> Path:
     return exported[PRA]
 
 
-def _labelled(cfg: DemoConfig, world: World, records: Sequence[StateRecord], out: Path) -> Path:
-    """The states with labels, of which some are wrong."""
-    labels = with_labels(world.questions, LabelConfig(cfg.noise, seed=cfg.seed))
-    return write_records(labelled(records, labels), out, {"noise": cfg.noise})
+def _with_targets(labels: LabelConfig, world: World, records: Sequence[StateRecord], out: Path) -> Path:
+    """The states with these labels of training questions, and held-out answers in the form that the backbone writes."""
+    return write_records(labelled(records, with_labels(world.questions, labels)), out, {"labels": asdict(labels)})
 
 
 def _marked_turns(records: Sequence[StateRecord]) -> float:
@@ -187,7 +188,7 @@ def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Pat
     """The run and the checkpoint exported from it."""
     from remind.alignment.config import ExportConfig
     from remind.alignment.export import export
-    from remind.alignment.trainer import train
+    from remind.alignment.runs import train
 
     cache = str(out.parent / "training-cache")
     run = train(
@@ -217,14 +218,10 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
     from remind.alignment.metrics import read_metrics
     from remind.evaluation.tables import plain
 
-    lines, last = [], {"samples": 0, "split": "held-out"}
+    lines = []
     for title, run in runs.items():
-        evaluations = [row for row in read_metrics(run) if row["kind"] == "eval"]
-        last = evaluations[-1]
-        # a run that measures at its end alone has nothing from before training
-        first = evaluations[0] if evaluations[0]["step"] == 0 else None
-        values = [f"{row[name]:.3f}" if row else "–" for name in ("total", "ce0") for row in (first, last)]
-        lines.append([title, *values])
+        first, *_, last = [row for row in read_metrics(run) if row["kind"] == "eval"]
+        lines.append([title, *(f"{row[name]:.3f}" for name in ("total", "ce0") for row in (first, last))])
     head = ["", *(f"{name} {when}" for name in ("loss", "CE(x0)") for when in ("before", "after"))]
     return HELD_OUT.format(n=last["samples"], split=last["split"]), plain(head, lines), HELD_OUT_NOTE
 

@@ -56,12 +56,15 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 }
 
 
-def check_ranges(config: Any, error: type[Exception]) -> None:
+def check_ranges(config: Any, error: type[Exception], kind: type | None = None) -> None:
     """Raise `error` for the first field of a dataclass, or of one in it, that holds what its annotation does not allow.
+
+    Args:
+        kind: the class whose fields are looked at; None: that of `config`.
 
     Looked at are plain values, `Literal`, numbers `Annotated` with a `Range`, and lists, tuples and unions of those.
     """
-    if problem := _problem(config, type(config), type(config).__name__):
+    if problem := _problem(config, kind or type(config), type(config).__name__):
         raise error(problem)
 
 
@@ -76,7 +79,7 @@ def _problem(value: Any, hint: Any, name: str) -> str | None:
     allowed = ""
     if is_dataclass(hint):
         if isinstance(value, hint):  # type: ignore[arg-type]
-            own = _hints(type(value)).items()
+            own = _hints(hint).items()  # type: ignore[arg-type]
             return _first(_problem(getattr(value, field), kind, f"{name}.{field}") for field, kind in own)
         allowed = f"of type {hint.__name__}"  # type: ignore[union-attr]
     elif origin is Annotated:

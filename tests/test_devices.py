@@ -12,10 +12,10 @@ from torch import Tensor
 from benchmarks.bench_grounding import bench_state
 from benchmarks.bench_sae import batches
 from remind.alignment.config import Objective
+from remind.alignment.examples import Example
 from remind.alignment.model import trainable
 from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, collate, plan, run
-from remind.alignment.tokens import Example
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
 from remind.models.backbone import Backbone
@@ -79,17 +79,13 @@ def test_a_step_on_three_states(sharing: bool) -> None:
 
     dialogue, question = ids(60), ids(6)
     states = (dialogue, torch.cat([dialogue, ids(3)]), torch.cat([dialogue, ids(9)]))
-    examples = [Example("a", tuple(torch.cat([state, question]) for state in states), ids(7))]
+    example = Example("a", tuple(torch.cat([state, question]) for state in states), ids(7))
 
     def compute(place: Place) -> dict[str, Tensor]:
         model = trainable(load_backbone("nano", place[1], place[0]).model, None)
-        passes = plan(Objective(), "sequential", sharing)
-        values = run(
-            AlignmentModel(model, Objective()),
-            collate(examples, [1.0]).to(place[0]),
-            passes,
-            lambda loss: loss.backward(),
-        )
+        passes = plan(Objective(), sharing)
+        batch = collate([(example, 1.0)]).to(place[0])
+        values = run(AlignmentModel(model, Objective()), batch, passes, lambda loss: loss.backward())
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         return {**{name: value.detach() for name, value in values.items()}, **gradients}
 

@@ -51,4 +51,4 @@ def test_what_is_printed() -> None:
         ("objective_as_printed", "live", 2.0, (Edge(0, 1, 3.0, 0.5), Edge(1, 2, 3.0, 0.5))),
         ("objective_recommended", "base", 1.0, (Edge(0, 1, 3.0, 0.5), Edge(0, 2, 3.0, 0.5))),
     ):
-        assert objective(name) == Objective(0.2, tau, edges, teacher_weights=teacher)  # type: ignore[arg-type]
+        assert objective(name) == Objective(0.2, tau, edges, teacher_model_kind=teacher)  # type: ignore[arg-type]

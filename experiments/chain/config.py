@@ -62,11 +62,11 @@ class ChainConfig:
     sft_levels: tuple[Level, ...] = (0,)
     """Levels with the hard loss in SFT. With 2 among them the model learns to use a summary before it teaches by it."""
     objective: Objective = field(
-        default_factory=lambda: Objective(0.2, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_weights="base")
+        default_factory=lambda: Objective(0.2, 1.0, (Edge(0, 1), Edge(0, 2)), teacher_model_kind="base")
     )
     """Objective of PRA; without labels its lambda_hard is 0."""
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(eval_every=0, eval_limit=20, save_every=20))
-    """The loop; its lr and max_steps are not read."""
+    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(save_steps=20))
+    """The loop; its learning_rate and max_steps are not read."""
     lora: LoraConfig | None = None
     """Train adapters; each arm merges its own before the next starts. None: all weights."""
     probes: tuple[str, ...] = ("built", "gold", "random", "none", "other")

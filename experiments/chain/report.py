@@ -13,6 +13,7 @@ import numpy as np
 from experiments.chain.arms import ARMS, PROBES, RIVALS
 from experiments.chain.config import ChainConfig
 from experiments.proof.statistics import estimate
+from remind.alignment.metrics import METRICS, read_metrics
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_rows, write_text
 from remind.evaluation.intervals import Estimate
@@ -23,8 +24,6 @@ from sae.figures import COLOURS, Picture, new_figure
 Row = Mapping[str, Any]
 #: Arm, variant, level, cap of retrieval.
 Cell = tuple[str, str, str, int | None]
-#: Scores of dev questions on the way of a training run, in its folder.
-TRACE = "trace.jsonl"
 #: What arms are compared by: value_of, and how probable the gold answer was.
 _MEASURES = ("score", "log_probability")
 #: Taken from predictions.jsonl as they are.
@@ -179,11 +178,10 @@ def summarise(answers: Comparison) -> dict[str, Any]:
 def traces(out: Path) -> dict[str, list[list[Any]]]:
     """Steps and mean score of dev questions by arm, over folds and seeds; what starts from SFT begins where it ends."""
     found: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-    for path in sorted(out.glob(f"fold-*/seed-*/*/{TRACE}")):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        # a run that was resumed may have measured a step twice
-        for step, value in {row["step"]: row["score"] for row in rows}.items():
-            found[path.parent.name][step].append(value)
+    for path in sorted(out.glob(f"fold-*/seed-*/*/train/{METRICS}")):
+        for row in read_metrics(path.parent):
+            if row["kind"] == "probe":
+                found[path.parents[1].name][row["step"]].append(row["score"])
     ends = {arm: max(steps, default=0) for arm, steps in found.items()}
     begins = {arm: ends.get(ARMS[arm].start or "", 0) for arm in found}
     return {

@@ -8,24 +8,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.chain.arms import ARMS, CURVES, PROBED, PROBES, Arm
 from experiments.chain.config import FREE, ChainConfig
 from experiments.chain.folds import Fold, choose, make_folds
-from experiments.chain.report import TRACE, outcome, report, value_of
+from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
-from remind.alignment.cache import Cache
-from remind.alignment.checkpoint import FOLDER as CHECKPOINTS
+from remind.alignment.callbacks import Probe
 from remind.alignment.config import DataConfig, ExportConfig, Objective, TrainConfig
 from remind.alignment.export import export
-from remind.alignment.model import fingerprint
-from remind.alignment.run_folder import flatten
-from remind.alignment.tokens import decode
+from remind.alignment.runs import train
+from remind.alignment.trainer import checkpoints
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import TERMINATED, sole_writer
+from remind.core.processes import sole_writer
 from remind.core.progress import track
+from remind.core.run_folder import flatten
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
@@ -41,7 +40,6 @@ from remind.pipeline import build_states
 from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import read_manifest, read_states
 from remind.states.records import LEVELS, StateRecord
-from remind.testbed.accuracy import MonitoredTrainer
 from remind.testbed.ladder import write_records
 from remind.viewing.diff import readings
 from remind.viewing.patching import answer_score
@@ -220,7 +218,8 @@ class FoldRuns:
             self._train(self._settings(arm, start, self._states(arm, start, folder), folder / "train"))
             export(ExportConfig(run=str(folder / "train"), out=str(model)))
         # several times the model, and of no more use
-        shutil.rmtree(folder / "train" / CHECKPOINTS, ignore_errors=True)
+        for checkpoint in checkpoints(folder / "train"):
+            shutil.rmtree(checkpoint)
         return str(model)
 
     def _states(self, arm: Arm, start: str, folder: Path) -> Path:
@@ -232,15 +231,16 @@ class FoldRuns:
         states = folder / "states" if decoded else self.out / "states" / f"{role}-{arm.variant}-{labels}"
         if states.exists():
             return states
-        train = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
+        asked = self.chain.chosen(getattr(self.fold, role), self.cfg.questions, "train", arm.variant)
         if arm.labels != "gold":
-            train = [replace(record, target=None) for record in train]
+            asked = [replace(record, target=None) for record in asked]
         if decoded:
             backbone = load_backbone(start)
-            base, cache = fingerprint(backbone.model), Cache(self.chain.out / "cache")
-            answers = decode(backbone, train, "x2", self.cfg.max_new_tokens, cache, base)
-            train = [replace(record, target=answers[record.question_id]) for record in train]
-        return self.chain.write(states, [*train, *self._dev])
+            prompts = [record.x2.text for record in asked]
+            answers = generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size)
+            # an empty one is left out of the training
+            asked = [replace(r, target=a.text if a else None) for r, a in zip(asked, answers, strict=True)]
+        return self.chain.write(states, [*asked, *self._dev])
 
     @cached_property
     def _dev(self) -> list[StateRecord]:
@@ -259,33 +259,25 @@ class FoldRuns:
             max_decoded=cfg.max_new_tokens,
             cache=str(self.chain.out / "cache"),
         )
-        loop = replace(cfg.trainer, lr=rate, max_steps=steps)
+        loop = replace(cfg.trainer, learning_rate=rate, max_steps=steps)
         learning = TrainConfig(str(states), str(out), start, seed=self.seed, resume=True, lora=cfg.lora)
         return replace(learning, objective=objective, data=data, trainer=loop)
 
     def _train(self, settings: TrainConfig) -> None:
-        """Train, or go on; the scores of answers to dev questions are kept in trace.jsonl."""
-        every = self.cfg.trace_every if self._dev else 0
-        base = load_backbone(settings.model) if every else None
+        """Train, or go on; the scores of answers to dev questions are rows of kind probe in metrics.jsonl."""
+        if not (self.cfg.trace_every and self._dev):
+            train(settings)
+            return
+        base = load_backbone(settings.model)
         # evidence quoted is not part of a trace
         dev = [replace(record, evidence_lines=()) for record in self._dev]
 
-        def measure(trainer: MonitoredTrainer) -> None:
-            assert base is not None
-            backbone, prompts = replace(base, model=trainer.model), [record.x0.text for record in dev]
+        def measure(model: Any) -> dict[str, float]:
+            backbone, prompts = replace(base, model=model), [record.x0.text for record in dev]
             outputs = generate(backbone, prompts, self.cfg.max_new_tokens, self.cfg.batch_size)
             written = [output for output in outputs if output is not None]
             scores = score(dev, written, parse_all(dev, written), [None] * len(dev), SentenceEncoder(load=False).encode)
             values = [value_of({**one.row(), "failure": one.generation.failure}) or 0.0 for one in scores]
-            # metrics.jsonl forgets what was measured after the checkpoint that a run goes on from
-            with (Path(settings.out).parent / TRACE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": trainer.step, "score": sum(values) / len(values)}) + "\n")
+            return {"score": sum(values) / len(values)}
 
-        trainer = MonitoredTrainer(settings, measure, every)
-        try:
-            trainer.fit()
-        finally:
-            trainer.folder.close()
-        trainer.finish()
-        if trainer.stopped:
-            raise SystemExit(TERMINATED)
+        train(settings, Probe(measure, self.cfg.trace_every))

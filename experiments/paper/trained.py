@@ -24,12 +24,12 @@ from experiments.paper.items import Result
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, by_seed, pooled, settings, sources
 from remind.alignment.config import DataConfig, Edge, ExportConfig, Objective, TrainConfig, TrainerConfig
 from remind.alignment.export import export
-from remind.alignment.run_folder import as_dict
-from remind.alignment.trainer import train
+from remind.alignment.runs import train
 from remind.core.cli import parse
 from remind.core.distributed import Team
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json, write_text
+from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus
 from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.identity import states_hash
@@ -58,7 +58,7 @@ def objective_of(objective: Objective, markers: bool, summary: bool) -> Objectiv
     if markers and summary:
         return objective
     if not markers and not summary:
-        return replace(objective, lambda_hard=1.0, edges=(), teacher_weights="live", target_grad="detach")
+        return replace(objective, lambda_hard=1.0, edges=(), teacher_model_kind="live", target_grad="detach")
     if summary:
         # x1 is x0 there
         edges = [replace(edge, student=0) for edge in objective.edges if edge.teacher == 2][:1]
@@ -126,8 +126,8 @@ def _row(cfg: PaperConfig, setting: Setting, name: str, folder: Path) -> Run:
 def _start(cfg: PaperConfig, setting: Setting, folder: Path) -> TrainConfig:
     """How a row with everything is trained; states and out are filled in for each row."""
     if cfg.small:
-        objective = Objective(lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_weights="base")
-        trainer = TrainerConfig(lr=5e-4, max_steps=cfg.steps, batch_size=8, eval_every=0)
+        objective = Objective(lambda_hard=0.05, tau=1.0, edges=(Edge(0, 1), Edge(0, 2)), teacher_model_kind="base")
+        trainer = TrainerConfig(learning_rate=5e-4, max_steps=cfg.steps, batch_size=8)
         data = DataConfig(unlabelled="skip", cache=str(folder / "cache"))
         return TrainConfig("", "", SMALL_MODEL, objective=objective, data=data, trainer=trainer, seed=setting.seed)
     files = [word for path in cfg.train for word in ("--config", path)]

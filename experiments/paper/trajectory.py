@@ -111,7 +111,7 @@ def _picture(runs: Mapping[str, Sequence[Row]]) -> Picture:
 def _train(cfg: PaperConfig, seed: int) -> Path:
     """A short run of the paper's objective on states of a world with its known answers."""
     from remind.alignment.config import TrainConfig, TrainerConfig
-    from remind.alignment.trainer import train
+    from remind.alignment.runs import train
     from remind.testbed.ladder import LadderConfig, write_states
     from remind.testbed.world import WorldConfig, make_world
 
@@ -119,7 +119,7 @@ def _train(cfg: PaperConfig, seed: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     world = make_world(WorldConfig(train=2, dev=1, test=0, seed=seed))
     states = write_states(world, folder / "states", LadderConfig())
-    trainer = TrainerConfig(lr=1e-3, max_steps=_STEPS, batch_size=2, eval_every=0)
+    trainer = TrainerConfig(learning_rate=1e-3, max_steps=_STEPS)
     return train(
         TrainConfig(states=str(states), model=SMALL_MODEL, out=str(folder / "run"), seed=seed, trainer=trainer)
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from remind.alignment.config import Edge, Level, Objective, StepKind
+from remind.alignment.config import Edge, Level, Objective
 from remind.core.errors import ConfigError
 from sae.ranges import NonNegativeFloat, PositiveFloat, Share, ShareBelowOne, check_ranges
 
@@ -49,12 +49,9 @@ class Knobs:
             edges=tuple(Edge(student, teacher, self.gamma) for student, teacher in self.edges),
             target_grad=self.target_grad,
             hard_levels=self.hard_levels,
-            teacher_weights=self.teacher_weights,
+            teacher_model_kind=self.teacher_weights,
+            ema_decay=self.ema_decay,
         )
-
-    @property
-    def step(self) -> StepKind:
-        return "joint" if self.target_grad == "flow" else "sequential"
 
 
 @dataclass(frozen=True)

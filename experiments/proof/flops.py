@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remind.alignment.config import Objective
-from remind.alignment.data import Example
-from remind.alignment.model import head_weight
-from remind.alignment.step import Pass, common_prefix
+from remind.alignment.examples import Example
+from remind.alignment.step import Pass, common_prefix, head_of
 
 _FORWARD, _BACKWARD = 2, 4
 
@@ -38,7 +37,7 @@ def size_of(model: Any) -> Size:
     """The size of a language model, as it is trained."""
     embedding = model.get_input_embeddings().weight
     body = sum(parameter.numel() for parameter in model.get_decoder().parameters() if parameter is not embedding)
-    return Size(body, head_weight(model).numel())
+    return Size(body, head_of(model).weight.numel())
 
 
 def step_cost(examples: Sequence[Example], objective: Objective, passes: Sequence[Pass], size: Size) -> float:
@@ -53,7 +52,7 @@ def step_cost(examples: Sequence[Example], objective: Objective, passes: Sequenc
                 total += size.forward(tokens, answer)
                 if step.backward and level in objective.trained:
                     total += size.backward(tokens, answer)
-        if objective.teacher_weights == "ema":
+        if objective.teacher_model_kind == "ema":
             tokens = example.tokens_under(objective.taught)
             both = {1, 2} <= objective.taught and any(step.shared for step in passes)
             total += size.forward(tokens - common * both, answer * len(objective.taught))
@@ -68,7 +67,7 @@ def fixed_cost(examples: Sequence[Example], objective: Objective, size: Size) ->
     total = 0.0
     for example in examples:
         answer = len(example.answer)
-        if objective.teacher_weights == "base":
+        if objective.teacher_model_kind == "base":
             total += size.forward(example.tokens_under(objective.taught), answer * len(objective.taught))
         if not example.labelled:
             total += size.forward(example.tokens_under([2]), answer)

@@ -7,7 +7,7 @@ import gc
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,33 +16,24 @@ from typing import Any
 from experiments.proof.flops import fixed_cost, size_of, step_cost
 from experiments.proof.states import split_records, training_records
 from experiments.proof.store import RunStore, Spec, accuracy
-from remind.alignment.cache import Cache
-from remind.alignment.checkpoint import folder_of
-from remind.alignment.config import DataConfig, TeacherConfig, TrainConfig, TrainerConfig
+from remind.alignment.arguments import PRAConfig
+from remind.alignment.callbacks import Probe
 from remind.alignment.metrics import read_metrics
-from remind.alignment.tokens import decode, example_of
-from remind.alignment.trainer import Trainer
+from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ModelError
 from remind.core.files import write_json
 from remind.models.backbone import Backbone
+from remind.models.generate import generate
 from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
-from remind.testbed.accuracy import MonitoredTrainer, correct_answers
+from remind.testbed.accuracy import correct_answers
 from remind.testbed.built import Marks
-from remind.testbed.ladder import write_records
 
 #: Right (1) or wrong (0) for each question, by level.
 Answers = dict[str, str]
 _KEPT = ("step", "total", "hard", "lr", "grad_norm")
 _KEPT_BEGINNINGS = ("share_", "jsd", "dist", "ce", "entropy")
-
-
-class InMemoryTrainer(MonitoredTrainer):
-    """A trainer that saves nothing: the model is measured where it is."""
-
-    def save(self) -> Path:
-        return folder_of(self.folder.path, self.step)
 
 
 class Runner:
@@ -53,6 +44,7 @@ class Runner:
         self.base = load_backbone(store.model, device="cpu")
         self.work = store.out / "work" / f"{os.getpid()}"
         self._questions: dict[tuple[str, Marks | None], list[StateRecord]] = {}
+        self._learned: tuple[str, list[StateRecord], set[str]] = ("", [], set())
 
     def __enter__(self) -> Runner:
         return self
@@ -87,31 +79,32 @@ class Runner:
         return answers
 
     def _train(self, spec: Spec) -> dict[str, Any]:
-        states, pseudo_labelled = self._states(spec)
-        trace: list[dict[str, float]] = []
+        records, pseudo_labelled = self._states(spec)
+        split = {name: [record for record in records if record.split == name] for name in ("train", "dev")}
 
-        def measure(trainer: MonitoredTrainer) -> None:
-            answers = self._answer(replace(self.base, model=trainer.model), spec)
-            trace.append({"step": trainer.step, **{level: accuracy(right) for level, right in answers.items()}})
+        def measure(model: Any) -> dict[str, float]:
+            answers = self._answer(replace(self.base, model=model), spec)
+            return {level: accuracy(right) for level, right in answers.items()}
 
         out = self.work / "run"
         shutil.rmtree(out, ignore_errors=True)
+        probes = [Probe(measure, spec.trace, "accuracy")] if spec.trace else []
         with quiet():
-            trainer = InMemoryTrainer(train_config(self.store, spec, states, out), measure, spec.trace)
+            args = arguments(self.store, spec, out)
+            trainer = PRATrainer(self.store.model, args, split["train"], split["dev"], callbacks=probes)
             stopped = fit(trainer)
-        if trainer.stopped:
-            raise SystemExit(143)
         rows = read_metrics(out)
+        kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("train", "eval", "guard", "accuracy")}
         result = {
             "right": self._answer(replace(self.base, model=trainer.model), spec),
-            "steps": trainer.step,
+            "steps": trainer.state.global_step,
             "flops": self._flops(trainer, pseudo_labelled),
             "stopped": stopped,
-            "guard": [{"step": row["step"], "what": row["what"]} for row in rows if row["kind"] == "guard"],
-            "watched": [_short(row) for row in rows if row["kind"] == "eval"],
+            "guard": [{"step": row["step"], "what": row["what"]} for row in kinds["guard"]],
+            "watched": [_short(row) for row in kinds["eval"]],
             "trace": {
-                "steps": [_short(row) for row in rows if row["kind"] == "train"] if spec.trace else [],
-                "accuracy": trace,
+                "steps": [_short(row) for row in kinds["train"]] if spec.trace else [],
+                "accuracy": [{name: row[name] for name in ("step", *LEVELS)} for row in kinds["accuracy"]],
             },
         }
         del trainer
@@ -119,82 +112,62 @@ class Runner:
         gc.collect()
         return result
 
-    def _states(self, spec: Spec) -> tuple[Path, list[StateRecord]]:
-        """The folder of the states, written unless the last run had the same; and the records with pseudo-labels."""
-        folder = self.work / self.store.states_key(spec)
-        if not folder.exists():
+    def _states(self, spec: Spec) -> tuple[list[StateRecord], set[str]]:
+        """What a run learns from, made unless the last one had the same; and the questions with pseudo-labels."""
+        key = self.store.states_key(spec)
+        if key != self._learned[0]:
             shutil.rmtree(self.work, ignore_errors=True)
             records = training_records(self.store, spec.condition, spec.seed)
-            self._pseudo_labelled: list[StateRecord] = []
-            if spec.arm == "sft_pseudo":
-                records, self._pseudo_labelled = self._with_pseudo_labels(records)
-            write_records(records, folder, {"condition": asdict(spec.condition), "seed": spec.seed})
-        return folder, self._pseudo_labelled
+            pseudo = self._pseudo_labels(records) if spec.arm == "sft_pseudo" else {}
+            records = [replace(r, target=pseudo.get(r.question_id, r.target)) for r in records]
+            self._learned = (key, records, set(pseudo))
+        return self._learned[1:]
 
-    def _with_pseudo_labels(self, records: Sequence[StateRecord]) -> tuple[list[StateRecord], list[StateRecord]]:
-        """All records, those without a label with the answer decoded from x2; and these alone."""
+    def _pseudo_labels(self, records: list[StateRecord]) -> dict[str, str | None]:
+        """For each training question without a label the answer decoded from x2."""
         unlabelled = [record for record in records if record.target is None and record.split == "train"]
-        with quiet():
-            cache, most = Cache(self.work / "decoded"), self.config.max_new_tokens
-            targets = decode(self.base, unlabelled, "x2", most, cache, self.store.weights, batch_size=32)
-        ids = {record.question_id for record in unlabelled}
-        labelled = [
-            replace(record, target=targets.get(record.question_id)) if record.question_id in ids else record
-            for record in records
-        ]
-        return labelled, [record for record in labelled if record.question_id in ids]
+        prompts = [record.x2.text for record in unlabelled]
+        answers = generate(self.base, prompts, self.config.max_new_tokens, self.config.answer_batch)
+        return {r.question_id: a.text if a else None for r, a in zip(unlabelled, answers, strict=True)}
 
-    def _flops(self, trainer: Trainer, pseudo_labelled: Sequence[StateRecord]) -> float:
-        size, objective, passes = size_of(trainer.model), trainer.cfg.objective, trainer.parts.passes
-        items = trainer.data.train.items
+    def _flops(self, trainer: PRATrainer, pseudo_labelled: set[str]) -> float:
+        size, objective, items = size_of(trainer.model), trainer.objective, trainer.train_dataset.items
         total = fixed_cost(items, objective, size)
-        for record in pseudo_labelled:
-            example = example_of(self.base.tokenizer, record)
-            answer = max(1, len(example.answer))
-            total += size.forward(len(example.prompts[2]) + answer - 1, answer)
-        for step in range(trainer.step):
-            total += step_cost([items[index] for index in trainer.order.batch(step)], objective, passes, size)
+        total += sum(size.forward(e.tokens_under([2]), len(e.answer)) for e in items if e.id in pseudo_labelled)
+        for step in range(trainer.state.global_step):
+            batch = [items[index] for index in trainer._order.batch(step)]
+            total += step_cost(batch, objective, trainer._passes, size)
         return total
 
 
-def train_config(store: RunStore, spec: Spec, states: Path, out: Path) -> TrainConfig:
-    """The run as the trainer takes it."""
-    config, knobs = store.config, spec.knobs
-    return TrainConfig(
-        states=str(states),
-        out=str(out),
-        model=store.model,
+def arguments(store: RunStore, spec: Spec, out: Path) -> PRAConfig:
+    """The run as the trainer takes it; it saves nothing, since the model is measured where it is."""
+    config, objective = store.config, spec.knobs.objective
+    return PRAConfig(
+        str(out),
+        **vars(objective),
+        # an arm that learns from labels alone must not be given other answers
+        unlabelled="x2" if objective.active else "skip",
+        max_decoded=config.max_new_tokens,
+        cache=str(out.parent / "cache"),
+        learning_rate=spec.knobs.lr,
+        max_steps=spec.steps,
+        batch_size=config.batch,
+        eval_steps=config.watch_every,
+        save_strategy="no",
+        metric_for_best_model=None,
         seed=spec.seed,
-        objective=knobs.objective,
-        data=DataConfig(
-            # an arm that learns from labels alone must not be given other answers
-            unlabelled="x2" if knobs.objective.active else "skip",
-            max_decoded=config.max_new_tokens,
-            cache=str(out.parent / "cache"),
-        ),
-        trainer=TrainerConfig(
-            lr=knobs.lr,
-            max_steps=spec.steps,
-            batch_size=config.batch,
-            step=knobs.step,
-            eval_every=config.watch_every,
-            eval_limit=None,
-            save_every=10**9,
-        ),
-        teacher=TeacherConfig(ema_decay=knobs.ema_decay),
     )
 
 
-def fit(trainer: Trainer) -> str | None:
+def fit(trainer: PRATrainer) -> str | None:
     """Train; returns why it ended early, where numbers were not finite. Other errors are raised."""
     try:
-        trainer.fit()
+        trainer.train()
     except ModelError as error:
         if "not finite" not in str(error):
             raise
         return str(error).split(";")[0]
-    finally:
-        trainer.folder.close()
     return None
 
 

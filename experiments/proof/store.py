@@ -20,7 +20,7 @@ from remind.testbed.world import WorldConfig
 from sae.ranges import NonNegativeInt, PositiveInt, Seed, check_ranges
 
 #: Raise it when equal settings give other results than before.
-_VERSION = 2
+_VERSION = 3
 #: Accuracy under x1 or x2 by which a run may stay below the untrained model; more is a collapse.
 FALL = 0.2
 Split = Literal["dev", "test"]
@@ -48,8 +48,8 @@ class BenchConfig:
     """Questions answered under x1 and x2, the first ones; the base model answers all."""
     watched: NonNegativeInt = 1
     """Dialogues of dev on which the held-out loss and the collapse guard are measured; 0: none."""
-    watch_every: NonNegativeInt = 25
-    """Steps between these measurements; 0: only at the end."""
+    watch_every: PositiveInt = 25
+    """Steps between these measurements; the first and the last step have one in any case."""
     built: BuiltConfig | None = None
     """Build the states from the dialogues with the pipeline, with these settings; None: make them from the known
     evidence, with the errors of `ladder`."""

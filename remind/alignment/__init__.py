@@ -8,8 +8,21 @@ from remind.alignment.config import Edge, Objective
 from remind.core import lazy_names
 
 if TYPE_CHECKING:
+    from remind.alignment.arguments import PRAConfig
+    from remind.alignment.callbacks import CollapseGuard, Probe
     from remind.alignment.objective import PRALoss, pra_loss
+    from remind.alignment.trainer import PRATrainer
 
-__all__ = ["Edge", "Objective", "PRALoss", "pra_loss"]
+__all__ = ["CollapseGuard", "Edge", "Objective", "PRAConfig", "PRALoss", "PRATrainer", "Probe", "pra_loss"]
 
-__getattr__ = lazy_names(__name__, {"PRALoss": "objective", "pra_loss": "objective"})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CollapseGuard": "callbacks",
+        "PRAConfig": "arguments",
+        "PRALoss": "objective",
+        "PRATrainer": "trainer",
+        "Probe": "callbacks",
+        "pra_loss": "objective",
+    },
+)

@@ -1,18 +1,18 @@
-"""Settings of a training run: one dataclass per component, as in `configs/pra_*.yaml`.
+"""Settings of training: the objective, the examples, the loop; of the commands `train-pra` and `export`.
 
-Nothing here imports torch, so that the command line starts fast.
+Nothing here imports torch, so that the command line starts fast. `PRAConfig` (`remind.alignment.arguments`) joins them
+with transformers' TrainingArguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from remind.core.errors import ConfigError
 from sae.ranges import (
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
@@ -24,9 +24,6 @@ from sae.ranges import (
 
 N_LEVELS = 3
 Level = Annotated[int, Range(ge=0, le=N_LEVELS - 1)]
-Schedule = Literal["cosine", "constant"]
-OptimizerKind = Literal["adamw", "adamw8bit"]
-StepKind = Literal["sequential", "joint"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,9 @@ class Edge:
     """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
 
     def __post_init__(self) -> None:
+        for name in ("student", "teacher"):  # numbers in a list of a config file come as 0.0
+            if isinstance(level := getattr(self, name), float) and level.is_integer():
+                object.__setattr__(self, name, int(level))
         check_ranges(self, ConfigError)
         if self.student == self.teacher:
             raise ConfigError(
@@ -55,7 +55,24 @@ class Edge:
         return f"{self.student}{self.teacher}"
 
 
-@dataclass(frozen=True)
+def edge_of(value: Any) -> Edge:
+    """An edge from one, from its fields, or from (student, teacher[, gamma[, alpha]]). Raises ConfigError."""
+    if isinstance(value, Edge):
+        return value
+    try:
+        return Edge(**value) if isinstance(value, Mapping) else Edge(*value)
+    except TypeError:
+        raise ConfigError(f"edges: {value!r} is not (student, teacher[, gamma[, alpha]])") from None
+
+
+if not TYPE_CHECKING:  # noqa: SIM108  (the parser of the command line evaluates the other form)
+    # as they may be written; the objective makes edges of them
+    Edges = tuple[Edge | tuple[float, ...], ...]
+else:
+    Edges = tuple[Edge, ...]
+
+
+@dataclass
 class Objective:
     """What is minimised: λ_hard Σ CE + (1 − λ_hard) τ² Σ γ D (Eq. 7), per sample, averaged over answer positions.
 
@@ -66,31 +83,39 @@ class Objective:
     """Share λ_hard of the hard loss."""
     tau: PositiveFloat = 2.0
     """Temperature of the distillation terms; the hard loss has temperature 1."""
-    edges: tuple[Edge, ...] = (Edge(0, 1), Edge(1, 2))
-    """Transitions. The paper's are 0 -> 1 and 1 -> 2; none at all is plain fine-tuning on the hard levels."""
+    edges: Edges = (Edge(0, 1), Edge(1, 2))
+    """Transitions, each [student, teacher], with γ and α after them if they are not 3 and 0.5. The paper's are [0, 1]
+    and [1, 2]; none at all is plain fine-tuning on the hard levels."""
     target_grad: Literal["detach", "flow"] = "detach"
-    """detach: in each edge the teacher gets no gradient. flow: it does (needs the joint step; invites collapse). The
-    paper does not say which."""
+    """detach: in each edge the teacher gets no gradient. flow: it does (all levels are then in memory at once; invites
+    collapse). The paper does not say which."""
     hard_levels: tuple[Level, ...] = (0,)
     """Levels with a hard loss, each with weight λ_hard."""
     chunk: PositiveInt = 128
     """Answer positions whose logits are held at once."""
-    teacher_weights: Literal["live", "base", "ema"] = "live"
+    teacher_model_kind: Literal["live", "base", "ema"] = "live"
     """Whose distributions the teachers' are. live: those of the model that is trained; base: those it began with, which
     never change (edges into level 0 only); ema: those of a running average of its weights."""
+    ema_decay: ShareBelowOne = 0.98
+    """ema: decay of the running average per step."""
+    base_targets: Literal["hidden", "topk"] = "hidden"
+    """base: what is cached on disk. hidden: final hidden states of the answer, exact (one vector of the model's width
+    per answer token). topk: log-probabilities of the most likely tokens, and of all others together."""
+    topk: PositiveInt = 64
+    """base_targets topk: tokens kept per position."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-        object.__setattr__(self, "edges", tuple(self.edges))
-        object.__setattr__(self, "hard_levels", tuple(self.hard_levels))
-        if self.target_grad == "flow" and self.teacher_weights != "live":
+        self.edges = tuple(edge_of(edge) for edge in self.edges)
+        self.hard_levels = tuple(self.hard_levels)
+        check_ranges(self, ConfigError, Objective)
+        if self.target_grad == "flow" and self.teacher_model_kind != "live":
             raise ConfigError(
-                f"target_grad flow needs teacher_weights live: {self.teacher_weights} teachers do not learn"
+                f"target_grad flow needs teacher_model_kind live: {self.teacher_model_kind} teachers do not learn"
             )
-        if self.teacher_weights == "base" and (wrong := [edge.name for edge in self.edges if edge.student != 0]):
+        if self.teacher_model_kind == "base" and (wrong := [e.name for e in self.edges if e.student != 0]):
             raise ConfigError(
-                f"teacher_weights base takes edges into level 0 only, not {', '.join(wrong)}: set objective.edges to "
-                "student 0 with teachers 1, 2 or both"
+                f"teacher_model_kind base takes edges into level 0 only, not {', '.join(wrong)}: set edges to student "
+                "0 with teachers 1, 2 or both"
             )
         names = [edge.name for edge in self.edges]
         if len(set(names)) < len(names):
@@ -113,23 +138,21 @@ class Objective:
             levels |= {edge.teacher for edge in self.active}
         return frozenset(levels)
 
-    def check_step(self, step: StepKind) -> None:
-        """Raise ConfigError if nothing is trained, or sequential passes would have freed a teacher's graph."""
-        if not self.trained:
-            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
-        if step == "sequential" and self.target_grad == "flow" and self.active:
-            raise ConfigError("target_grad flow needs step joint: sequential passes have freed the teacher's graph")
-
     @property
     def taught(self) -> frozenset[int]:
-        """Levels that teach with other weights than the present ones (`teacher_weights` base or ema)."""
-        return frozenset() if self.teacher_weights == "live" else frozenset(edge.teacher for edge in self.edges)
+        """Levels that teach with other weights than the present ones (`teacher_model_kind` base or ema)."""
+        return frozenset() if self.teacher_model_kind == "live" else frozenset(edge.teacher for edge in self.edges)
 
     @property
     def levels(self) -> frozenset[int]:
         """Levels that any term reads at the present weights."""
         ends = {edge.student for edge in self.edges} | {edge.teacher for edge in self.edges} - self.taught
         return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
+
+    def check(self) -> None:
+        """Raise ConfigError if nothing is trained."""
+        if not self.trained:
+            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
 
     def parts(self, values: Mapping[str, float]) -> dict[str, float]:
         """The summands of Eq. 7 by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
@@ -142,9 +165,9 @@ class Objective:
         return parts
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    """Which states become training examples."""
+@dataclass
+class ExampleConfig:
+    """Which questions become training examples, and what their answers are."""
 
     max_length: Annotated[int, Range(ge=2)] | None = None
     """Maximum length of a prompt with its answer in tokens, in every state; None: the context of the model."""
@@ -168,8 +191,6 @@ class DataConfig:
     """Maximum length of decoded answers in tokens, for `unlabelled` and `targets`."""
     decode_batch: PositiveInt = 8
     """Questions of similar length that are answered in one batch."""
-    limit: PositiveInt | None = None
-    """At most this many training questions, the first ones; for a quick look."""
     images: Literal["captions", "pixels"] = "captions"
     """How prompts show the images of the dialogue: by their captions, or as pixels in place of the caption wherever the
     states know the image's file."""
@@ -182,44 +203,95 @@ class DataConfig:
     """Folder for tokenised states, decoded answers and fixed targets, which runs may share; None: cache/ in the run
     folder."""
 
+    marker_token: bool = False
+    """Give the marker round salient blocks a token of its own, which is trained (under LoRA too) and saved; otherwise
+    it is plain text."""
+    train_vision: bool = False
+    """Train the vision tower too; otherwise it is frozen. Only images shown as pixels reach it."""
+
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        check_ranges(self, ConfigError, ExampleConfig)
         if self.targets == "decoded" and self.unlabelled == "skip":
-            raise ConfigError("data.targets decoded: data.unlabelled must name the state to answer from, x2 or x1")
+            raise ConfigError("targets decoded: unlabelled must name the state to answer from, x2 or x1")
 
 
-@dataclass(frozen=True)
-class TeacherConfig:
-    """Teachers with other weights than the present ones (objective.teacher_weights)."""
+@dataclass
+class LoopConfig:
+    """The loop, in the words of transformers' TrainingArguments: what people set, with our defaults."""
 
-    ema_decay: ShareBelowOne = 0.98
-    """ema: decay of the running average per step."""
-    targets: Literal["hidden", "topk"] = "hidden"
-    """base: what is cached on disk. hidden: final hidden states of the answer, exact (one vector of the model's width
-    per answer token). topk: log-probabilities of the most likely tokens, and of all others together."""
-    k: PositiveInt = 64
-    """topk: tokens kept per position."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """When held-out numbers count as a collapse."""
-
-    mode: Literal["warn", "stop", "off"] = "warn"
-    """warn: print and record a warning. stop: save, and end the run with an error. off: no check. Unless off, a run
-    also warns if the cross-entropy under x0 is above 6 nats per token before the first step."""
-    ce_rise: NonNegativeFloat = 0.8
+    batch_size: PositiveInt = 2
+    """Samples per optimiser step, over all processes and accumulated microbatches together (2: Appendix E.2)."""
+    gradient_accumulation_steps: PositiveInt = 1
+    """Microbatches into which each process cuts its share of the batch. Changes memory, not the result."""
+    learning_rate: NonNegativeFloat = 1e-5
+    """Peak learning rate. 1e-5 is the paper's (Appendix E.2), for a model of 8 billion weights."""
+    lr_scheduler_type: str = "cosine"
+    """Learning rate after the warm-up, e.g. cosine, linear, constant_with_warmup."""
+    warmup_steps: NonNegativeFloat = 0.03
+    """Steps over which the learning rate rises from 0; below 1: as a share of all steps."""
+    max_steps: Annotated[int, Range(ge=-1)] = -1
+    """Optimiser steps; overrides num_train_epochs. -1: by epochs."""
+    num_train_epochs: PositiveFloat = 1.0
+    """Passes over the training examples."""
+    optim: str = "adamw_torch_fused"
+    """Optimiser, by transformers' name. For weights in bfloat16: adamw_torch_8bit (torchao, moments of 8 bits, rounded
+    stochastically, so that they move at small learning rates too)."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decay; norms and biases have none."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0: no clipping."""
+    bf16: bool = False
+    """Compute in bfloat16 with weights in float32 (autocast)."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of keeping them."""
+    prefix_sharing: bool = True
+    """Compute the common prefix of x1 and x2 once, if x2 is only a teacher. Faster; same result up to rounding. Needs
+    sdpa or flash attention without sliding windows."""
+    eval_strategy: str = "steps"
+    """When the held-out loss is measured: steps, epoch or no; unless no, also before the first step and at the end."""
+    eval_steps: PositiveInt = 50
+    """Steps between measurements of the held-out loss."""
+    save_steps: PositiveInt = 100
+    """Steps between checkpoints; one is always written at the end."""
+    save_total_limit: PositiveInt | None = 2
+    """Number of newest checkpoints to keep, in addition to the best one."""
+    logging_steps: PositiveInt = 10
+    """Steps between lines on the screen and in trackers; metrics.jsonl has every step."""
+    report_to: str | list[str] = "none"
+    """Trackers, e.g. tensorboard or wandb, in addition to metrics.jsonl."""
+    guard: Literal["warn", "stop", "off"] = "warn"
+    """What happens when the held-out loss collapses. warn: print and record a warning. stop: save, and end the run with
+    an error. off: no check. Unless off, a run also warns if the model knows nothing of the answers before step 1."""
+    guard_ce_rise: NonNegativeFloat = 0.8
     """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
     before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""
-    entropy_share: Share = 0.2
+    guard_entropy_share: Share = 0.2
     """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
     there is no lower than at the start: more certain, but not more accurate. The default is a choice, not measured."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
+        check_ranges(self, ConfigError, LoopConfig)
+
+
+@dataclass
+class DataConfig(ExampleConfig):
+    """Which states become training examples."""
+
+    limit: PositiveInt | None = None
+    """At most this many training questions, the first ones; for a quick look."""
+    eval_split: str = "dev"
+    """Split for the held-out loss, used to detect collapses and to choose the best checkpoint. Without such questions
+    in the states, it is not measured. With test, no checkpoint is chosen, so that the test split stays unused."""
+    eval_limit: PositiveInt | None = 64
+    """At most this many held-out questions, the first ones; None: all."""
+
+
+@dataclass
+class TrainerConfig(LoopConfig):
+    """The loop: steps, learning rate, evaluation and checkpoints, as in transformers' TrainingArguments."""
+
+    more: dict[str, Any] = field(default_factory=dict)
+    """Any other field of TrainingArguments, e.g. `torch_compile: true`."""
 
 
 @dataclass(frozen=True)
@@ -243,80 +315,49 @@ class LoraConfig:
             raise ConfigError("lora needs at least one target module")
 
 
-@dataclass(frozen=True)
-class TrainerConfig:
-    """The loop: steps, learning rate, evaluation and checkpoints."""
-
-    lr: NonNegativeFloat = 1e-5
-    """Peak learning rate of AdamW. 1e-5 is the paper's (Appendix E.2), for a model of 8 billion weights."""
-    optimizer: OptimizerKind = "adamw"
-    """adamw: moments as precise as the weights. adamw8bit: moments of 8 bits (two bytes a weight in all); weights in
-    bfloat16 are then rounded stochastically, so that they move at small learning rates too."""
-    epochs: PositiveInt = 1
-    """Passes over the training examples."""
-    max_steps: PositiveInt | None = None
-    """Optimiser steps; overrides epochs."""
-    batch_size: PositiveInt = 2
-    """Samples per optimiser step, over all processes together (2: Appendix E.2)."""
-    gradient_accumulation: PositiveInt = 1
-    """Microbatches into which each process cuts its share of the batch. Changes memory, not the result."""
-    warmup: Share = 0.03
-    """Share of the steps over which the learning rate rises from 0."""
-    schedule: Schedule = "cosine"
-    """Learning rate after the warm-up: cosine to 0, or constant."""
-    clip: NonNegativeFloat = 1.0
-    """Largest gradient norm; 0: no clipping."""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decay of matrices; norms, biases and embeddings have none."""
-    step: StepKind = "sequential"
-    """sequential: the graph of one state at a time is in memory. joint: all at once (needed for target_grad flow)."""
-    prefix_sharing: bool = True
-    """Compute the common prefix of x1 and x2 once, if x2 is only a teacher. Faster; same result up to rounding. Needs
-    sdpa or flash attention without sliding windows."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
-    eval_every: NonNegativeInt = 50
-    """Steps between measurements of the held-out loss, from before the first step on; 0: only at the end."""
-    eval_split: str = "dev"
-    """Split for the held-out loss, used to detect collapses and to choose the best checkpoint. Without such questions
-    in the states, it is not measured. With test, no checkpoint is chosen, so that the test split stays unused."""
-    eval_limit: PositiveInt | None = 64
-    """At most this many held-out questions, the first ones; None: all."""
-    save_every: PositiveInt = 100
-    """Steps between checkpoints; one is always written at the end."""
-    keep_last: PositiveInt = 2
-    """Number of newest checkpoints to keep, in addition to the best one."""
-    trackers: tuple[str, ...] = ()
-    """Trackers of accelerate to report to, e.g. tensorboard, in addition to metrics.jsonl."""
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    """When the held-out loss counts as collapsed, and what to do then."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError)
-        object.__setattr__(self, "trackers", tuple(self.trackers))
-
-
 @dataclass
 class TrainConfig:
     """Distil reflective and attentional states into the factual one (Section 4.5)."""
 
+    RENAMED: ClassVar[dict[str, str]] = {
+        "trainer.lr": "trainer.learning_rate",
+        "trainer.optimizer": "trainer.optim, adamw_torch_8bit for adamw8bit",
+        "trainer.epochs": "trainer.num_train_epochs",
+        "trainer.gradient_accumulation": "trainer.gradient_accumulation_steps",
+        "trainer.warmup": "trainer.warmup_steps (below 1: a share)",
+        "trainer.schedule": "trainer.lr_scheduler_type",
+        "trainer.clip": "trainer.max_grad_norm",
+        "trainer.eval_every": "trainer.eval_steps",
+        "trainer.eval_split": "data.eval_split",
+        "trainer.eval_limit": "data.eval_limit",
+        "trainer.save_every": "trainer.save_steps",
+        "trainer.keep_last": "trainer.save_total_limit",
+        "trainer.trackers": "trainer.report_to",
+        "trainer.step": "decided by objective.target_grad (flow: all levels at once)",
+        "trainer.guard.mode": "trainer.guard",
+        "trainer.guard.ce_rise": "trainer.guard_ce_rise",
+        "trainer.guard.entropy_share": "trainer.guard_entropy_share",
+        "objective.teacher_weights": "objective.teacher_model_kind",
+        "teacher": "objective.ema_decay, .base_targets and .topk",
+        "teacher.ema_decay": "objective.ema_decay",
+        "teacher.targets": "objective.base_targets",
+        "teacher.k": "objective.topk",
+        "marker_token": "data.marker_token",
+        "train_vision": "data.train_vision",
+    }
+
     states: str
     """Folder of states (from `remind build-states`); the split train is read."""
     out: str
-    """Run folder: config.yaml, data.json, metrics.jsonl, checkpoints/."""
+    """Run folder: config.yaml, metrics.jsonl, checkpoints."""
     model: str = "nano"
     """Model to train: nano, smollm2, or a Hugging Face folder or id of a causal or vision-language model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision in which the weights are loaded. With bfloat16, LoRA adapters are still float32; to train all weights
-    in bfloat16 takes trainer.optimizer adamw8bit."""
+    in bfloat16 takes trainer.optim adamw_torch_8bit."""
     quantise: Literal["nf4"] | None = None
     """nf4: the linear layers of the language model in 4 bits (needs bitsandbytes, and lora). dtype is then what the
     rest is kept in, and what is computed in."""
-    train_vision: bool = False
-    """Train the vision tower too; otherwise it is frozen. Only states with images as pixels reach it."""
-    marker_token: bool = False
-    """Give the marker round salient blocks a token of its own, which is trained (under lora too) and exported;
-    otherwise it is plain text."""
     seed: Seed = 0
     """Fixes the order of the examples and the adapters' first values."""
     resume: bool = False
@@ -327,24 +368,20 @@ class TrainConfig:
     """Examples and their limits."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """Teachers with other weights than the present ones."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights of the language model."""
 
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
-        plain = self.dtype == "bfloat16" and self.trainer.optimizer == "adamw"
-        if plain and (self.lora is None or self.train_vision):
-            raise ConfigError(
-                "weights in bfloat16 do not move at small learning rates: set trainer.optimizer adamw8bit, or dtype "
-                "float32 (with mixed_precision bf16 in accelerate), or lora alone"
-            )
         if self.quantise is not None and self.lora is None:
             raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
-        self.objective.check_step(self.trainer.step)
-        if self.data.targets != "gold" and not self.objective.active:
-            raise ConfigError(f"data.targets {self.data.targets}: nothing is distilled: no edge has gamma above 0")
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields of a `PRAConfig` that these settings give."""
+        own = {**vars(self.objective), **vars(self.data), **vars(self.trainer)}
+        for name in ("limit", "eval_split", "eval_limit", "more"):
+            del own[name]
+        return {"output_dir": self.out, "seed": self.seed, **own, **self.trainer.more}
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -11,15 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from remind.alignment import checkpoint as checkpoints
 from remind.alignment.config import DataConfig, ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import bitsandbytes, dequantise, left_alone, load, prepare, quantise, restored
-from remind.alignment.run_folder import BEST, CONFIG, DATA, as_dict, read_config
+from remind.alignment.model import nf4
+from remind.alignment.runs import DATA, read_config, restored, with_adapters
+from remind.alignment.trainer import OURS, is_whole, newest
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
+from remind.core.run_folder import CONFIG, as_dict
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
@@ -51,13 +53,12 @@ def export(cfg: ExportConfig) -> Path:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     trained = read_config(run)
     if cfg.quantise is not None:
-        bitsandbytes()
-    if cfg.adapter_only and (trained.lora is None or trained.train_vision):
+        optional("bitsandbytes", "A model in 4 bits")
+    if cfg.adapter_only and (trained.lora is None or trained.data.train_vision):
         raise ConfigError(f"adapter_only: {cfg.run} trained more than adapters; export it whole")
     if cfg.adapter_only and (cfg.quantise is not None or cfg.dtype is not None):
         raise ConfigError("adapter_only writes the adapters as they were trained; leave out quantise and dtype")
     folder = _checkpoint(run, cfg.checkpoint)
-    state = checkpoints.read_state(folder)
     if cfg.base is not None:
         trained.model = cfg.base
     backbone, model = restored(trained, folder)
@@ -70,14 +71,12 @@ def export(cfg: ExportConfig) -> Path:
         else:
             if trained.quantise is not None:
                 # PEFT would round what it merges into 4 bits
-                exact = load(trained)
-                dequantise(exact.model)
-                model = prepare(exact, trained)
-                checkpoints.restore_model(folder, model)
+                base = model.unload().dequantize()
+                model = with_adapters(replace(backbone, model=base), trained, folder)
             if hasattr(model, "merge_and_unload"):
                 model = model.merge_and_unload(safe_merge=True)
             checks = _write_whole(model, backbone, cfg, trained, before, probe, temporary)
-        about = about_run(run, trained, state, cfg.checkpoint) | {"checks": checks}
+        about = about_run(run, trained, folder, cfg.checkpoint) | {"checks": checks}
         write_json(temporary / _TRAINING, about)
         write_text(temporary / "README.md", card(about, cfg.adapter_only, cfg.quantise is not None))
         mode = temporary.joinpath("README.md").stat().st_mode & 0o777
@@ -88,15 +87,17 @@ def export(cfg: ExportConfig) -> Path:
 
 
 def _checkpoint(run: Path, which: str) -> Path:
+    folder = newest(run)
+    if folder is None:
+        raise ModelError(f"{run}: no checkpoints")
     if which == "last":
-        newest = checkpoints.newest(run)
-        if newest is None:
-            raise ModelError(f"{run}: no checkpoints")
-        return newest
-    if not (run / BEST).is_file():
+        return folder
+    best = read_json(folder / "trainer_state.json")["best_global_step"]
+    if not best:
         raise ConfigError(f"{run}: no best checkpoint; one is chosen only where the states have a dev split")
-    folder = checkpoints.folder_of(run, int(read_json(run / BEST)["step"]))
-    checkpoints.verify(folder)
+    folder = run / f"checkpoint-{best}"
+    if not is_whole(folder):
+        raise ModelError(f"{folder}: not written to its end")
     return folder
 
 
@@ -156,19 +157,8 @@ def _write(model: Any, backbone: Backbone, folder: Path) -> None:
 
 def _in_four_bits(folder: Path, dtype: str) -> Any:
     """The model of a folder in NF4, which then takes the place of the one in the folder."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
-
-    loaded = load_backbone(folder, dtype=dtype)
-    kind = AutoModelForImageTextToText if loaded.kind == "vlm" else AutoModelForCausalLM
-    precision = getattr(torch, dtype)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=precision,
-        llm_int8_skip_modules=left_alone(loaded.model),
-    )
     with without_loading_bars():
-        model = kind.from_pretrained(folder, quantization_config=config, dtype=precision, device_map={"": "cpu"})
+        model = load_backbone(folder, dtype, quantization=nf4(str(folder), dtype)).model
         aside = folder / ".whole"
         aside.mkdir()
         for file in folder.glob("model*.safetensors*"):
@@ -181,8 +171,10 @@ def _in_four_bits(folder: Path, dtype: str) -> Any:
 def _write_adapters(
     model: Any, backbone: Backbone, trained: TrainConfig, before: Tensor, probe: Tensor, folder: Path
 ) -> dict[str, float]:
-    PeftModel = optional("peft", "LoRA").PeftModel
-    fresh = load_backbone(trained.model, dtype=trained.dtype)
+    from peft import PeftModel
+
+    quantization = None if trained.quantise is None else nf4(trained.model, trained.dtype)
+    fresh = load_backbone(trained.model, trained.dtype, quantization=quantization)
     rows = [m.get_input_embeddings().weight.shape[0] for m in (fresh.model, model.get_base_model())]
     if rows[0] != rows[1]:
         raise ConfigError("adapter_only: the marker's token made the embedding grow beyond the base's; export it whole")
@@ -191,8 +183,6 @@ def _write_adapters(
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     backbone.tokenizer.save_pretrained(folder)
-    if trained.quantise is not None:
-        quantise(fresh.model, "cpu")
     again = PeftModel.from_pretrained(fresh.model, folder)
     checks = {"opening_again": _difference(before, _logits(again, probe))}
     if checks["opening_again"] > 1e-6:
@@ -225,17 +215,18 @@ def images_in_training(model: str | Path | None) -> tuple[Literal["captions", "p
 # the model card
 
 
-def about_run(run: Path, trained: TrainConfig, state: dict[str, Any], checkpoint: str) -> dict[str, Any]:
+def about_run(run: Path, trained: TrainConfig, folder: Path, checkpoint: str) -> dict[str, Any]:
     """Where a checkpoint comes from: data, settings, measurements up to it, and versions.
 
     Args:
-        state: its `state.json`. checkpoint: which one was asked for.
+        checkpoint: which one was asked for.
     """
-    rows = [row for row in read_metrics(run) if row["step"] <= state["step"]]
+    step = int(folder.name.rpartition("-")[2])
+    rows = [row for row in read_metrics(run) if row["step"] <= step]
     return {
-        "step": state["step"],
+        "step": step,
         "checkpoint": checkpoint,
-        "base_fingerprint": state["base_fingerprint"],
+        "base_fingerprint": read_json(folder / OURS)["base_fingerprint"],
         "data": read_json(run / DATA),
         "config": as_dict(trained),
         "train": next((row for row in reversed(rows) if row["kind"] == "train"), None),

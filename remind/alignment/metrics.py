@@ -5,57 +5,32 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from remind.alignment.config import Objective
-from remind.alignment.tokens import Example
 from remind.core.errors import DataError
 
 METRICS = "metrics.jsonl"
 
 
-def summary(objective: Objective, values: dict[str, Tensor]) -> dict[str, float]:
-    """Means over samples of per-sample values by name, each [n].
+def summary(objective: Objective, means: Mapping[str, float]) -> dict[str, float]:
+    """What a row of metrics holds, from means over samples by name (`hard0`, `dist01`, `ce0`, …).
 
     Returns:
         `total`; `hard` (sum over the hard levels) and `dist01`, …, as they are before λ, τ² and γ; `jsd01`, … (Eq. 21);
         `ce0`, … and `entropy0`, …; and `share_hard`, `share_dist01`, …: what each adds to the total, as a share of it
         (Figure 14).
     """
-    means = {name: float(value.mean()) for name, value in values.items()}
     parts = objective.parts(means)
     total = sum(parts.values())
     shares = {f"share_{name}": part / total if total else 0.0 for name, part in parts.items()}
-    hard = sum(means.pop(f"hard{level}") for level in objective.hard_levels if f"hard{level}" in means)
-    return {"total": total, "hard": hard, **means, **shares}
-
-
-def load(
-    examples: Sequence[Example],
-    levels: Sequence[int],
-    seconds: float,
-    graded: Sequence[Example] = (),
-    hard_levels: Sequence[int] = (),
-) -> dict[str, float]:
-    """How much a step had to do: samples, tokens under the levels that ran, answer tokens, and how fast.
-
-    Args:
-        graded: gold answers that ran apart, under `hard_levels`.
-    """
-    tokens = sum(example.tokens_under(levels) for example in examples)
-    tokens += sum(example.tokens_under(hard_levels) for example in graded)
-    return {
-        "samples": len(examples),
-        "tokens": tokens,
-        "answer_tokens": sum(len(example.answer) for example in examples),
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-    }
+    levels = [f"hard{level}" for level in objective.hard_levels if f"hard{level}" in means]
+    others = {name: value for name, value in means.items() if name not in levels}
+    return {"total": total, "hard": sum(means[name] for name in levels), **others, **shares}
 
 
 def peak_memory(device: torch.device) -> float:
@@ -67,6 +42,12 @@ def peak_memory(device: torch.device) -> float:
     # kilobytes on Linux, bytes on macOS
     unit = 1 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def record(folder: str | Path, row: Mapping[str, Any]) -> None:
+    """Add a line to the metrics.jsonl of a run."""
+    with (Path(folder) / METRICS).open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(row)}\n")
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:

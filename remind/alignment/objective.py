@@ -1,7 +1,7 @@
 """Progressive Reflective Alignment: the objective of Eq. 6-7 as a list of edges between levels.
 
 `pra_loss` is the formula for one sample, `position_terms` at each answer position. A training step calls
-`chunked_terms`, which evaluates it from hidden states and the head's weight, a few positions at a time.
+`chunked_terms`, which evaluates it from hidden states and the output head, a few positions at a time.
 """
 
 from __future__ import annotations
@@ -31,6 +31,44 @@ class PRALoss(NamedTuple):
     jsd12: Tensor
 
 
+class Head(NamedTuple):
+    """From final hidden states to logits: cap · tanh(scale · (W h + b) / cap), each part where the model has it.
+
+    Scales are those of Cohere (`logit_scale`) and Granite (`logits_scaling`), caps those of Gemma 2
+    (`final_logit_softcapping`).
+
+    Attributes:
+        weight: [V, d]. bias: [V] or None. cap: None: no cap.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
+
+    @property
+    def trained(self) -> bool:
+        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, d] to [N, V], in the precision of `wide` heads."""
+        return self.finish(self.product(hidden))
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """W h + b, [N, V]."""
+        product = hidden.to(self.weight.dtype) @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+    def finish(self, product: Tensor) -> Tensor:
+        """What follows W h + b."""
+        scaled = product if self.scale == 1 else product * self.scale
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+    def wide(self, dtype: torch.dtype) -> Head:
+        """The same head in another precision."""
+        return self._replace(weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
+
+
 class Target(NamedTuple):
     """A teacher's distribution at τ, not to be learnt from through: all tokens, or a few and the rest in one bucket.
 
@@ -48,18 +86,18 @@ class HiddenTeacher:
 
     Attributes:
         hidden: [N, d], in the order of `MicroBatch.targets`.
-        weight: [V, d] of the head; None: the student's own head, which must then be frozen.
+        head: None: the student's own, which must then be frozen.
     """
 
     hidden: Tensor
-    weight: Tensor | None = None
+    head: Head | None = None
 
     def __len__(self) -> int:
         return len(self.hidden)
 
-    def target(self, part: slice, head: Tensor, tau: float) -> tuple[Target, Tensor]:
-        """Target and logits [len, V] of some positions; `head`: [V, d], in the precision of the computation."""
-        logits = self.hidden[part].to(head.dtype) @ head.T
+    def target(self, part: slice, head: Head, tau: float) -> tuple[Target, Tensor]:
+        """Target and logits [len, V] of some positions; `head`: in the precision of the computation."""
+        logits = head.logits(self.hidden[part])
         return Target(F.log_softmax(logits / tau, dim=-1)), logits
 
 
@@ -86,9 +124,9 @@ class TopKTeacher:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def target(self, part: slice, head: Tensor, tau: float) -> tuple[Target, None]:
+    def target(self, part: slice, head: Head, tau: float) -> tuple[Target, None]:
         """Target of some positions in the precision of `head`; there are no logits."""
-        return Target(self.log_probs[part].to(head.dtype), self.indices[part].long()), None
+        return Target(self.log_probs[part].to(head.weight.dtype), self.indices[part].long()), None
 
 
 FixedTeacher = HiddenTeacher | TopKTeacher
@@ -211,7 +249,7 @@ def position_terms(
 
 def chunked_terms(
     hidden: Mapping[int, Tensor],
-    weight: Tensor,
+    head: Head,
     targets: Tensor,
     position_weights: Tensor,
     objective: Objective,
@@ -219,14 +257,13 @@ def chunked_terms(
     fixed: Mapping[int, FixedTeacher] | None = None,
     labelled: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum over positions of `position_terms`, from hidden states and the head's weight.
+    """The weighted sum over positions of `position_terms`, from hidden states and the head.
 
     Logits exist for `objective.chunk` positions at a time, in float32 (float64 where the inputs are); the backward pass
     computes them again.
 
     Args:
         hidden: level to [N, d], the final hidden states that predict `targets`.
-        weight: [V, d] of the output head.
         targets: [N] token ids.
         position_weights: [N], weight of each position in the sum.
         students: as for `position_terms`.
@@ -234,8 +271,8 @@ def chunked_terms(
         labelled: as for `position_terms`.
 
     Returns:
-        The sum, with gradients for hidden states and weight; and, detached, the [N] values of `position_terms`, with
-        `teacher_ce1`, `teacher_entropy1`, … (temperature 1, nats) of each fixed teacher that has logits.
+        The sum, with gradients for hidden states, weight and bias; and, detached, the [N] values of `position_terms`,
+        with `teacher_ce1`, `teacher_entropy1`, … (temperature 1, nats) of each fixed teacher that has logits.
 
     Raises:
         DataError, ConfigError: fixed teachers of other positions, or one that needs the head that is trained.
@@ -245,48 +282,56 @@ def chunked_terms(
     used = {level: teacher for level, teacher in (fixed or {}).items() if level in wanted}
     # a level that no term reads costs no logits
     levels = tuple(sorted((learning | wanted - used.keys()) & hidden.keys()))
-    _check_fixed(used, len(targets), weight)
+    _check_fixed(used, len(targets), head)
     values: dict[str, Tensor] = {}
     gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
-    settings = (objective, levels, tuple(students), used, gold, values)
-    loss = _ChunkedTerms.apply(weight, targets, position_weights, settings, *(hidden[k] for k in levels))
+    settings = (objective, levels, tuple(students), used, gold, values, head.scale, head.cap)
+    inputs = (hidden[level] for level in levels)
+    loss = _ChunkedTerms.apply(head.weight, head.bias, targets, position_weights, settings, *inputs)
     return loss, values
 
 
 class _ChunkedTerms(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, targets: Tensor, position_weights: Tensor, settings: tuple[Any, ...], *hidden: Tensor
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        position_weights: Tensor,
+        settings: tuple[Any, ...],
+        *hidden: Tensor,
     ) -> Tensor:
-        objective, levels, students, fixed, gold, values = settings
+        objective, levels, students, fixed, gold, values, scale, cap = settings
         parts: dict[str, list[Tensor]] = {}
         with torch.autocast(weight.device.type, enabled=False):
             dtype = accumulation_dtype(hidden[0].dtype)
-            head = weight.to(dtype)
+            head = Head(weight, bias, scale, cap).wide(dtype)
             teachers = _Teachers(fixed, head, objective.tau)
             for start in range(0, len(targets), objective.chunk):
                 chunk = slice(start, start + objective.chunk)
-                logits = {level: h[chunk].to(dtype) @ head.T for level, h in zip(levels, hidden, strict=True)}
+                logits = {level: head.logits(h[chunk]) for level, h in zip(levels, hidden, strict=True)}
                 frozen, monitored = teachers.at(chunk, targets)
                 total, terms = position_terms(logits, targets[chunk], objective, students, True, frozen, gold[chunk])
                 for name, value in {"total": total, **terms, **monitored}.items():
                     parts.setdefault(name, []).append(value)
             values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
             loss = (values.pop("total") * position_weights.to(dtype)).sum()
-        ctx.save_for_backward(weight, targets, position_weights, *hidden)
-        ctx.settings = (objective, levels, students, fixed, gold)
+        ctx.save_for_backward(weight, bias, targets, position_weights, *hidden)
+        ctx.settings = (objective, levels, students, fixed, gold, scale, cap)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        weight, targets, position_weights, *hidden = ctx.saved_tensors
-        objective, levels, students, fixed, gold = ctx.settings
-        trains_head, trains = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        weight, bias, targets, position_weights, *hidden = ctx.saved_tensors
+        objective, levels, students, fixed, gold, scale, cap = ctx.settings
+        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[5:]
         dtype = accumulation_dtype(hidden[0].dtype)
-        head = weight.to(dtype)
-        grad_head = torch.zeros_like(head) if trains_head else None
+        head = Head(weight, bias, scale, cap).wide(dtype)
+        grad_head = torch.zeros_like(head.weight) if trains_head else None
+        grad_bias = torch.zeros_like(head.bias) if trains_bias and head.bias is not None else None
         grad_hidden = [torch.zeros_like(h) if need else None for h, need in zip(hidden, trains, strict=True)]
         teachers = _Teachers(fixed, head, objective.tau)
         with torch.autocast(weight.device.type, enabled=False):
@@ -294,33 +339,37 @@ class _ChunkedTerms(torch.autograd.Function):
                 chunk = slice(start, start + objective.chunk)
                 frozen, _ = teachers.at(chunk)
                 wide = [h[chunk].to(dtype) for h in hidden]
-                logits = {
-                    level: (h @ head.T).requires_grad_(trains_head or need)
-                    for level, h, need in zip(levels, wide, trains, strict=True)
-                }
+                products = [
+                    head.product(h).requires_grad_(trains_head or trains_bias or need)
+                    for h, need in zip(wide, trains, strict=True)
+                ]
                 with torch.enable_grad():
+                    logits = {level: head.finish(product) for level, product in zip(levels, products, strict=True)}
                     total, _ = position_terms(logits, targets[chunk], objective, students, False, frozen, gold[chunk])
                     loss = (total * position_weights[chunk].to(dtype)).sum()
-                for index, grad_logits in enumerate(_gradients(loss, list(logits.values()))):
-                    if grad_logits is None:
+                for index, grad_product in enumerate(_gradients(loss, products)):
+                    if grad_product is None:
                         continue
-                    grad_logits = grad_logits * grad
+                    grad_product = grad_product * grad
                     out = grad_hidden[index]
                     if out is not None:
-                        out[chunk] = (grad_logits @ head).to(out.dtype)
+                        out[chunk] = (grad_product @ head.weight).to(out.dtype)
                     if grad_head is not None:
-                        grad_head.addmm_(grad_logits.T, wide[index])
-        return (None if grad_head is None else grad_head.to(weight.dtype), None, None, None, *grad_hidden)
+                        grad_head.addmm_(grad_product.T, wide[index])
+                    if grad_bias is not None:
+                        grad_bias += grad_product.sum(0)
+        heads = (None if g is None else g.to(weight.dtype) for g in (grad_head, grad_bias))
+        return (*heads, None, None, None, *grad_hidden)
 
 
 class _Teachers:
     """Fixed teachers during one pass over the chunks; their heads are widened once, also where levels share one."""
 
-    def __init__(self, fixed: Mapping[int, FixedTeacher], head: Tensor, tau: float) -> None:
+    def __init__(self, fixed: Mapping[int, FixedTeacher], head: Head, tau: float) -> None:
         self.fixed, self.tau = fixed, tau
-        own = {level: getattr(teacher, "weight", None) for level, teacher in fixed.items()}
-        wide = {id(weight): weight.to(head.dtype) for weight in own.values() if weight is not None}
-        self.heads = {level: wide.get(id(weight), head) for level, weight in own.items()}
+        own = {level: getattr(teacher, "head", None) for level, teacher in fixed.items()}
+        wide = {id(one): one.wide(head.weight.dtype) for one in own.values() if one is not None}
+        self.heads = {level: wide.get(id(one), head) for level, one in own.items()}
 
     def at(self, chunk: slice, targets: Tensor | None = None) -> tuple[dict[int, Target], dict[str, Tensor]]:
         """Targets by level; and, if the tokens are given, cross-entropy and entropy of teachers with logits."""
@@ -334,12 +383,12 @@ class _Teachers:
         return frozen, monitored
 
 
-def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Tensor) -> None:
+def _check_fixed(fixed: Mapping[int, FixedTeacher], positions: int, head: Head) -> None:
     """Raise DataError for teachers of another batch, ConfigError for one that needs a head that is trained."""
     for level, teacher in fixed.items():
         if len(teacher) != positions:
             raise DataError(f"the teacher of level {level} has {len(teacher)} positions, the batch {positions}")
-        if isinstance(teacher, HiddenTeacher) and teacher.weight is None and head.requires_grad:
+        if isinstance(teacher, HiddenTeacher) and teacher.head is None and head.trained:
             raise ConfigError(f"the teacher of level {level} needs a copy of the head as it was: the head is trained")
 
 

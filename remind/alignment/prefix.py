@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from remind.core.errors import ModelError
 from remind.models.attention import Attention, exchanged_attention
 
+#: Kinds of layers whose tokens know of earlier ones by attention alone; windows are refused where they attend.
+_ALIKE = frozenset({"full_attention", "sliding_attention", "moe", "mlp"})
+
 
 @dataclass
 class SharedPrefix:
@@ -91,6 +94,9 @@ def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
     Raises:
         ModelError: an attention that cannot be shared.
     """
+    kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
+    if kinds or getattr(decoder, "_is_stateful", False):
+        raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
     state = SharedPrefix(lengths)
     with exchanged_attention(decoder, state.attend, "set prefix_sharing false"):
         try:

@@ -1,8 +1,8 @@
 """One training step on a few samples: the forward and backward passes over x2, x1 and x0.
 
-Where teachers get no gradient, the terms of Eq. 7 are decoupled and each level can be run back before the next one is
-run forward (`sequential`): one graph lives at a time, so that memory is about that of fine-tuning on x0. The `joint`
-form runs all levels forward first; it is the reference, and what `target_grad: flow` needs.
+Where teachers get no gradient, the terms of Eq. 7 are decoupled and each level is run back before the next one is run
+forward: one graph lives at a time, so that memory is about that of fine-tuning on x0. With `target_grad: flow` all
+levels are run forward first.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remind.alignment.config import N_LEVELS, Objective, StepKind
-from remind.alignment.model import body_of, head_weight
-from remind.alignment.objective import FixedTeacher, chunked_terms
+from remind.alignment.config import N_LEVELS, Objective
+from remind.alignment.examples import Example, pixels_of
+from remind.alignment.objective import FixedTeacher, Head, chunked_terms
 from remind.alignment.prefix import rest_of, shared_attention
-from remind.alignment.tokens import Example, pixels_of
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import inner_model
 
 
@@ -40,7 +39,8 @@ class MicroBatch:
         weights: [B], weight of each sample in the loss.
         labelled: [B] bool, whether the answer is gold: without one there is no hard loss.
         common: [B], tokens that the prompts under x1 and x2 begin with alike; at least one of each is left out.
-        hard_only: whether edges do not count: gold answers of questions whose edges teach at another answer.
+        examples: the samples themselves.
+        graded: gold answers of samples whose edges teach at another answer; only hard losses count there.
         pixels: pixel_values [patches, values] and image_grid_thw [images, 3] of the images of all samples in order;
             empty without images. The levels of a question show the same ones.
     """
@@ -54,8 +54,14 @@ class MicroBatch:
     weights: Tensor
     labelled: Tensor
     common: Tensor
-    hard_only: bool = False
+    examples: tuple[Example, ...]
+    graded: MicroBatch | None = None
     pixels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def own(self) -> list[Example]:
+        """Those that count: others stand in where a process has none."""
+        return [example for example, weight in zip(self.examples, self.weights.tolist(), strict=True) if weight > 0]
 
     def to(self, device: torch.device | str) -> MicroBatch:
         moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
@@ -63,18 +69,27 @@ class MicroBatch:
             self,
             input_ids=tuple(ids.to(device) for ids in self.input_ids),
             pixels={name: value.to(device) for name, value in self.pixels.items()},
+            graded=None if self.graded is None else self.graded.to(device),
             **moved,
         )
 
 
-def collate(examples: Sequence[Example], weights: Sequence[float], hard_only: bool = False) -> MicroBatch:
-    """Samples of unequal lengths as one microbatch. The padding token is 0; nothing ever reads it."""
+def collate(samples: Sequence[tuple[Example, float]], always_graded: bool = False) -> MicroBatch:
+    """Samples of unequal lengths, each with its weight in the loss. The padding token is 0; nothing ever reads it.
+
+    Args:
+        always_graded: even where no sample has two answers, so that all processes run as many passes.
+    """
+    examples, weights = zip(*samples, strict=True)
     input_ids = []
     for level in range(N_LEVELS):
         rows = [torch.cat([example.prompts[level], example.answer[:-1]]).long() for example in examples]
         input_ids.append(nn.utils.rnn.pad_sequence(rows, batch_first=True))
     lengths = torch.tensor([len(example.answer) for example in examples])
     starts = [[len(example.prompts[level]) - 1 for example in examples] for level in range(N_LEVELS)]
+    graded = [(gold, weight) for example, weight in samples if (gold := example.with_gold) is not None]
+    if always_graded and not graded:
+        graded = [(examples[0], 0.0)]
     return MicroBatch(
         input_ids=tuple(input_ids),
         starts=torch.tensor(starts),
@@ -85,7 +100,8 @@ def collate(examples: Sequence[Example], weights: Sequence[float], hard_only: bo
         weights=torch.tensor(weights, dtype=torch.float64),
         labelled=torch.tensor([example.labelled for example in examples]),
         common=torch.tensor([common_prefix(example.prompts[1], example.prompts[2]) for example in examples]),
-        hard_only=hard_only,
+        examples=examples,
+        graded=collate(graded) if graded else None,
         pixels=pixels_of(examples),
     )
 
@@ -95,7 +111,7 @@ def common_prefix(one: Tensor, other: Tensor) -> int:
 
     The last token of a prompt predicts the first of the answer, so each prompt must run at least that one by itself.
     """
-    most = min(len(one), len(other)) - 1
+    most = max(min(len(one), len(other)) - 1, 0)
     differ = (one[:most] != other[:most]).nonzero()
     return int(differ[0]) if len(differ) else most
 
@@ -108,6 +124,30 @@ class Trace:
     values: dict[str, Tensor]
 
 
+def body_of(model: Any) -> Any:
+    """The Hugging Face model without its output head; ends in the final norm. Sees through a PEFT wrapper."""
+    model = inner_model(model)
+    body = getattr(model, model.base_model_prefix, None)
+    if body is None or body is model:
+        raise ModelError(f"{type(model).__name__} has no body apart from its head")
+    return body
+
+
+def head_of(model: Any) -> Head:
+    """The output head, with what the model does to its logits besides."""
+    return _head_of(inner_model(model))
+
+
+def _head_of(model: Any) -> Head:
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    # PEFT wraps a tied head of which it trains single rows; `weight` of the wrapper has them in it
+    plain = head.original_module if hasattr(head, "token_adapter") else head
+    if type(plain) is not nn.Linear:
+        raise ModelError(f"the output head of {type(model).__name__} is not a plain matrix: {type(head).__name__}")
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    return Head(head.weight, plain.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
 class AlignmentModel(nn.Module):
     """A language model whose forward is a pass of the step: encode levels, then loss and values at answer positions.
 
@@ -117,7 +157,12 @@ class AlignmentModel(nn.Module):
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
-        self.objective = objective
+        self.objective, self.hard_only = objective, replace(objective, edges=())
+        inner: Any = inner_model(model)
+        # in a tuple: these are parts of the model, not more modules
+        self._parts = (body_of(model), inner.get_decoder(), inner)
+        # what accelerate wraps as a unit under FSDP
+        self._no_split_modules = getattr(inner, "_no_split_modules", None)
 
     def encode(self, batch: MicroBatch, level: int) -> Tensor:
         """Final hidden states of the answer positions under a level, [N, d]."""
@@ -128,7 +173,7 @@ class AlignmentModel(nn.Module):
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph."""
         positions = self._positions(batch, 2)
-        with shared_attention(inner_model(self.model).get_decoder(), batch.common) as prefix:
+        with shared_attention(self._parts[1], batch.common) as prefix:
             one = self.encode(batch, 1)
             with torch.no_grad():
                 lengths = batch.starts[2] + batch.lengths
@@ -139,7 +184,7 @@ class AlignmentModel(nn.Module):
 
     def _run(self, ids: Tensor, positions: Tensor, pixels: Mapping[str, Tensor]) -> Tensor:
         """[B, T, d] final hidden states."""
-        body = body_of(self.model)
+        body = self._parts[0]
         extra: dict[str, Any] = dict(pixels)
         if hasattr(body, "get_rope_index") or "position_ids" in inspect.signature(body.forward).parameters:
             extra["position_ids"] = positions
@@ -151,7 +196,7 @@ class AlignmentModel(nn.Module):
 
         They are always given: left to itself a model with multimodal RoPE may add offsets of an earlier image.
         """
-        ids, body = batch.input_ids[level], body_of(self.model)
+        ids, body = batch.input_ids[level], self._parts[0]
         places = torch.arange(ids.shape[1], device=ids.device)
         if not hasattr(body, "get_rope_index"):
             return places.expand_as(ids)
@@ -169,7 +214,7 @@ class AlignmentModel(nn.Module):
             return True
         ids = batch.input_ids[2]
         after = torch.arange(ids.shape[1], device=ids.device) >= batch.common[:, None]
-        return not bool((after & (ids == body_of(self.model).config.image_token_id)).any())
+        return not bool((after & (ids == self._parts[0].config.image_token_id)).any())
 
     def forward(
         self,
@@ -179,6 +224,7 @@ class AlignmentModel(nn.Module):
         fixed: Mapping[int, FixedTeacher] | None = None,
         shared: bool = False,
         terms: bool = True,
+        hard_only: bool = False,
     ) -> tuple[Tensor, Trace]:
         """Run `levels`, and sum over samples weight · (mean over positions of the terms in which they learn).
 
@@ -187,13 +233,14 @@ class AlignmentModel(nn.Module):
             fixed: teachers that replace a level wherever it teaches (`teacher_weights` base and ema).
             shared: compute what x1 and x2 have in common once; x2 then gets no gradient.
             terms: False: only the hidden states are wanted; the sum is 0 and there are no values.
+            hard_only: edges do not count.
 
         Returns:
             The sum; and the trace. Plain values travel in a `Trace`, which wrappers that cast outputs leave alone.
         """
         hidden = dict(teachers or {})
-        objective = replace(self.objective, edges=()) if batch.hard_only else self.objective
-        if terms and torch.is_grad_enabled() and not batch.hard_only:
+        objective = self.hard_only if hard_only else self.objective
+        if terms and torch.is_grad_enabled() and not hard_only:
             self._check_teachers(levels, fixed or {})
         both = shared and {1, 2} <= set(levels) and self._shares(batch)
         if both:
@@ -207,9 +254,10 @@ class AlignmentModel(nn.Module):
         if not terms:
             return torch.zeros((), device=batch.targets.device), Trace({k: hidden[k].detach() for k in levels}, {})
         share = (batch.weights / batch.lengths)[batch.rows]
-        weight = head_weight(self.model)
         labelled = batch.labelled[batch.rows]
-        loss, positions = chunked_terms(hidden, weight, batch.targets, share, objective, levels, fixed, labelled)
+        loss, positions = chunked_terms(
+            hidden, _head_of(self._parts[2]), batch.targets, share, objective, levels, fixed, labelled
+        )
         values = {
             name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
             for name, value in positions.items()
@@ -220,7 +268,7 @@ class AlignmentModel(nn.Module):
         taught = {edge.teacher for edge in self.objective.edges if edge.student in levels} & self.objective.taught
         if missing := sorted(taught - fixed.keys()):
             raise ConfigError(
-                f"teacher_weights {self.objective.teacher_weights}: no teacher was given for level {missing[0]}"
+                f"teacher_model_kind {self.objective.teacher_model_kind}: no teacher was given for level {missing[0]}"
             )
 
 
@@ -233,22 +281,23 @@ class Pass:
     shared: bool = False
 
 
-def plan(objective: Objective, step: StepKind = "sequential", prefix_sharing: bool = False) -> tuple[Pass, ...]:
+def plan(objective: Objective, prefix_sharing: bool = False, together: bool | None = None) -> tuple[Pass, ...]:
     """The passes of a step: each level after its teachers, each run once unless edges form a cycle.
 
-    Levels that only teach, and do so with other weights (`teacher_weights` base or ema), are not run.
+    Levels that only teach, and do so with other weights (`teacher_model_kind` base or ema), are not run.
 
     Args:
         prefix_sharing: compute what x1 and x2 have in common once. Where x2 needs gradients itself (a hard loss, an
             edge in which it learns, target_grad flow), or x1 has to wait for another level, nothing is shared.
+        together: all levels in one pass, as a reference; None: where target_grad is flow.
 
     Raises:
-        ConfigError: nothing is trained, or teachers that need gradients in sequential passes.
+        ConfigError: nothing is trained.
     """
-    objective.check_step(step)
-    if step == "joint":
-        together = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
-        return (Pass(tuple(sorted(objective.levels)), True, together),)
+    objective.check()
+    if together or (together is None and objective.target_grad == "flow"):
+        shared = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
+        return (Pass(tuple(sorted(objective.levels)), True, shared),)
     passes: list[Pass] = []
     waiting, computed = set(objective.levels), set[int]()
     while waiting:
@@ -285,28 +334,38 @@ def run(
     passes: Sequence[Pass],
     backward: Callable[[Tensor], Any] | None,
     unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    sync: bool = True,
     fixed: Mapping[int, FixedTeacher] | None = None,
+    hard_levels: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Carry out the passes; gradients add up in the parameters.
+
+    Samples with two answers have their hard losses at the gold one, in passes of their own, and their edges at the
+    other.
 
     Args:
         model: an `AlignmentModel`, possibly wrapped.
         backward: called with the loss of each pass that has one; None: no gradients at all (held-out loss).
-        unsynced: context in which gradients are not yet exchanged between processes.
-        sync: whether the last backward exchanges them.
-        fixed: teachers by level that replace the live ones; every level that teaches needs one if `teacher_weights`
+        unsynced: context in which gradients are not yet exchanged between processes: all but the last backward.
+        fixed: teachers by level that replace the live ones; every level that teaches needs one if `teacher_model_kind`
             is base or ema and the level does not run.
+        hard_levels: those whose hard loss counts, for samples with two answers.
 
     Returns:
         Values of each sample by name, [B] float64, averaged over answer positions.
     """
     hidden: dict[int, Tensor] = {}
     values: dict[str, Tensor] = {}
+    hard: dict[str, Tensor] = {}
     last = max((index for index, p in enumerate(passes) if p.backward), default=-1)
+    if batch.graded is not None and backward is not None:
+        for level in hard_levels:
+            with unsynced():
+                loss, trace = model(batch.graded, (level,), hard_only=True)
+                backward(loss)
+            hard |= trace.values
     for index, step in enumerate(passes):
         learns = backward is not None and step.backward
-        with nullcontext() if sync and index == last else unsynced(), torch.set_grad_enabled(learns):
+        with nullcontext() if index == last else unsynced(), torch.set_grad_enabled(learns):
             loss, trace = model(batch, step.levels, hidden, fixed, step.shared)
             if learns and backward is not None:
                 backward(loss)
@@ -314,4 +373,8 @@ def run(
         hidden.update(trace.hidden)
         # a level that runs twice because of a cycle gives the same values twice
         values.update(trace.values)
+    two = [place for place, example in enumerate(batch.examples) if example.gold is not None]
+    for name in hard.keys() & values.keys() if two else ():
+        if name.startswith("hard"):
+            values[name][two] = hard[name]
     return values

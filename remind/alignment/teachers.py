@@ -6,44 +6,47 @@ Live targets drift, because student and teacher share their weights; a slow or a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from remind.alignment.cache import Cache, Entry, Ranks
-from remind.alignment.checkpoint import trained_parameters, whole
-from remind.alignment.config import TeacherConfig
-from remind.alignment.model import head_weight
-from remind.alignment.objective import FixedTeacher, HiddenTeacher, TopKTeacher, accumulation_dtype, bucketed
-from remind.alignment.step import AlignmentModel, MicroBatch, collate
-from remind.alignment.tokens import Example
+from remind.alignment.answers import Entry, shared_entries
+from remind.alignment.config import Objective
+from remind.alignment.examples import Example
+from remind.alignment.objective import FixedTeacher, Head, HiddenTeacher, TopKTeacher, accumulation_dtype, bucketed
+from remind.alignment.step import AlignmentModel, MicroBatch, collate, head_of
+from remind.core.cache import Cache
 from remind.core.errors import ConfigError
+from remind.core.files import write_tensors
 
-#: Teachers of one microbatch that replace the live ones, by level; empty if all are live.
-Fixed = dict[int, FixedTeacher]
 #: Examples per file of base targets: what is computed again after a kill.
 _BLOCK = 16
 
 
 class Teachers(Protocol):
-    """Where the teachers of a step come from."""
+    """Teachers with other weights than those of the model that learns."""
 
-    def of(self, module: nn.Module, chosen: Sequence[list[Example]], batches: Sequence[MicroBatch]) -> list[Fixed]:
-        """Teachers of each microbatch; `chosen` are its examples, `batches` the same on the device."""
+    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
+        """Those of a microbatch, by level."""
         ...
 
 
-class Live:
-    """The model at its present weights: nothing to prepare."""
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
-    def of(self, module: nn.Module, chosen: Sequence[list[Example]], batches: Sequence[MicroBatch]) -> list[Fixed]:
-        return [{} for _ in batches]
+
+def whole(value: Tensor) -> Tensor:
+    """The full tensor, detached; gathers the shards of FSDP2 (every process must call it)."""
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def teach(
@@ -65,12 +68,11 @@ def teach(
 
 
 @torch.no_grad()
-def topk_targets(hidden: Tensor, weight: Tensor, tau: float, k: int = 64, chunk: int = 128) -> tuple[Tensor, Tensor]:
+def topk_targets(hidden: Tensor, head: Head, tau: float, k: int = 64, chunk: int = 128) -> tuple[Tensor, Tensor]:
     """The fields of a `TopKTeacher`.
 
     Args:
-        hidden: [N, d]; weight: [V, d] of the head. Logits are float32 (float64 where hidden states are), `chunk`
-            positions at a time.
+        hidden: [N, d]. head: its logits are float32 (float64 where hidden states are), `chunk` positions at a time.
         k: tokens kept per position, at most V.
 
     Returns:
@@ -79,13 +81,13 @@ def topk_targets(hidden: Tensor, weight: Tensor, tau: float, k: int = 64, chunk:
     Raises:
         ConfigError: k outside 1 to V.
     """
-    if not 1 <= k <= len(weight):
-        raise ConfigError(f"top-k of {k}: it must be between 1 and the {len(weight)} tokens of the vocabulary")
+    if not 1 <= k <= len(head.weight):
+        raise ConfigError(f"top-k of {k}: it must be between 1 and the {len(head.weight)} tokens of the vocabulary")
     dtype = accumulation_dtype(hidden.dtype)
-    head = weight.to(dtype)
+    head = head.wide(dtype)
     pieces = []
     for piece in hidden.split(chunk):
-        scaled = piece.to(dtype) @ head.T / tau
+        scaled = head.logits(piece) / tau
         indices = scaled.topk(k, dim=-1).indices
         pieces.append((indices.int(), bucketed(scaled, F.log_softmax(scaled, dim=-1), indices)))
     indices, log_probs = (torch.cat(parts) for parts in zip(*pieces, strict=True))
@@ -129,16 +131,38 @@ class Ema:
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
 
-    def of(self, module: nn.Module, chosen: Sequence[list[Example]], batches: Sequence[MicroBatch]) -> list[Fixed]:
+    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
         _reshard(module)
         with self.swapped():
-            weight = head_weight(self.model)
             # the student's own head will do where it never changes
-            head = whole(weight).clone() if weight.requires_grad else None
-            hidden = [teach(module, batch, self.levels, self.prefix_sharing) for batch in batches]
+            head = _kept(head_of(self.model))
+            hidden = teach(module, batch, self.levels, self.prefix_sharing)
             # FSDP may still hold whole weights, and would go on with them
             _reshard(module)
-        return [{level: HiddenTeacher(h, head) for level, h in levels.items()} for levels in hidden]
+        return {level: HiddenTeacher(states, head) for level, states in hidden.items()}
+
+    def save(self, path: Path, writes: bool) -> None:
+        """Write the averages; every process calls it, since shards are gathered."""
+        full = {name: whole(value).cpu().contiguous() for name, value in self.shadow.items()}
+        if writes:
+            write_tensors(path, full)
+
+    @torch.no_grad()
+    def restore(self, path: Path) -> None:
+        for name, value in load_file(path).items():
+            shadow = self.shadow[name]
+            value = value.to(shadow.device)
+            if isinstance(shadow, DTensor):
+                value = distribute_tensor(value, shadow.device_mesh, shadow.placements)
+            shadow.copy_(value)
+
+
+def _kept(head: Head) -> Head | None:
+    """A copy of a head that is trained; None: the student's own will do."""
+    if not head.trained:
+        return None
+    bias = None if head.bias is None else whole(head.bias).clone()
+    return head._replace(weight=whole(head.weight).clone(), bias=bias)
 
 
 def _reshard(module: nn.Module) -> None:
@@ -159,63 +183,54 @@ class BaseTargets:
     Args:
         module: the model as it is before training, on the device it runs on; its head is kept where it is trained.
         examples: those of the training split, in order.
-        levels: those that teach.
         base: fingerprint of the weights.
-        frozen_head: whether the head stays as it is; then none is kept.
 
     Raises:
-        ModelError: the cache cannot be written.
+        OSError: the cache cannot be written.
     """
 
     def __init__(
-        self,
-        module: AlignmentModel,
-        examples: Sequence[Example],
-        levels: Sequence[int],
-        config: TeacherConfig,
-        base: str,
-        cache: Cache,
-        ranks: Ranks,
-        frozen_head: bool,
+        self, module: AlignmentModel, examples: Sequence[Example], base: str, cache: Cache, accelerator: Any
     ) -> None:
-        self.levels, self.config = tuple(sorted(levels)), config
-        weight = head_weight(module.model).detach()
-        self.head = weight.clone() if config.targets == "hidden" and not frozen_head else None
-        about: list[Any] = [base, str(weight.dtype), self.levels, config.targets]
-        if config.targets == "topk":
-            about += [config.k, module.objective.tau]
+        self.objective: Objective = module.objective
+        self.levels = tuple(sorted(self.objective.taught))
+        head = head_of(module.model)
+        hidden = self.objective.base_targets == "hidden"
+        self.head = _kept(head) if hidden else None
+        about: list[Any] = [base, str(head.weight.dtype), self.levels, self.objective.base_targets]
+        if not hidden:
+            about += [self.objective.topk, self.objective.tau]
         blocks = [list(examples[start : start + _BLOCK]) for start in range(0, len(examples), _BLOCK)]
         keys = [[about, self._content(block)] for block in blocks]
-        entries = cache.entries("targets", keys, lambda n: self._compute(module, blocks[n]), ranks, "base targets")
-        self._rows: dict[int, dict[str, Tensor]] = {}
+        entries = shared_entries(
+            cache, "targets", keys, lambda n: self._compute(module, blocks[n]), accelerator, "base targets"
+        )
+        self._rows: dict[str, dict[str, Tensor]] = {}
         for block, (tensors, _) in zip(blocks, entries, strict=True):
             lengths = tensors.pop("lengths").tolist()
             columns = {name: values.split(lengths) for name, values in tensors.items()}
             for place, example in enumerate(block):
-                self._rows[id(example)] = {name: rows[place] for name, rows in columns.items()}
-        self._examples = examples  # keeps the keys of `_rows` valid
+                self._rows[example.id] = {name: rows[place] for name, rows in columns.items()}
 
-    def of(self, module: nn.Module, chosen: Sequence[list[Example]], batches: Sequence[MicroBatch]) -> list[Fixed]:
-        return [self._teachers(some, batch.targets.device) for some, batch in zip(chosen, batches, strict=True)]
-
-    def _teachers(self, chosen: list[Example], device: torch.device) -> Fixed:
+    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
         def column(name: str) -> Tensor:
-            return torch.cat([self._rows[id(example)][name] for example in chosen]).to(device)
+            rows = [self._rows[example.id][name] for example in batch.examples]
+            return torch.cat(rows).to(batch.targets.device)
 
-        if self.config.targets == "hidden":
+        if self.objective.base_targets == "hidden":
             return {level: HiddenTeacher(column(f"hidden{level}"), self.head) for level in self.levels}
         return {level: TopKTeacher(column(f"indices{level}"), column(f"log_probs{level}")) for level in self.levels}
 
     @torch.no_grad()
     def _compute(self, module: AlignmentModel, block: list[Example]) -> Entry:
-        weight = head_weight(module.model)
+        head = head_of(module.model)
         rows: dict[str, list[Tensor]] = {}
         for example in block:
-            batch = collate([example], [1.0]).to(weight.device)
+            batch = collate([(example, 1.0)]).to(head.weight.device)
             for level, h in teach(module, batch, self.levels).items():
                 targets = {f"hidden{level}": h}
-                if self.config.targets == "topk":
-                    indices, log_probs = topk_targets(h, weight, module.objective.tau, self.config.k)
+                if self.objective.base_targets == "topk":
+                    indices, log_probs = topk_targets(h, head, self.objective.tau, self.objective.topk)
                     targets = {f"indices{level}": indices, f"log_probs{level}": log_probs}
                 for name, value in targets.items():
                     rows.setdefault(name, []).append(value.cpu())

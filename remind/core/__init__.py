@@ -12,14 +12,11 @@ from remind.core.errors import ModelError
 EXTRAS = {
     "bitsandbytes": "gpu",
     "gguf": "smollm2",
-    "jsonschema": "llm",
     "langchain_openai": "langmem",
     "langmem": "langmem",
     "mem0": "mem0",
-    "openai": "llm",
-    "peft": "lora",
-    "qwen_vl_utils": "vision",
     "statsmodels": "refmem",
+    "torchao": "gpu",
     "trl": "rl",
     "vllm": "vllm",
 }
@@ -30,7 +27,7 @@ def optional(module: str, purpose: str) -> Any:
 
     Args:
         module: its name.
-        purpose: what needs it, as the subject of the message: "LoRA".
+        purpose: what needs it, as the subject of the message: "train-memory".
 
     Raises:
         ModelError: the package is not installed, or does not load.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
@@ -51,7 +51,13 @@ _files: ContextVar[_ConfigFiles] = ContextVar("files")
 
 
 class _Parser(ArgumentParser):
-    """Says what is wrong in one line and exits with status 2, without a page of usage."""
+    """Says what is wrong in one line and exits with status 2, without a page of usage.
+
+    Attributes:
+        renamed: options of before, and what they are called now.
+    """
+
+    renamed: Mapping[str, str] = {}
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         files = _files.get(_ConfigFiles())
@@ -101,6 +107,8 @@ class _ReadConfig(ActionConfigFile):  # type: ignore[misc]
         try:
             file = ConfigFile(values)
             for name, line in file.lines.items():
+                if name in parser.renamed:
+                    raise file.error(f"{name} is now {parser.renamed[name]}", line)
                 if name == self.dest or name.startswith("__"):
                     raise file.error(f"Option {name!r} is not accepted", line)
                 if name in parser.groups and name not in file.mappings:
@@ -129,6 +137,7 @@ def make_parser(config: type, description: str, prog: str | None = None) -> _Par
     parser.add_argument("--config", action=_ReadConfig, help="YAML file with any of the fields below")
     parser.add_class_arguments(config, nested_key=None, as_group=False, fail_untyped=True)
     _plain_defaults(parser)
+    parser.renamed = getattr(config, "RENAMED", {})
     return parser
 
 
@@ -147,6 +156,10 @@ def _usage(config: type) -> str:
 def parse(config: type[C], description: str, argv: Sequence[str] | None = None, prog: str | None = None) -> C:
     """Fill `config` (a dataclass whose fields carry docstrings) from `--config FILE` and dotted overrides."""
     parser = make_parser(config, description, prog)
+    for word in sys.argv[1:] if argv is None else argv:
+        # said here, since the parser takes the beginning of another option's name for it
+        if (name := word.partition("=")[0].removeprefix("--")) in parser.renamed and word.startswith("--"):
+            parser.refuse(f"--{name} is now {parser.renamed[name]}")
     namespace: Namespace = parser.parse_args(argv)
     namespace.pop("config", None)
     try:

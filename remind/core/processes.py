@@ -248,25 +248,29 @@ def device_of(device: str, number: int) -> str:
 
 
 class Termination:
-    """While the block runs, SIGTERM sets `requested` and nothing else; afterwards it has its former effect.
+    """While the block runs, each of these signals sets `requested` to its number and nothing else; afterwards it has
+    its former effect.
 
     Outside the main thread, where Python delivers no signals, it does nothing.
+
+    Args:
+        signals: SIGTERM alone if none are given.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._in_main_thread = threading.current_thread() is threading.main_thread()
+    def __init__(self, *signals: signal.Signals) -> None:
+        self.requested: int = 0
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self._signals = (signals or (signal.SIGTERM,)) if in_main_thread else ()
 
     def __enter__(self) -> Termination:
-        if self._in_main_thread:
-            self._former = signal.signal(signal.SIGTERM, self._note)
+        self._former = [signal.signal(number, self._note) for number in self._signals]
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._in_main_thread:
+        for number, former in zip(self._signals, self._former, strict=True):
             # None: a handler that was not set from Python and cannot be put back
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._former is None else self._former)
+            signal.signal(number, signal.SIG_DFL if former is None else former)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # launchers may send it more than once; the first is enough
-        self.requested = True
+        self.requested = self.requested or number

@@ -48,7 +48,7 @@ class OpenAIChat(CachedChat):
 
     Raises:
         ConfigError: the endpoint is a local one, names no model, or holds a value out of range.
-        ModelError: no key in the environment, or the package openai is missing.
+        ModelError: no key in the environment.
     """
 
     def __init__(self, endpoint: EndpointConfig, cache: ReplyCache | None = None, ledger: Ledger | None = None) -> None:
@@ -116,10 +116,8 @@ class OpenAIChat(CachedChat):
 
     def _open(self) -> tuple[Any, Any]:
         """The client, and the HTTP package that it is built on: httpx2, or httpx in older versions."""
-        try:
-            import openai
-        except ImportError:
-            raise ModelError("chat servers need the package openai: pip install 'remind-toolkit[llm]'") from None
+        import openai
+
         endpoint, call = self.endpoint, self._call
         key = self._key or "none"  # servers without keys still want the header
         package = sys.modules[openai.DefaultHttpxClient.__bases__[0].__module__]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from remind.core import optional
 from remind.llm.request import Message
 
 #: What reasoning models write before they answer, where the server leaves it in; to the end where it was cut off.
@@ -41,7 +40,6 @@ def read_value(text: str, schema: Mapping[str, Any], finished: bool = True) -> A
 
     Raises:
         NotValid: none matches.
-        ModelError: the package jsonschema is missing.
     """
     if not finished:
         raise NotValid("the reply was cut off before its end; be shorter")
@@ -127,8 +125,9 @@ def _number(text: str) -> float:
 
 
 def _problem(value: Any, schema: Mapping[str, Any]) -> str | None:
-    library = optional("jsonschema", "A JSON reply")
-    error = library.exceptions.best_match(library.Draft202012Validator(schema).iter_errors(value))
+    import jsonschema
+
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if error is None:
         return None
     place = error.json_path.removeprefix("$").lstrip(".") or "the value"

@@ -163,7 +163,9 @@ class LangMemBank(PackageBank, of=LangMemSystem):
 
     def _check_tools(self) -> None:
         """Ask the server to call a tool; a reply that is cached costs nothing. Raises ModelError where it does not."""
-        openai, what = optional("openai", self.system.name), f"{self.system.name} needs a chat server with tool calls"
+        import openai
+
+        what = f"{self.system.name} needs a chat server with tool calls"
         try:
             reply = self.client("extract").chat.completions.create(model=MODEL, **_TRIAL)
         except openai.APIStatusError as error:

@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.core import optional
 from remind.core.errors import ModelError, RemindError
 from remind.data.dialogue import Session, Turn
 from remind.memory.asking import Written, needs_endpoint
@@ -132,16 +131,17 @@ class PackageBank(Bank):
 
         Raises:
             ConfigError: as `url`.
-            ModelError: the package openai is not installed.
         """
-        openai, url = optional("openai", self.system.name), self.url(stage)
-        return openai.OpenAI(api_key=NO_KEY, base_url=url, max_retries=0, http_client=self.direct())
+        import openai
+
+        return openai.OpenAI(api_key=NO_KEY, base_url=self.url(stage), max_retries=0, http_client=self.direct())
 
     def direct(self) -> Any:
         """An HTTP client that asks no proxy of the environment for an address on this machine, and takes note of what
         is answered with an error."""
-        client = optional("openai", self.system.name).DefaultHttpxClient
-        return client(trust_env=False, event_hooks={"response": [self._note]})
+        import openai
+
+        return openai.DefaultHttpxClient(trust_env=False, event_hooks={"response": [self._note]})
 
     def _found(self, package: Any, text: str, top: int) -> list[tuple[int, float]]:
         try:

@@ -99,11 +99,12 @@ def _measure(cfg: RunMemoryConfig) -> None:
     out = Path(cfg.out)
     with ExitStack() as held:
         run = _Run(cfg, out, held)
+        # before hours of work: packages that are missing
+        about = {name: chosen.about() for name, chosen in run.systems.items()}
         units = [unit for dataset, dialogue, questions in _tasks(cfg) for unit in run.all(dataset, dialogue, questions)]
         if not units:
             raise ConfigError(f"{', '.join(cfg.inputs)}: holds no questions that would be asked")
         write_answers(out, units)
-        about = {name: chosen.about() for name, chosen in run.systems.items()}
         spent = [row for meter in run.meters for row in meter.report()["rows"]]
         for told in (*run.notes, *(meter.table() for meter in run.meters)):
             print(told)

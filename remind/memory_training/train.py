@@ -19,17 +19,16 @@ import torch
 import yaml
 from transformers import PrinterCallback, TrainerCallback
 
-from remind.alignment import checkpoint
 from remind.alignment.metrics import METRICS, read_metrics
 from remind.alignment.model import trainable
-from remind.alignment.optim import learning_rate, make_optimizer
-from remind.alignment.run_folder import CONFIG, as_dict, flatten
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, put_folder, write_json, write_text
 from remind.core.processes import TERMINATED, Termination, sole_writer
 from remind.core.progress import ProgressBar
+from remind.core.run_folder import CONFIG, as_dict, flatten
 from remind.llm.ledger import table
+from remind.memory_training import checkpoint
 from remind.memory_training.config import STAGES, Method, TrainMemoryConfig
 from remind.memory_training.dialogues import Source
 from remind.memory_training.episodes import Task
@@ -66,6 +65,7 @@ def train_memory(cfg: TrainMemoryConfig, task: Callable[..., Task] | None = None
         DataError: dialogues that cannot be used.
         ModelError: a policy, checkpoint or endpoint that cannot be used, or TRL is missing.
     """
+    optional("trl", "train-memory")
     if cfg.rl.vllm != "off":
         _check_vllm(cfg.rl.vllm)
     # what is wrong with them is said before there is a folder
@@ -105,7 +105,6 @@ def _loaded(name: str, cfg: TrainMemoryConfig) -> Backbone:
 
 def _check_vllm(mode: str) -> None:
     """ConfigError where TRL could not sample with vLLM."""
-    optional("trl", "train-memory")
     if not torch.cuda.is_available():
         raise ConfigError(f"rl.vllm {mode}: vLLM samples on a GPU, and there is none; leave it off")
     if not import_module("trl.import_utils").is_vllm_available():
@@ -163,15 +162,14 @@ class _Run:
         source: Source | None,
     ) -> None:
         self.cfg, self.out, self.termination, self.make_task, self.source = cfg, out, termination, task, source
-        self.done = checkpoint.read_state(start)["step"] if start else 0
+        self.done = checkpoint.step_of(start)
         self.imitates, self.salimory = cfg.method in ("sft", "salimory_sft"), cfg.method.startswith("salimory")
         self.updates = 1 if self.imitates else cfg.rl.inner_epochs
         self.model, self.tokenizer, self.speech = policy.model, policy.tokenizer, speech_of(policy.tokenizer)
         self.room = cfg.rl.reply_tokens or self.speech.room
-        self.optimizer = make_optimizer(self.model, "adamw", cfg.lr, cfg.weight_decay)
+        self.optimizer = checkpoint.make_optimizer(self.model, cfg.lr, cfg.weight_decay)
         if start is not None:
-            checkpoint.restore_model(start, self.model)
-            checkpoint.restore_optimizer(start, self.model, self.optimizer)
+            checkpoint.restore(start, self.model, self.optimizer)
             print(f"resuming from {start}", file=sys.stderr)
         if _rank() == 0 and (out / METRICS).is_file():
             kept = [row for row in read_metrics(out) if row["step"] <= self.done * self.updates]
@@ -183,7 +181,7 @@ class _Run:
         total = cfg.steps * self.updates
         offset = self.done * self.updates
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda n: learning_rate(n + offset, total, 1.0, cfg.warmup, cfg.schedule)
+            self.optimizer, lambda n: checkpoint.rate(n + offset, total, cfg.warmup, cfg.schedule)
         )
         material = [*self.replies()] if self.imitates else self.task()
         with ProgressBar("train-memory", total, offset) as bar, warnings.catch_warnings():
@@ -332,12 +330,8 @@ class _Run:
 
     def save(self, step: int) -> None:
         self.done = step
-        states = checkpoint.random_state(torch.device("cpu"))[None]
-        extra = {"method": self.cfg.method}
-        folder = checkpoint.folder_of(self.out, step)
-        checkpoint.save(folder, step, self.model, self.optimizer, states, extra, writes=_rank() == 0)
         if _rank() == 0:
-            checkpoint.prune(self.out, self.cfg.keep_last, None)
+            checkpoint.save(self.out, step, self.model, self.optimizer, self.cfg.keep_last)
 
     def finish(self) -> None:
         """The policy as a plain folder, and what it remembers of dialogues that it has never seen."""

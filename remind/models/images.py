@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from remind.core import optional
 from remind.core.errors import ImagePathError, ModelError
 from remind.models.chat import Message, image_size, open_image
 
@@ -40,7 +39,7 @@ def _qwen_vl_utils() -> Any:
     except (ImportError, RuntimeError, OSError):
         pass
     else:
-        return optional("qwen_vl_utils", "showing images")
+        return import_module("qwen_vl_utils")
     before = set(sys.modules)
     stand_ins = {name: ModuleType(name) for name in _FOR_VIDEOS}
     root, video, transforms = stand_ins.values()
@@ -49,7 +48,7 @@ def _qwen_vl_utils() -> Any:
     replaced = {name: sys.modules.pop(name, None) for name in _FOR_VIDEOS}
     sys.modules.update(stand_ins)
     try:
-        return optional("qwen_vl_utils", "showing images")
+        return import_module("qwen_vl_utils")
     finally:
         for name in [name for name in sys.modules if name.startswith("qwen_vl_utils") and name not in before]:
             del sys.modules[name]

@@ -43,7 +43,9 @@ class Description(NamedTuple):
     processor: Any
 
 
-def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> Backbone:
+def load_backbone(
+    name_or_path: str | Path, dtype: str = "float32", device: str = "cpu", quantization: Any = None
+) -> Backbone:
     """Load a backbone in eval mode.
 
     Args:
@@ -53,6 +55,7 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
             Face folder or hub id of a vision-language model, a causal language model or an encoder.
         dtype: name of a torch dtype, or "auto" for that of the stored weights.
         device: for example "cpu" or "cuda:0".
+        quantization: quantization config of transformers, for example of bitsandbytes.
 
     Raises:
         ModelError: no such model, an unsupported architecture, weights that are incomplete or not safetensors, a
@@ -69,8 +72,29 @@ def load_backbone(name_or_path: str | Path, dtype: str = "float32", device: str 
         images = ImageProcessor(nano_image_processor(), tokenizer)
         return Backbone(name, _place(blank, device), tokenizer, images, "vlm")
     known = describe(name)
-    model = _place(_model(known.folder, known.kind, precision), device)
+    if quantization is not None:
+        model = _quantised(known, precision, device, quantization)
+    else:
+        model = _place(_model(known.folder, known.kind, precision), device)
     return Backbone(name, model, known.tokenizer, known.processor, known.kind)
+
+
+def backbone_of(model: Any, processing_class: Any, name: str | None = None) -> Backbone:
+    """A model that is in memory, as a backbone.
+
+    Args:
+        processing_class: its tokenizer, or a processor with an `image_processor`.
+
+    Raises:
+        ModelError: no tokenizer, or an unsupported architecture.
+    """
+    name = name or str(getattr(model, "name_or_path", "")) or type(model).__name__
+    if processing_class is None:
+        raise ModelError(f"{name}: a model object needs its tokenizer or processor as processing_class")
+    has_images = hasattr(processing_class, "image_processor")
+    tokenizer = processing_class.tokenizer if has_images else processing_class
+    kind = kind_of(model.config, name)
+    return Backbone(name, model, tokenizer, processing_class if has_images else None, kind)
 
 
 def describe(name: str) -> Description:
@@ -230,7 +254,18 @@ def _tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
+def _quantised(known: Description, dtype: torch.dtype | str, device: str, quantization: Any) -> nn.Module:
+    """The weights go to the device as they are quantised; a layer in 4 bits stays one in evaluation."""
+    model = _model(known.folder, known.kind, dtype, quantization_config=quantization, device_map={"": device})
+    layer: Any
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # on some CPUs an eval forward would pack the weights anew for good, and then give no gradient, silently
+            layer.support_avx512bf16_for_cpu = False
+    return model.eval()
+
+
+def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> nn.Module:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     loader = {"vlm": AutoModelForImageTextToText, "causal": AutoModelForCausalLM, "encoder": AutoModel}[kind]
@@ -238,7 +273,7 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str) -> nn.Module:
     try:
         with without_loading_bars() if weights is not None and weights < _LARGE else nullcontext():
             model, report = loader.from_pretrained(
-                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
             )
     except Exception as error:
         folder = Path(name)

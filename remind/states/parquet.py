@@ -291,6 +291,11 @@ def _record(row: dict[str, Any], levels: Sequence[str], spans: bool, place: Plac
     return StateRecord(**values)
 
 
+def record_of_row(row: Mapping[str, Any]) -> StateRecord:
+    """The record of a row with all columns. Raises DataError for missing values."""
+    return _record(dict(row), LEVELS, True, Place(Path(row["dialogue_id"])).at(row["question_id"]))
+
+
 def _batches(path: Path, levels: Sequence[str], spans: bool) -> Iterator[pa.Table | pa.RecordBatch]:
     """The columns asked for, each value of the type it should be; some rows at a time where they may be large."""
     check_regular(path, DataError)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
-from remind.alignment.config import TrainConfig
-from remind.alignment.trainer import Trainer
+from remind.alignment.callbacks import Probe
 from remind.core.errors import ConfigError, DataError
 from remind.evaluation import metrics
 from remind.evaluation.parse import parse_answer
 from remind.models.backbone import Backbone
 from remind.models.generate import Generation, generate
-from remind.models.load import load_backbone
 from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
 
@@ -54,55 +52,22 @@ def is_correct(record: StateRecord, output: Generation | None) -> bool:
     return metrics.accuracy(set(parsed.letters), set(record.answers)) == 1
 
 
-class MonitoredTrainer(Trainer):
-    """A trainer that calls `probe(self)` before the first step, after every `every` steps and after the last.
-
-    The steps are those of a run without it. `every` 0: never called.
-    """
-
-    def __init__(self, cfg: TrainConfig, probe: Callable[[MonitoredTrainer], None], every: int) -> None:
-        self.probe, self.probe_every, self._probed = probe, every, -1
-        super().__init__(cfg)
-
-    def _evaluate_if_due(self) -> None:
-        super()._evaluate_if_due()
-        due = self.probe_every and (self.step % self.probe_every == 0 or self.step == self.parts.total)
-        if due and self._probed < self.step and not self.stopped:
-            self._probed = self.step
-            self.probe(self)
-
-
-def train_with_accuracy(cfg: TrainConfig, records: Sequence[StateRecord], every: int) -> Path:
-    """As `remind.alignment.trainer.train`, on one process, with rows of kind `accuracy` in metrics.jsonl.
-
-    Before the first step, after every so many and after the last, the questions are answered from x0, x1 and x2; a row
-    has the accuracy under each.
+def accuracy_probe(backbone: Backbone, records: Sequence[StateRecord], steps: int) -> Probe:
+    """A callback of training: rows of kind `accuracy` in metrics.jsonl, with the accuracy under x0, x1 and x2.
 
     Args:
+        backbone: the base model, for its tokenizer.
         records: questions with gold answers that the run does not train on.
-        every: steps between two measurements.
-
-    Returns:
-        The run folder.
+        steps: between two measurements; the first is before training, the last after it.
 
     Raises:
-        ConfigError: no questions, or every below 1.
-        As `train` does.
+        ConfigError: no questions, or steps below 1.
     """
-    if not records or every < 1:
-        raise ConfigError("accuracy needs questions, and every must be at least 1")
-    base = load_backbone(cfg.model, dtype=cfg.dtype)
+    if not records or steps < 1:
+        raise ConfigError("accuracy needs questions, and steps must be at least 1")
 
-    def measure(trainer: MonitoredTrainer) -> None:
-        backbone = replace(base, model=trainer.model)
-        correct = {level: correct_answers(backbone, records, level) for level in LEVELS}
-        row = {level: sum(hits) / len(hits) for level, hits in correct.items()}
-        trainer.folder.record({"step": trainer.step, "kind": "accuracy", "questions": len(records), **row})
+    def measure(model: Any) -> dict[str, float]:
+        answering = replace(backbone, model=model)
+        return {level: sum(correct_answers(answering, records, level)) / len(records) for level in LEVELS}
 
-    trainer = MonitoredTrainer(cfg, measure, every)
-    try:
-        trainer.fit()
-    finally:
-        trainer.folder.close()
-    trainer.finish()
-    return trainer.folder.path
+    return Probe(measure, steps, kind="accuracy")

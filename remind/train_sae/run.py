@@ -139,7 +139,7 @@ class Run:
                         progress=progress,
                         checkpoints=checkpoints,
                         accelerator=processes.accelerator,
-                        stop=lambda: termination.requested,
+                        stop=lambda: termination.requested > 0,
                     )
             except Stopped as early:
                 hint = "set resume to continue" if checkpoints else "checkpoint_every is 0, so nothing is kept"

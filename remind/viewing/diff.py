@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from remind.alignment.model import inner_model
+from remind.alignment.examples import example_of
 from remind.alignment.step import common_prefix
-from remind.alignment.tokens import example_of
 from remind.core.errors import DataError, ModelError
 from remind.core.progress import track
 from remind.models.attention import Attention, exchanged_attention
+from remind.models.backbone import inner_model
 from remind.states.parquet import iterate_states
 from remind.states.records import StateRecord
 from remind.viewing.turns import auc, evidence_turns, prompt_of

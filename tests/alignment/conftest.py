@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from remind.alignment import checkpoint
+from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
+from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.alignment.run_folder import as_dict
-from remind.alignment.tokens import Example
-from remind.alignment.trainer import train
+from remind.alignment.runs import train
+from remind.alignment.trainer import PRATrainer
+from remind.core.run_folder import as_dict
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import Rendered
 
@@ -115,11 +116,23 @@ class Runs:
 
     ROOT = ROOT
     TrainConfig = TrainConfig
-    LOOP = TrainerConfig(lr=1e-3, epochs=3, batch_size=4, eval_every=2, save_every=2, warmup=0.0)
+    LOOP = TrainerConfig(
+        learning_rate=1e-3, num_train_epochs=3, batch_size=4, eval_steps=2, save_steps=2, warmup_steps=0
+    )
     FRONT = (
         "import os, sys\nfrom remind.alignment.config import TrainConfig\n"
-        "from remind.alignment.trainer import train\nfrom remind.core.cli import main\n"
+        "from remind.alignment.runs import train\nfrom remind.core.cli import main\n"
     )
+    AT = """
+from transformers import TrainerCallback
+class At(TrainerCallback):
+    def on_step_begin(self, args, state, control, model=None, **_):
+        if state.global_step == {step} and os.environ.get("RANK", "0") == "{rank}":
+            {what}
+plainly = train
+def train(cfg):
+    return plainly(cfg, At())
+"""
     # torch's own threads now and then abort a process that tears down as usual, after all is done
     END = """
 status = 0
@@ -132,18 +145,24 @@ sys.stderr.flush()
 os._exit(status)
 """
 
+    def row(self, record: StateRecord) -> dict[str, Any]:
+        """A record as a row of anyone's data."""
+        texts = {f"x{level}": getattr(record, f"x{level}").text for level in range(3)}
+        return {"question_id": record.question_id, "target": record.target, **texts}
+
+    def trainer(self, out: Path, rows: Any, held_out: Any = None, model: Any = "nano-untrained", **more: Any) -> Any:
+        """A trainer without a command; what is no argument of the class is one of its `PRAConfig`."""
+        own = ("processing_class", "peft_config", "callbacks", "optimizers")
+        given = {name: more.pop(name) for name in own if name in more}
+        settings = {name: value for name, value in vars(self.LOOP).items() if name != "more"}
+        args = PRAConfig(str(out), **{**settings, "disable_tqdm": True, **more})
+        return PRATrainer(model, args, train_dataset=rows, eval_dataset=held_out, **given)
+
     def config(self, states: Path, out: Path, **changes: Any) -> TrainConfig:
         loop = {name: changes.pop(name) for name in list(changes) if name in vars(self.LOOP)}
         changes.setdefault("data", DataConfig(unlabelled="skip"))
-        return TrainConfig(
-            **{
-                "model": "nano-untrained",
-                "states": str(states),
-                "out": str(out),
-                "trainer": replace(self.LOOP, **loop),
-                **changes,
-            }
-        )
+        own = {"model": "nano-untrained", "states": str(states), "out": str(out)}
+        return TrainConfig(**{**own, "trainer": replace(self.LOOP, **loop), **changes})
 
     def environment(self, **more: str) -> dict[str, str]:
         # sums depend on the number of threads in their last digits
@@ -156,12 +175,40 @@ os._exit(status)
         script.write_text(f"{self.FRONT}{front}{self.END}")
         return Forked(script, "--config", file, environment=self.environment(**more), processes=processes)
 
+    def through(self, cfg: TrainConfig, front: str = "", processes: int = 1, status: int = 0, **more: str) -> str:
+        """Train in other processes to the end, which has this status; what they write on standard error."""
+        process = self.start(cfg, front, processes, **more)
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == status, errors[-3000:]
+        return errors
+
+    def at(self, step: int, what: str, rank: int = 0) -> str:
+        """Lines for `start`: something happens on a process before the step that comes after `step` others."""
+        return self.AT.format(step=step, what=what, rank=rank)
+
     def weights(self, run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:
-        return load_file(checkpoint.folder_of(run, step) / f"{name}.safetensors")
+        """Of a checkpoint: the weights that are kept, the moments by number and name, or the averages (name ema)."""
+        folder = run / f"checkpoint-{step}"
+        if name == "optimizer":
+            state = torch.load(folder / "optimizer.pt", weights_only=False)["state"]
+            return {f"{n}.{key}": value for n, of in state.items() for key, value in of.items()}
+        if name == "model" and (folder / "adapter_model.safetensors").exists():
+            name = "adapter_model"
+        return load_file(folder / f"{name}.safetensors")
 
     def assert_identical(self, a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert a.keys() == b.keys()
         assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+    def assert_same_runs(self, a: Path, b: Path, step: int = 6) -> None:
+        """To the bit: weights, moments, averages and metrics."""
+        for name in (
+            "model",
+            "optimizer",
+            *(["ema"] if (b / f"checkpoint-{step}" / "ema.safetensors").exists() else []),
+        ):
+            self.assert_identical(self.weights(a, step, name), self.weights(b, step, name))
+        assert self.timeless(a) == self.timeless(b)
 
     def timeless(self, run: Path) -> list[dict[str, Any]]:
         machine = {"seconds", "tokens_per_second", "memory_gib"}

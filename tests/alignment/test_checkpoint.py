@@ -1,114 +1,166 @@
-"""Checkpoints: what comes back is what went in, and a damaged one is never read."""
+"""Checkpoints: stock names, never read half-written, and the bits of a run that never stopped."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from transformers import TrainerCallback
 
-from remind.alignment import checkpoint
-from remind.alignment.config import OptimizerKind
-from remind.alignment.model import trainable
-from remind.alignment.optim import make_optimizer
-from remind.core.errors import ModelError
+from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
+from remind.alignment.runs import make_trainer, train
+from remind.alignment.trainer import COMPLETE, checkpoints, newest
+from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
+from remind.core.processes import sole_writer
 
-CPU = torch.device("cpu")
-
-
-def begin(make_model: Any, kind: OptimizerKind = "adamw", seed: int = 4) -> tuple[Any, torch.optim.Optimizer]:
-    model = trainable(make_model(dtype=torch.float32 if kind == "adamw" else torch.bfloat16), None)
-    return model, make_optimizer(model, kind, 1e-2, 0.1, seed=seed)
-
-
-def trained(make_model: Any, steps: int = 1, kind: OptimizerKind = "adamw") -> tuple[Any, torch.optim.Optimizer]:
-    model, optimizer = begin(make_model, kind)
-    for seed in range(steps):
-        step(model, optimizer, seed)
-    return model, optimizer
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"lora": LoraConfig(r=2, alpha=4)},
+    "ema": {"objective": Objective(teacher_model_kind="ema")},
+    "base": {"objective": Objective(teacher_model_kind="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))},
+    "on_policy": {"data": DataConfig(targets="on_policy", max_decoded=4, refresh_steps=4, temperature=1.0)},
+}
 
 
-def step(model: Any, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    ids = torch.randint(0, 80, (1, 6), generator=torch.Generator().manual_seed(seed))
-    model(input_ids=ids, use_cache=False).logits.float().logsumexp(-1).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+def copied(run: Path, out: Path, *steps: int) -> Path:
+    """As a kill leaves a run that has saved at these steps: metrics go further, and end in half a line."""
+    for step in steps:
+        shutil.copytree(run / f"checkpoint-{step}", out / f"checkpoint-{step}")
+    shutil.copy(run / "config.yaml", out)
+    (out / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + '{"step": 7, "ki')
+    return out
 
 
-def save(run: Path, step: int, model: Any, optimizer: Any) -> Path:
-    folder = checkpoint.folder_of(run, step)
-    checkpoint.save(folder, step, model, optimizer, checkpoint.random_state(CPU)[None], {"best": None})
-    return folder
+@pytest.fixture(scope="module")
+def saved(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All six steps are kept."""
+    out = tmp_path_factory.mktemp("saved") / "run"
+    return train(runs.config(states, out, save_steps=1, save_total_limit=None))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
-def test_model_optimizer_and_generators_come_back(tmp_path: Path, make_model: Any, kind: OptimizerKind) -> None:
-    model, optimizer = trained(make_model, 3, kind)
-    torch.manual_seed(5)
-    folder = save(tmp_path, 3, model, optimizer)
-    expected = torch.rand(4)
-
-    again, fresh = begin(make_model, kind)
-    checkpoint.restore_model(folder, again)
-    checkpoint.restore_optimizer(folder, again, fresh)
-    checkpoint.restore_random(folder, 0, CPU)
-    assert torch.equal(torch.rand(4), expected)
-    for seed in range(3, 6):
-        step(model, optimizer, seed)
-        step(again, fresh, seed)
-    for (name, a), (_, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-    left, right = (o.state_dict()["state"] for o in (optimizer, fresh))
-    assert left.keys() == right.keys()
-    for number, state in left.items():
-        assert state.keys() == right[number].keys()
-        for key, value in state.items():
-            assert value.dtype == right[number][key].dtype
-            assert torch.equal(value, right[number][key])
-    assert checkpoint.read_state(folder)["step"] == 3
+def test_files_have_the_names_of_transformers_and_the_mark_is_last(saved: Path) -> None:
+    assert [folder.name for folder in checkpoints(saved)] == [f"checkpoint-{n}" for n in range(1, 7)]
+    written = {path.name: path.stat().st_mtime_ns for path in (saved / "checkpoint-3").iterdir()}
+    stock = {"config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    assert stock | {"tokenizer.json", "pra.json"} < written.keys()
+    last = written.pop(COMPLETE)
+    assert all(time <= last for time in written.values())
 
 
-def test_a_checkpoint_holds_what_is_trained_and_no_pickle(tmp_path: Path, make_model: Any) -> None:
-    model, optimizer = trained(make_model)
-    folder = save(tmp_path, 1, model, optimizer)
-    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
-    assert set(read_json(folder / "checksums.json")) == {p.name for p in folder.iterdir()} - {"checksums.json"}
-    names = load_file(folder / "model.safetensors").keys()
-    assert names == checkpoint.trained_parameters(model).keys()
-    assert not any("visual" in name for name in names)
-    with pytest.raises(ModelError, match=r"lm_head\.weight"):
-        checkpoint.restore_model(folder, trainable(make_model(tie=True), None))
-    # one bit
-    content = bytearray((folder / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match="damaged"):
-        checkpoint.verify(folder)
-    with pytest.raises(ModelError, match="every checkpoint"):
-        checkpoint.newest(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "random.safetensors"])
-def test_a_truncated_newest_falls_back_and_says_so(
-    tmp_path: Path, make_model: Any, name: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_has_the_same_bits(
+    runs: Any, saved: Path, states: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, optimizer = trained(make_model)
-    one, two = save(tmp_path, 1, model, optimizer), save(tmp_path, 2, model, optimizer)
-    assert checkpoint.newest(tmp_path) == two
-    content = (two / name).read_bytes()
-    (two / name).write_bytes(content[: len(content) // 2])
-    assert checkpoint.newest(tmp_path) == one
-    assert f"step-00000002/{name}" in capsys.readouterr().err
-    (two / name).unlink()
-    assert checkpoint.newest(tmp_path) == one
+    cfg = runs.config(states, tmp_path / "whole", save_steps=1, save_total_limit=None, **KINDS[kind])
+    whole = saved if kind == "full" else train(cfg)
+    out = copied(whole, tmp_path / "r", 2, 3, 4)
+    (out / "checkpoint-4" / COMPLETE).unlink()
+    again = make_trainer(replace(cfg, out=str(out), resume=True))
+    again.train(resume_from_checkpoint=True)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "is removed" in line]
+    assert line.startswith(f"warning: {out / 'checkpoint-4'} ")
+    runs.assert_same_runs(out, whole)
+    assert again.guard.state() == read_json(whole / "checkpoint-6" / "pra.json")["guard"]
+    assert again.guard.first == {k: v for k, v in runs.timeless(whole)[0].items() if k in again.guard.first}
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path) is None
-    for number in range(1, 6):
-        checkpoint.folder_of(tmp_path, number).mkdir(parents=True)
-    checkpoint.prune(tmp_path, keep=2, best=2)
-    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == [f"step-0000000{n}" for n in (2, 4, 5)]
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(runs: Any, saved: Path, states: Path, tmp_path: Path) -> None:
+    cfg = runs.config(states, tmp_path / "r", save_steps=1, save_total_limit=None)
+    make_trainer(cfg).train(resume_from_checkpoint=str(saved / "checkpoint-5"))
+    runs.assert_identical(runs.weights(tmp_path / "r"), runs.weights(saved))
+
+
+def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
+    runs: Any, saved: Path, states: Path, tmp_path: Path, make_record: Any, make_states: Any
+) -> None:
+    out = copied(saved, tmp_path / "r", 3)
+    cfg = runs.config(states, out, resume=True)
+    others = make_states(tmp_path / "s", [make_record(n) for n in (0, 1, 2, 3, 4, 7)])
+    before = (out / "metrics.jsonl").read_text()
+
+    def refused(message: str, **changes: Any) -> None:
+        with pytest.raises(ConfigError, match=rf"^[^\n]*{message}[^\n]*$"):
+            train(replace(runs.config(states, out, resume=True, **changes.pop("loop", {})), **changes))
+
+    refused("already holds a run", resume=False)
+    settings = {"loop": {"learning_rate": 0.5}, "objective": Objective(tau=1.0)}
+    refused(r"other settings \(learning_rate, tau\)", **settings)
+    refused(r"other settings \(training examples\)", states=str(others))
+    refused(r"other settings \(base model\)", model="nano")
+    refused("other settings", lora=LoraConfig(r=2))
+    trainer = make_trainer(cfg)
+    with pytest.raises(ConfigError, match="already holds a run; choose another output_dir"):
+        trainer.train()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="empty: not a checkpoint of PRATrainer"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "empty"))
+    with sole_writer(out), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
+        trainer.train(resume_from_checkpoint=True)
+    assert (out / "metrics.jsonl").read_text() == before
+    assert newest(out) == out / "checkpoint-3"
+
+
+class Measured(TrainerCallback):
+    """Held-out losses as they are told."""
+
+    def __init__(self, *ce0: float) -> None:
+        self.ce0 = ce0
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # before it is compared, by the trainer's own callbacks and by transformers
+        kwargs["metrics"]["eval_ce0"] = self.ce0[state.global_step]
+
+
+def test_the_newest_and_the_best_are_kept(runs: Any, states: Path, tmp_path: Path) -> None:
+    cfg = runs.config(states, tmp_path / "r", eval_steps=1, save_steps=1, save_total_limit=2)
+    trainer = make_trainer(cfg, Measured(9.0, 8.0, 1.0, 3.0, 2.0, 5.0, 4.0))
+    trainer.train()
+    assert [folder.name for folder in checkpoints(tmp_path / "r")] == [f"checkpoint-{n}" for n in (2, 5, 6)]
+    assert trainer.state.best_global_step == 2
+
+
+class Poison(TrainerCallback):
+    """From a step on, the embedding of a token, or the gradient of a weight, is not a number."""
+
+    def __init__(self, step: int, token: int | None = None) -> None:
+        self.step, self.token = step, token
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        def embedding(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
+            now = state.global_step >= self.step and model.training
+            return found.masked_fill((given[0] == self.token)[..., None], float("nan")) if now else found
+
+        if self.token is not None:
+            model.get_input_embeddings().register_forward_hook(embedding)
+        else:
+            weight = next(p for p in model.parameters() if p.requires_grad)
+            weight.register_hook(lambda grad: grad * float("nan") if state.global_step >= self.step else grad)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_stops_with_names_and_the_state_before(
+    runs: Any, saved: Path, states: Path, tmp_path: Path, what: str
+) -> None:
+    cfg = runs.config(states, tmp_path / "r", save_steps=100, eval_strategy="no")
+    probe = make_trainer(cfg)
+    probe.get_train_dataloader()
+    items = [probe.train_dataset.items[place] for place in probe._order.batch(4)]
+    tokens = [set(torch.cat([*item.prompts, item.answer]).tolist()) for item in items]
+    token = min(tokens[2] - tokens[0] - tokens[1] - tokens[3])
+    names = items[2].id if what == "loss" else ", ".join(item.id for item in items)
+    poison = Poison(4, token if what == "loss" else None)
+    with pytest.raises(
+        ModelError, match=rf"^the {what} is not finite in step 5, questions {names};[^\n]*checkpoint-4$"
+    ):
+        make_trainer(cfg, poison).train()
+    assert newest(tmp_path / "r") == tmp_path / "r" / "checkpoint-4"
+    # with the cause gone, the run ends where it would have
+    train(replace(cfg, resume=True))
+    for name in ("model", "optimizer"):
+        runs.assert_identical(runs.weights(tmp_path / "r", name=name), runs.weights(saved, name=name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remind.alignment.config import Edge, Objective
-from remind.alignment.objective import chunked_terms, position_terms
+from remind.alignment.objective import Head, chunked_terms, position_terms
 
 N, D, V = 11, 6, 23
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[dict[int, Tensor], Tensor, Tensor, Tensor]:
+def inputs(dtype: torch.dtype = torch.float64, biased: bool = False) -> tuple[dict[int, Tensor], Head, Tensor, Tensor]:
+    """Hidden states, the head, targets and weights of positions."""
     g = torch.Generator().manual_seed(0)
     hidden = {level: torch.randn(N, D, generator=g).to(dtype).requires_grad_() for level in range(3)}
-    weight = torch.randn(V, D, generator=g).to(dtype).requires_grad_()
-    return hidden, weight, torch.randint(0, V, (N,), generator=g), torch.rand(N, generator=g, dtype=torch.float64)
+    head = Head(torch.randn(V, D, generator=g).to(dtype).requires_grad_())
+    targets, weights = torch.randint(0, V, (N,), generator=g), torch.rand(N, generator=g, dtype=torch.float64)
+    if biased:
+        head = Head(head.weight, torch.randn(V, generator=g).to(dtype).requires_grad_(), 1.4, 3.0)
+    return hidden, head, targets, weights
 
 
 OBJECTIVES = [
@@ -31,26 +36,29 @@ OBJECTIVES = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias, scale and cap"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("students", [(0, 1, 2), (1,), (0,)])
-def test_values_and_gradients_equal_the_dense_ones(objective: Objective, chunk: int, students: tuple[int, ...]) -> None:
-    hidden, weight, targets, weights = inputs()
-    dense, terms = position_terms(
-        {k: h @ weight.T for k, h in hidden.items()}, targets, objective, students, monitor=True
-    )
+def test_values_and_gradients_equal_the_dense_ones(
+    objective: Objective, biased: bool, students: tuple[int, ...]
+) -> None:
+    hidden, head, targets, weights = inputs(biased=biased)
+    logits = {level: h @ head.weight.T for level, h in hidden.items()}
+    if head.bias is not None:
+        logits = {level: 3.0 * torch.tanh(1.4 * (z + head.bias) / 3.0) for level, z in logits.items()}
+    dense, terms = position_terms(logits, targets, objective, students, monitor=True)
     expected = (dense * weights).sum()
-    chunked = Objective(**{**vars(objective), "chunk": chunk})
-    found, values = chunked_terms(hidden, weight, targets, weights, chunked, students)
-    torch.testing.assert_close(found, expected)
-    assert values.keys() == terms.keys()
-    for name, value in terms.items():
-        torch.testing.assert_close(values[name], value)
-        assert not values[name].requires_grad
-    if expected.requires_grad:
-        leaves = [*hidden.values(), weight]
-        for ours, theirs in zip(_gradients(found * 0.7, leaves), _gradients(expected * 0.7, leaves), strict=True):
-            torch.testing.assert_close(ours, theirs)
+    leaves = [*hidden.values(), *(part for part in head[:2] if part is not None)]
+    theirs = _gradients(expected * 0.7, leaves) if expected.requires_grad else []
+    for chunk in (1, 4, 100):
+        found, values = chunked_terms(hidden, head, targets, weights, replace(objective, chunk=chunk), students)
+        torch.testing.assert_close(found, expected)
+        assert values.keys() == terms.keys()
+        for name, value in terms.items():
+            torch.testing.assert_close(values[name], value)
+            assert not values[name].requires_grad
+        if theirs:
+            torch.testing.assert_close(_gradients(found * 0.7, leaves), theirs)
 
 
 def _gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -59,22 +67,22 @@ def _gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def test_frozen_inputs_get_no_gradient() -> None:
-    hidden, weight, targets, weights = inputs()
-    weight.requires_grad_(False)
+    hidden, head, targets, weights = inputs()
+    head.weight.requires_grad_(False)
     hidden[1] = hidden[1].detach()
     hidden[2] = hidden[2].detach()
-    loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(chunk=3), (0,))
+    loss, _ = chunked_terms(hidden, head, targets, weights, Objective(chunk=3), (0,))
     loss.backward()
     assert hidden[0].grad is not None
-    assert weight.grad is None
+    assert head.weight.grad is None
 
 
 def test_bfloat16_inputs_give_float32_logits() -> None:
-    hidden, weight, targets, weights = inputs(torch.bfloat16)
+    hidden, head, targets, weights = inputs(torch.bfloat16, biased=True)
     wide = {k: h.detach().float().requires_grad_() for k, h in hidden.items()}
-    expected, _ = chunked_terms(wide, weight.detach().float(), targets, weights, Objective())
+    expected, _ = chunked_terms(wide, head.wide(torch.float32), targets, weights, Objective())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = chunked_terms(hidden, weight, targets, weights, Objective())
+        found, _ = chunked_terms(hidden, head, targets, weights, Objective())
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
     found.backward()
@@ -103,11 +111,11 @@ class Logits(TorchDispatchMode):
 
 
 def test_logits_exist_a_chunk_at_a_time_of_levels_that_are_read() -> None:
-    hidden, weight, targets, weights = inputs()
+    hidden, head, targets, weights = inputs()
     with Logits() as seen:
-        loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(), (0,))
+        loss, _ = chunked_terms(hidden, head, targets, weights, Objective(), (0,))
     assert seen.products == [N, N], "x0 and its teacher x1; x2 teaches x1 alone"
     with Logits() as seen:
-        loss, _ = chunked_terms(hidden, weight, targets, weights, Objective(chunk=2))
+        loss, _ = chunked_terms(hidden, head, targets, weights, Objective(chunk=2))
         loss.backward()
     assert seen.largest == 2

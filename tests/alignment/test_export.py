@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.alignment import checkpoint
-from remind.alignment.config import ExportConfig, LoraConfig, TrainConfig
-from remind.alignment.export import export
-from remind.alignment.model import load, marker_id, prepare
-from remind.alignment.run_folder import read_config
-from remind.alignment.trainer import train
-from remind.core.errors import ConfigError, ModelError
+from remind.alignment.config import DataConfig, ExportConfig, LoraConfig
+from remind.alignment.export import export, images_in_training
+from remind.alignment.model import add_marker, marker_id, nf4, opened
+from remind.alignment.runs import read_config, train, trained_backbone
+from remind.alignment.trainer import COMPLETE
+from remind.core.errors import ConfigError, DataError, ModelError
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
@@ -28,6 +28,7 @@ from remind.states.pyramid import MARKER
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
+MARKED = DataConfig(unlabelled="skip", marker_token=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def make_run(runs: Any, states: Path) -> Callable[..., Path]:
     """Four steps, of which the second and the last are saved."""
 
     def make(folder: Path, lora: LoraConfig | None, states: Path = states, **more: Any) -> Path:
-        cfg = runs.config(states, folder / "run", lora=lora, lr=1e-2, max_steps=4, batch_size=2, **more)
-        return train(cfg)
+        told = {"learning_rate": 1e-2, "max_steps": 4, "batch_size": 2, **more}
+        return train(runs.config(states, folder / "run", lora=lora, **told))
 
     return make
 
@@ -53,20 +54,25 @@ def logits(model: Any, tokenizer: Any) -> Tensor:
     return output
 
 
-def trained_logits(run: Path, folder: Path) -> Tensor:
-    """Of the base model with the checkpoint's parameters, adapters not merged."""
-    cfg = read_config(run)
-    backbone = load(cfg)
-    model = prepare(backbone, cfg)
-    checkpoint.restore_model(folder, model)
-    return logits(model, backbone.tokenizer)
+def trained_logits(run: Path, step: int = 4, quantization: Any = None) -> Tensor:
+    """By transformers and PEFT alone: of the checkpoint's model, or of the base with its adapters, not merged."""
+    from peft import PeftModel
+
+    cfg, folder = read_config(run), run / f"checkpoint-{step}"
+    if cfg.lora is None:
+        model: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, cfg.dtype))
+        return logits(model, AutoTokenizer.from_pretrained(folder))
+    backbone = opened(cfg.model, quantization=quantization)
+    if cfg.data.marker_token:
+        add_marker(backbone)
+    return logits(PeftModel.from_pretrained(backbone.model, folder), backbone.tokenizer)
 
 
 def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Path, tmp_path: Path) -> None:
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     model = Qwen3VLForConditionalGeneration.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    expected = trained_logits(run, checkpoint.folder_of(run, 4))
+    expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-4, atol=1e-5)
     base = load_backbone("nano-untrained")
     assert float((logits(base.model, base.tokenizer) - expected).abs().max()) > 0.01
@@ -81,28 +87,35 @@ def test_it_opens_with_transformers_alone_and_says_what_it_was_made_from(run: Pa
     assert about["held_out"]["split"] == "dev"
     assert about["checks"]["merging"] < 1e-4
     assert about["checks"]["opening_again"] == 0.0
+    again = trained_backbone(run)
+    torch.testing.assert_close(logits(again.model, again.tokenizer), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_best_and_precision(run: Path, tmp_path: Path, make_run: Any) -> None:
-    best = json.loads((run / "best.json").read_text())["step"]
+def test_best_and_precision(run: Path, tmp_path: Path) -> None:
+    best = json.loads((run / "checkpoint-4" / "trainer_state.json").read_text())["best_global_step"]
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), checkpoint="best", dtype="bfloat16"))
     assert json.loads((out / "training.json").read_text())["step"] == best
     model = load_backbone(out, dtype="auto")
     assert model.dtype == torch.bfloat16
-    expected = trained_logits(run, checkpoint.folder_of(run, best))
+    expected = trained_logits(run, best)
     torch.testing.assert_close(logits(model.model, model.tokenizer).float(), expected, rtol=0.1, atol=0.1)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(
-    tmp_path: Path, make_run: Any, make_states: Any, make_record: Any
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_checkpoint_that_was_broken_off_is_passed_over_and_a_damaged_one_named(
+    lora: LoraConfig | None, tmp_path: Path, make_run: Any, make_states: Any, make_record: Any
 ) -> None:
-    run = make_run(tmp_path, None, states=make_states(tmp_path / "s", [make_record(n) for n in range(4)]))
-    (checkpoint.folder_of(run, 4) / "model.safetensors").write_bytes(b"")
-    out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    assert json.loads((out / "training.json").read_text())["step"] == 2
+    run = make_run(tmp_path, lora, states=make_states(tmp_path / "s", [make_record(n) for n in range(4)]))
+    cfg = ExportConfig(run=str(run), out=str(tmp_path / "x"), overwrite=True)
+    (run / "checkpoint-4" / COMPLETE).unlink()
+    assert json.loads((export(cfg) / "training.json").read_text())["step"] == 2
     with pytest.raises(ConfigError, match="no best checkpoint"):
-        export(ExportConfig(run=str(run), out=str(tmp_path / "y"), checkpoint="best"))
+        export(replace(cfg, out=str(tmp_path / "y"), checkpoint="best"))
     assert not (tmp_path / "y").exists()
+    (run / "checkpoint-2" / ("model.safetensors" if lora is None else "adapter_model.safetensors")).write_bytes(b"no")
+    with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-2[^\n]*$"):
+        export(cfg)
+    assert json.loads((tmp_path / "x" / "training.json").read_text())["step"] == 2
 
 
 def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +128,10 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
     refused(ConfigError, "not a run folder", run=str(tmp_path))
     save_nano(tmp_path / "other")
     nano_model(seed=1).save_pretrained(tmp_path / "other")
-    refused(ModelError, "not the model", base=str(tmp_path / "other"))
     if read_config(run).lora is None:
         refused(ConfigError, "more than adapters", adapter_only=True)
     else:
+        refused(ModelError, "not the model", base=str(tmp_path / "other"))
         refused(ConfigError, "leave out", adapter_only=True, dtype="bfloat16")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "bitsandbytes", None)
@@ -153,42 +166,48 @@ def test_the_markers_rows_are_exported(
     tie: bool, lora: LoraConfig | None, full: bool, tmp_path: Path, make_run: Any
 ) -> None:
     base = nano_folder(tmp_path / "base", tie, full)
-    run = make_run(tmp_path, lora, model=str(base), marker_token=True)
+    run = make_run(tmp_path, lora, model=str(base), data=MARKED)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     token = marker_id(tokenizer)
     assert token is not None
     assert prompt_ids(tokenizer, TEXT).count(token) == 2
-    expected = trained_logits(run, checkpoint.folder_of(run, 4))
+    expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-4, atol=1e-5)
     rows = model.get_input_embeddings().weight
     assert (model.lm_head.weight is rows) == tie
-    first = load(read_config(run)).model
+    start_of = opened(str(base))
+    add_marker(start_of)
+    first = start_of.model
     for trained, start in ((rows, first.get_input_embeddings().weight), (model.lm_head.weight, first.lm_head.weight)):
         if tie or lora is None or trained is rows:
             assert float((trained[token] - start[token]).detach().abs().max()) > 1e-4
     # going on from it, the marker stays the token it is
-    again = load(TrainConfig(states="s", out="o", model=str(out), marker_token=True))
+    again = opened(str(out))
+    assert add_marker(again) == token
     assert torch.equal(again.model.get_input_embeddings().weight, rows)
 
 
-def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path, make_run: Any) -> None:
+def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed: nothing is trained in bfloat16")
+    # compiled, its optimiser would take minutes to begin
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     base = nano_folder(tmp_path / "base", tie=False)
-    run = make_run(tmp_path, None, optimizer="adamw8bit", dtype="bfloat16", model=str(base))
+    run = make_run(tmp_path, None, optim="adamw_torch_8bit", dtype="bfloat16", model=str(base))
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
     again = load_backbone(out, dtype="auto")
     assert again.model.dtype == torch.bfloat16
     assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
-    assert torch.equal(logits(again.model, again.tokenizer), trained_logits(run, checkpoint.folder_of(run, 4)))
+    assert torch.equal(logits(again.model, again.tokenizer), trained_logits(run))
 
 
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marker"])
 def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_run: Any) -> None:
     from peft import PeftModel
 
-    base = nano_folder(tmp_path / "base", tie=True)
-    run = make_run(tmp_path, LORA, model=str(base), marker_token=marked)
+    base, data = nano_folder(tmp_path / "base", tie=True), DataConfig(unlabelled="skip", marker_token=marked)
+    run = make_run(tmp_path, LORA, model=str(base), data=data)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
     weights = load_file(out / "adapter_model.safetensors")
     assert sum(value.numel() for value in weights.values()) < 50_000
@@ -199,7 +218,7 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
     model = PeftModel.from_pretrained(plain, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert (marker_id(tokenizer) is not None) == marked
-    expected = trained_logits(run, checkpoint.folder_of(run, 4))
+    expected = trained_logits(run)
     torch.testing.assert_close(logits(model, tokenizer), expected, rtol=1e-5, atol=1e-6)
     assert json.loads((out / "training.json").read_text())["data"]["manifest_sha256"] in (out / "README.md").read_text()
     assert "library_name: peft" in (out / "README.md").read_text()
@@ -207,7 +226,7 @@ def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_
 
 def test_an_embedding_that_grew_does_not_fit_in_adapters(tmp_path: Path, make_run: Any) -> None:
     base = nano_folder(tmp_path / "base", tie=True, full=True)
-    run = make_run(tmp_path, LORA, model=str(base), marker_token=True)
+    run = make_run(tmp_path, LORA, model=str(base), data=MARKED)
     with pytest.raises(ConfigError, match="grow"):
         export(ExportConfig(run=str(run), out=str(tmp_path / "x"), adapter_only=True))
     assert not (tmp_path / "x").exists()
@@ -226,19 +245,51 @@ def test_four_bits(tie: bool, tmp_path: Path, make_run: Any) -> None:
     assert model.lm_head.weight.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in model.model.visual.parameters())
     assert {path.suffix for path in out.iterdir()} <= {".safetensors", ".json", ".md", ".jinja"}
-    expected = trained_logits(run, checkpoint.folder_of(run, 4))
+    expected = trained_logits(run)
     exported = logits(model, AutoTokenizer.from_pretrained(out))
     assert 0 < float((exported - expected).abs().max() / expected.abs().max()) < 0.3
     assert 0 < json.loads((out / "training.json").read_text())["checks"]["quantising"] < 0.3
 
 
 def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
+    """They are merged with the values that the bits stand for, not with those of the base before them."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: nothing in 4 bits is tested")
-    base = nano_folder(tmp_path / "base", tie=True)
-    run = make_run(tmp_path, LORA, model=str(base), quantise="nf4", marker_token=True)
+    base = str(nano_folder(tmp_path / "base", tie=True))
+    run = make_run(tmp_path, LORA, model=base, quantise="nf4", data=MARKED)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    expected = trained_logits(run, checkpoint.folder_of(run, 4))
+    expected = trained_logits(run, quantization=nf4(base, "float32"))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
-    torch.testing.assert_close(logits(model, AutoTokenizer.from_pretrained(out)), expected, rtol=1e-3, atol=1e-4)
+    found = logits(model, AutoTokenizer.from_pretrained(out))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert float((trained_logits(run) - expected).abs().max()) > 10 * float((found - expected).abs().max())
     alone = export(ExportConfig(run=str(run), out=str(tmp_path / "y"), adapter_only=True))
     assert json.loads((alone / "training.json").read_text())["checks"]["opening_again"] == 0.0
+
+
+# how a model was shown images
+
+
+def test_how_images_were_shown_is_read_from_exports_and_runs(run: Path, tmp_path: Path) -> None:
+    assert images_in_training(None) == images_in_training(tmp_path) == images_in_training(run) == ("captions", 256)
+    # as it was before `data` had the marker and `trainer` the names of transformers
+    former: dict[str, Any] = {"marker_token": True, "trainer": {"lr": 1e-5, "optimizer": "adamw"}, "teacher": {"k": 64}}
+    file = tmp_path / "training.json"
+    for config, expected in (
+        ({"data": {"images": "pixels", "image_tokens": 64}}, ("pixels", 64)),
+        ({"data": {"images": "captions", "image_tokens": 64}}, ("captions", 256)),
+        ({"data": {"max_length": 9}}, ("captions", 256)),
+        ({}, ("captions", 256)),
+    ):
+        file.write_text(json.dumps({"step": 3, "config": former | config}))
+        assert images_in_training(tmp_path) == expected
+    file.write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "many"}}}))
+    with pytest.raises(DataError, match=r"image_tokens is not a number"):
+        images_in_training(tmp_path)
+
+
+def test_a_run_of_before_is_named_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("states: s\nout: o\ntrainer: {lr: 1.0e-05}\nteacher: {k: 64}\n")
+    (tmp_path / "data.json").write_text("{}")
+    for read in (read_config, trained_backbone, images_in_training):
+        with pytest.raises(ConfigError, match=r"^[^\n]*not the config of a training run of this version[^\n]*$"):
+            read(tmp_path)

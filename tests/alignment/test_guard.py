@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
+from transformers.trainer_utils import EvalLoopOutput
 
-from remind.alignment import checkpoint
-from remind.alignment.config import GuardConfig
-from remind.alignment.guard import Guard
+from remind.alignment import CollapseGuard, PRATrainer
 from remind.alignment.metrics import read_metrics
-from remind.alignment.trainer import Trainer, train
+from remind.alignment.runs import make_trainer, train
+from remind.alignment.trainer import is_whole
 from remind.core.errors import ModelError
 
 
@@ -23,7 +21,7 @@ def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1
 
 
 def test_what_is_a_collapse() -> None:
-    guard = Guard(GuardConfig())
+    guard = CollapseGuard()
     # the rise counts from the lowest, not from an untrained start
     for ce in (7.0, 3.0, 0.5):
         assert guard.collapses(row((ce, ce, ce), (ce, ce, ce))) == []
@@ -32,45 +30,45 @@ def test_what_is_a_collapse() -> None:
     assert what == "cross-entropy under x2 has risen from 0.500 to 1.310"
     assert guard.collapses(row((0.5, float("nan"), 0.5)))
     # sharper without being righter
-    guard = Guard(GuardConfig())
+    guard = CollapseGuard()
     guard.collapses(row((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)))
     assert guard.collapses(row((1.9, 1.9, 1.9), (0.1, 0.1, 0.1))) == []
     (what,) = guard.collapses(row((1.9, 2.1, 1.9), (0.1, 0.1, 0.1)))
     assert "entropy under x1" in what
-    guard = Guard(GuardConfig(mode="off"))
-    guard.collapses(row((0.1, 0.1, 0.1)))
-    assert guard.collapses(row((9.0, 9.0, 9.0))) == []
 
 
 @pytest.fixture
-def drifting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held-out cross-entropy under x1 rises by 0.5 nats with each training step."""
-    through = Trainer.run_passes
-    steps = 0
+def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets figures of the held-out loss by step."""
+    through = PRATrainer.evaluation_loop
 
-    def worse(self: Trainer, *args: Any) -> dict[str, Tensor]:
-        nonlocal steps
-        values = through(self, *args)
-        if len(args) > 3:
-            steps += 1
-        else:
-            values["ce1"] = torch.full_like(values["ce1"], 0.31 + 0.5 * steps)
-        return values
+    def put(figures: Any) -> None:
+        def loop(self: PRATrainer, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+            found = through(self, *args, **kwargs)
+            assert found.metrics is not None
+            found.metrics.update({f"eval_{k}": v for k, v in figures(self.state.global_step).items()})
+            return found
 
-    monkeypatch.setattr(Trainer, "run_passes", worse)
+        monkeypatch.setattr(PRATrainer, "evaluation_loop", loop)
+
+    return put
 
 
-@pytest.mark.usefixtures("drifting")
+def drifting(step: int) -> dict[str, float]:
+    """Cross-entropy under x1 rises by 0.5 nats with each training step."""
+    return {"ce1": 0.31 + 0.5 * step}
+
+
 def test_warn_says_it_once_per_measurement_and_goes_on(
-    runs: Any, states: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Any, states: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Any
 ) -> None:
+    measured(drifting)
     out = train(runs.config(states, tmp_path / "r", max_steps=4))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: collapse")]
     assert len(lines) == 2
     assert "at step 2: cross-entropy under x1 has risen from 0.310 to 1.310" in lines[0]
     assert "hard_levels" in lines[0]
-    records = [row for row in read_metrics(out) if row["kind"] == "guard"]
-    assert [record["step"] for record in records] == [2, 4]
+    assert [line["step"] for line in read_metrics(out) if line["kind"] == "guard"] == [2, 4]
 
 
 # the last is sure of answers in another form
@@ -82,35 +80,29 @@ def test_a_model_that_does_not_know_the_language_is_named_once(
     runs: Any,
     states: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    measured: Any,
     ce: float,
     entropy: float,
     mode: Any,
     warned: int,
 ) -> None:
-    through = Trainer._held_out
-
-    def set_to(self: Trainer) -> dict[str, Tensor]:
-        values = through(self)
-        assert values is not None
-        return values | {name: torch.full_like(values[name], to) for name, to in (("ce0", ce), ("entropy0", entropy))}
-
-    monkeypatch.setattr(Trainer, "_held_out", set_to)
-    train(runs.config(states, tmp_path / "r", max_steps=2, guard=GuardConfig(mode=mode)))
+    measured(lambda _: {"ce0": ce, "entropy0": entropy})
+    train(runs.config(states, tmp_path / "r", max_steps=2, guard=mode))
     lines = [line for line in capsys.readouterr().err.splitlines() if " guesses: " in line]
     assert len(lines) == warned
     assert all(f"held-out loss is {ce} nats per token, its entropy {entropy}" in line for line in lines)
 
 
-@pytest.mark.usefixtures("drifting")
-def test_stop_saves_and_can_be_overruled(runs: Any, states: Path, tmp_path: Path) -> None:
-    cfg = runs.config(states, tmp_path / "r", max_steps=4, guard=GuardConfig(mode="stop"), save_every=100)
-    with pytest.raises(ModelError, match=r"collapse .* step 2: .*teacher_weights ema or base.*guard\.mode warn"):
+def test_stop_saves_and_can_be_overruled(runs: Any, states: Path, tmp_path: Path, measured: Any) -> None:
+    measured(drifting)
+    cfg = runs.config(states, tmp_path / "r", max_steps=4, guard="stop", save_steps=100)
+    with pytest.raises(ModelError, match=r"^collapse .* step 2: .*teacher_model_kind ema or base.*guard warn"):
         train(cfg)
-    state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "r", 2))
-    assert state["guard"]["lowest"]["ce1"] == pytest.approx(0.31)
+    assert is_whole(tmp_path / "r" / "checkpoint-2")
     # what it compares with comes back: against its own first measurement step 4 would look harmless
+    again = make_trainer(replace(cfg, resume=True))
     with pytest.raises(ModelError, match="step 4"):
-        train(replace(cfg, resume=True))
-    train(replace(cfg, resume=True, trainer=replace(cfg.trainer, guard=GuardConfig(mode="warn"))))
+        again.train(resume_from_checkpoint=True)
+    assert again.guard.lowest["ce1"] == pytest.approx(0.31)
+    train(replace(cfg, resume=True, trainer=replace(cfg.trainer, guard="warn")))

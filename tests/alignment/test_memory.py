@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ from held import Held
 from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from remind.alignment.config import LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind import PRAConfig, PRATrainer
+from remind.alignment.arguments import rounding_optimizer
+from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.memory import memory_plan
-from remind.alignment.model import checkpoint_activations, trainable
-from remind.alignment.optim import make_optimizer
+from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, collate, plan, run
+from remind.core.errors import ConfigError
+from remind.models.backbone import inner_model
 
 
 def large_vocabulary(dtype: torch.dtype) -> Any:
@@ -33,33 +37,50 @@ def large_vocabulary(dtype: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "optimizer", "lora"),
+    ("dtype", "optim", "lora"),
     [
-        (torch.float32, "adamw", None),
-        (torch.bfloat16, "adamw8bit", None),
-        (torch.bfloat16, "adamw", LoraConfig(r=8, alpha=16)),
+        (torch.float32, "adamw_torch", None),
+        (torch.bfloat16, "adamw_torch_8bit", None),
+        (torch.bfloat16, "adamw_torch", LoraConfig(r=8, alpha=16)),
     ],
     ids=["full", "8 bits", "lora"],
 )
-def test_the_plan_is_what_a_step_needs(dtype: torch.dtype, optimizer: Any, lora: LoraConfig | None, make_examples: Any):
-    trainer = TrainerConfig(optimizer=optimizer, batch_size=1, gradient_checkpointing=True)
-    cfg = TrainConfig("s", "o", lora=lora, dtype=str(dtype).removeprefix("torch."), trainer=trainer)  # type: ignore[arg-type]
-    model = trainable(large_vocabulary(dtype), lora).train()
-    checkpoint_activations(model)
-    module, passes = AlignmentModel(model, Objective()), plan(Objective(), "sequential", True)
-    adam = make_optimizer(module, optimizer, 1e-5, 0.0)
+def test_the_plan_is_what_a_step_needs(
+    dtype: torch.dtype, optim: str, lora: LoraConfig | None, make_examples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "8bit" in optim:
+        pytest.importorskip("torchao", reason="torchao is not installed: nothing is trained in bfloat16")
+        # compiled, it would take a minute longer
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    args = PRAConfig("o", optim=optim, batch_size=1, gradient_checkpointing=True, use_cpu=True)
+    model: Any = trainable(large_vocabulary(dtype), lora)
+    inner_model(model).gradient_checkpointing_enable({"use_reentrant": False})
+    module, passes = AlignmentModel(model, Objective()), plan(Objective(), True)
+    kind, options = rounding_optimizer(args) or (torch.optim.AdamW, {"lr": 1e-5})
+    adam = kind([p for p in model.parameters() if p.requires_grad], **options)
     (example,) = make_examples([(300, 310, 340, 40)])
-    batch = collate([example], [1.0])
+    batch = collate([(example, 1.0)])
     run(module, batch, passes, lambda loss: loss.backward())
     adam.step()
     adam.zero_grad()
-    planned = memory_plan(model, cfg, 380, 40)
+    planned = memory_plan(model, args, 380, 40)
     with Held() as held:
-        moments = (value for state in adam.state.values() for value in state.values() if isinstance(value, Tensor))
+        moments = [value for state in adam.state.values() for value in state.values() if isinstance(value, Tensor)]
         for tensor in (*model.parameters(), *moments):
-            held.note(tensor.detach())
+            parts = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+            for part in [getattr(tensor, name) for name in parts] or [tensor]:
+                held.note(part.detach())
         run(module, batch, passes, lambda loss: loss.backward())
     assert planned.total() == pytest.approx(held.most, rel=0.1)
     # the head in float32, and its gradient, are no small part of it
     if dtype == torch.bfloat16:
         assert planned.parts["head"] > 0.3 * planned.total()
+
+
+def test_what_is_too_large_is_said_before_the_first_step(
+    make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remind.core.memory.capacity", lambda _: 10**6)
+    rows = [make_record(0)]
+    with pytest.raises(ConfigError, match=r"^the run needs more memory than there is \(main memory: weights [^\n]*$"):
+        PRATrainer("nano-untrained", PRAConfig(str(tmp_path), use_cpu=True), rows)

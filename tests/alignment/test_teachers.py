@@ -9,21 +9,57 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import TrainerCallback
 
-from remind.alignment import checkpoint
-from remind.alignment.cache import Cache, Ranks
-from remind.alignment.config import Edge, LoraConfig, Objective, TeacherConfig
+from remind import PRAConfig, PRATrainer
+from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import head_weight, trainable
-from remind.alignment.step import AlignmentModel, collate
-from remind.alignment.teachers import BaseTargets, Ema
-from remind.alignment.tokens import Example
-from remind.alignment.trainer import Trainer, train
+from remind.alignment.model import trainable
+from remind.alignment.objective import HiddenTeacher
+from remind.alignment.step import AlignmentModel, collate, head_of
+from remind.alignment.teachers import BaseTargets, Ema, trained_parameters
+from remind.core.cache import Cache
+from remind.core.errors import ConfigError
 from remind.models.nano import VOCAB_SIZE
 
-EMA = Objective(teacher_weights="ema")
-BASE = Objective(teacher_weights="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))
+EMA = Objective(teacher_model_kind="ema")
+BASE = Objective(teacher_model_kind="base", edges=(Edge(0, 1), Edge(0, 2, 1.0)))
+LORA = LoraConfig(r=2, alpha=4)
+
+
+class One:
+    """The only process, as accelerate has it."""
+
+    process_index, num_processes = 0, 1
+
+    def wait_for_everyone(self) -> None:
+        pass
+
+
+class Weights(TrainerCallback):
+    """The trained parameters as they are before the first step and after each."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.seen.append({name: p.detach().clone() for name, p in trained_parameters(model).items()})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.on_train_begin(args, state, control, model)
+
+
+def trainer_of(out: Path, make_record: Any, lora: LoraConfig | None = None, **settings: Any) -> PRATrainer:
+    told: dict[str, Any] = {"batch_size": 2, "learning_rate": 1e-2, "warmup_steps": 0, "max_steps": 3}
+    args = PRAConfig(str(out), **{**told, "disable_tqdm": True, **settings})
+    return PRATrainer("nano-untrained", args, [make_record(n) for n in range(4)], peft_config=lora)
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(run) if row["kind"] == "train"]
 
 
 def hidden_by_hand(model: Any, example: Example, level: int) -> Tensor:
@@ -38,39 +74,34 @@ def hidden_by_hand(model: Any, example: Example, level: int) -> Tensor:
 # running averages
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=2, alpha=4)])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_the_average_teaches_and_the_weights_come_back(
     make_model: Any, make_examples: Any, lora: LoraConfig | None
 ) -> None:
     model = trainable(make_model(), lora)
     ema = Ema(model, 0.75, (1, 2))
-    first = {name: p.detach().clone() for name, p in checkpoint.trained_parameters(model).items()}
+    first = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
     generator = torch.Generator().manual_seed(0)
-    for parameter in checkpoint.trained_parameters(model).values():
+    for parameter in trained_parameters(model).values():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     ema.update()
-    present = {name: p.detach().clone() for name, p in checkpoint.trained_parameters(model).items()}
-    for name, average in ema.shadow.items():
-        torch.testing.assert_close(average, 0.75 * first[name] + 0.25 * present[name])
+    present = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
 
     other = copy.deepcopy(model)
-    for name, parameter in checkpoint.trained_parameters(other).items():
+    for name, parameter in trained_parameters(other).items():
         parameter.data.copy_(0.75 * first[name] + 0.25 * present[name])
-    module = AlignmentModel(model, EMA)
-    one, two = make_examples([(5, 7, 9, 4), (8, 6, 12, 1)])
-    chosen = [[one, two], [two]]
-    found = ema.of(module, chosen, [collate(some, [0.5] * len(some)) for some in chosen])
-    for some, teachers in zip(chosen, found, strict=True):
-        assert teachers.keys() == {1, 2}
-        for level, teacher in teachers.items():
-            expected = torch.cat([hidden_by_hand(other, example, level) for example in some])
-            torch.testing.assert_close(teacher.hidden, expected)  # type: ignore[union-attr]
-            assert not teacher.hidden.requires_grad  # type: ignore[union-attr]
-            head = teacher.weight  # type: ignore[union-attr]
-            assert (head is None) == (lora is not None)
-            if head is not None:
-                torch.testing.assert_close(head, head_weight(other).detach())
-    for name, parameter in checkpoint.trained_parameters(model).items():
+    some = make_examples([(5, 7, 9, 4), (8, 6, 12, 1)])
+    found = ema.of(AlignmentModel(model, EMA), collate([(example, 0.5) for example in some]))
+    assert found.keys() == {1, 2}
+    for level, teacher in found.items():
+        assert isinstance(teacher, HiddenTeacher)
+        torch.testing.assert_close(teacher.hidden, torch.cat([hidden_by_hand(other, one, level) for one in some]))
+        assert not teacher.hidden.requires_grad
+        # where it is trained the teacher has a head of its own
+        assert (teacher.head is None) == (lora is not None)
+        if teacher.head is not None:
+            torch.testing.assert_close(teacher.head.weight, head_of(other).weight.detach())
+    for name, parameter in trained_parameters(model).items():
         assert torch.equal(parameter, present[name])
         assert parameter.grad is None
 
@@ -78,8 +109,7 @@ def test_the_average_teaches_and_the_weights_come_back(
 def test_an_average_of_bfloat16_weights_is_float32(make_model: Any) -> None:
     model = trainable(make_model(dtype=torch.bfloat16), None)
     ema = Ema(model, 0.999, (1,))
-    assert {value.dtype for value in ema.shadow.values()} == {torch.float32}
-    name, parameter = next(iter(checkpoint.trained_parameters(model).items()))
+    name, parameter = next(iter(trained_parameters(model).items()))
     before = ema.shadow[name].clone()
     with torch.no_grad():
         parameter.add_(1)
@@ -92,70 +122,61 @@ def test_an_average_of_bfloat16_weights_is_float32(make_model: Any) -> None:
     assert torch.equal(parameter, kept)
 
 
-@pytest.fixture(scope="module")
-def averaged(runs: Any, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps with an average as teacher, a checkpoint after each."""
-    out = tmp_path_factory.mktemp("runs") / "ema"
-    teacher = TeacherConfig(ema_decay=0.9)
-    return train(runs.config(states, out, objective=EMA, teacher=teacher, save_every=1, keep_last=6))
-
-
-def test_the_average_of_a_run_is_that_of_its_checkpoints(
-    runs: Any, states: Path, tmp_path: Path, averaged: Path
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_the_average_of_a_run_is_that_of_its_weights(
+    lora: LoraConfig | None, make_record: Any, tmp_path: Path, runs: Any
 ) -> None:
-    trainer = Trainer(runs.config(states, tmp_path / "r"))
-    names = checkpoint.trained_parameters(trainer.model)
-    average = {name: parameter.detach().double() for name, parameter in names.items()}
-    for step in range(1, 7):
-        weights = runs.weights(averaged, step)
-        average = {name: 0.9 * value + 0.1 * weights[name].double() for name, value in average.items()}
-        saved = runs.weights(averaged, step, "ema")
-        for name, value in average.items():
-            torch.testing.assert_close(saved[name].double(), value, rtol=1e-5, atol=1e-7)
+    """In float64; and a run that is resumed goes on with it, to the same bits."""
+    told = {"teacher_model_kind": "ema", "ema_decay": 0.9, "max_steps": 4, "save_steps": 2}
+    trainer, weights = trainer_of(tmp_path / "whole", make_record, lora, **told), Weights()
+    trainer.add_callback(weights)
+    trainer.train()
+    average = {name: value.double() for name, value in weights.seen[0].items()}
+    for step in range(1, 5):
+        average = {name: 0.9 * average[name] + 0.1 * weights.seen[step][name].double() for name in average}
+        if step % 2 == 0:
+            saved = load_file(tmp_path / "whole" / f"checkpoint-{step}" / "ema.safetensors")
+            assert saved.keys() == average.keys()
+            for name, value in average.items():
+                torch.testing.assert_close(saved[name].double(), value, rtol=1e-5, atol=1e-7)
 
+    class Stop(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
 
-def test_the_average_survives_a_resume(runs: Any, states: Path, tmp_path: Path, averaged: Path) -> None:
-    from remind.alignment.run_folder import read_config
-
-    cfg = replace(read_config(averaged), out=str(tmp_path / "r"))
-    first = replace(cfg.trainer, save_every=3, keep_last=6)
-    trainer = Trainer(replace(cfg, trainer=first))
-    while trainer.step < 4:
-        trainer.train_step()
-        trainer.step += 1
-        if trainer.step == 3:
-            trainer.save()
-    train(replace(cfg, resume=True))
-    for name in ("model", "optimizer", "ema"):
-        runs.assert_identical(runs.weights(tmp_path / "r", name=name), runs.weights(averaged, name=name))
-    damaged = checkpoint.folder_of(tmp_path / "r", 6) / "ema.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-8])
-    assert checkpoint.newest(tmp_path / "r", report=False) == checkpoint.folder_of(tmp_path / "r", 5)
+    first = trainer_of(tmp_path / "r", make_record, lora, **told)
+    first.add_callback(Stop())
+    first.train()
+    assert first.state.global_step == 2
+    trainer_of(tmp_path / "r", make_record, lora, **told).train(resume_from_checkpoint=True)
+    for name in ("model", "ema"):
+        runs.assert_identical(runs.weights(tmp_path / "r", 4, name), runs.weights(tmp_path / "whole", 4, name))
 
 
 # targets of the base model
 
 
-def targets(model: Any, examples: list[Example], folder: Path, **changes: Any) -> BaseTargets:
-    values: dict[str, Any] = {"levels": (1, 2), "config": TeacherConfig(), "base": "base", "frozen_head": False}
-    objective = changes.pop("objective", BASE)
-    values |= changes
-    module = AlignmentModel(model, objective)
-    return BaseTargets(module, examples, cache=Cache(folder), ranks=Ranks(), **values)
+def targets(model: Any, examples: list[Example], folder: Path, base: str = "base", **changes: Any) -> BaseTargets:
+    module = AlignmentModel(model, replace(BASE, **changes))
+    return BaseTargets(module, examples, base, Cache(folder, checked=False), One())
 
 
 def test_hidden_targets_are_the_models(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
-    model = make_model()
+    model = trainable(make_model(), None)
     examples = make_examples([(5, 7, 9, 4), (8, 6, 12, 1), (3, 9, 4, 2)])
     found = targets(model, examples, tmp_path)
     chosen = [examples[2], examples[0]]
-    (teachers,) = found.of(model, [chosen], [collate(chosen, [0.5, 0.5])])
+    teachers = found.of(model, collate([(example, 0.5) for example in chosen]))
     for level in (1, 2):
-        expected = torch.cat([hidden_by_hand(model, example, level) for example in chosen])
-        torch.testing.assert_close(teachers[level].hidden, expected)  # type: ignore[union-attr]
-        assert torch.equal(teachers[level].weight, head_weight(model))  # type: ignore[union-attr]
+        teacher = teachers[level]
+        assert isinstance(teacher, HiddenTeacher)
+        torch.testing.assert_close(
+            teacher.hidden, torch.cat([hidden_by_hand(model, example, level) for example in chosen])
+        )
         # the copy stays when the head is trained
-        assert teachers[level].weight.data_ptr() != head_weight(model).data_ptr()  # type: ignore[union-attr]
+        assert teacher.head is not None
+        assert torch.equal(teacher.head.weight, head_of(model).weight)
+        assert teacher.head.weight.data_ptr() != head_of(model).weight.data_ptr()
 
 
 def test_targets_are_kept_by_all_they_follow_from(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
@@ -165,38 +186,61 @@ def test_targets_are_kept_by_all_they_follow_from(make_model: Any, make_examples
         targets(model, changes.pop("examples", examples), tmp_path, **changes)
         return len(list(tmp_path.rglob("*.safetensors")))
 
-    topk = TeacherConfig(targets="topk", k=4)
-    assert files() == files() == files(objective=replace(BASE, tau=1.0)) == 1
+    topk = {"base_targets": "topk", "topk": 4}
+    assert files() == files() == files(tau=1.0) == files(lambda_hard=0.5) == 1
     assert files(base="another") == 2
-    assert files(levels=(1,)) == 3
-    assert files(examples=make_examples([(5, 7, 9, 4)], seed=1)) == 4
-    assert files(config=topk) == files(config=topk) == 5
-    assert files(config=topk, objective=replace(BASE, tau=1.0)) == 6
-    assert files(config=replace(topk, k=5)) == 7
+    assert files(edges=((0, 1),)) == 3
+    one, other = examples[0], make_examples([(5, 7, 9, 4)], seed=1)[0]
+    assert files(examples=[replace(one, prompts=(*one.prompts[:2], other.prompts[2]))]) == 4
+    assert files(examples=[replace(one, answer=other.answer)]) == 5
+    assert files(**topk) == files(**topk) == 6
+    assert files(**topk, tau=1.0) == 7
+    assert files(**{**topk, "topk": 5}) == 8
+    with pytest.raises(ConfigError, match="top-k of 98"):
+        files(**{**topk, "topk": 98})
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=2, alpha=4)])
-def test_a_run_on_base_targets(runs: Any, states: Path, tmp_path: Path, lora: LoraConfig | None) -> None:
-    cfg = runs.config(states, tmp_path / "base", objective=BASE, lora=lora, max_steps=3, lr=1e-2)
-    based = train(cfg)
-    live = train(replace(cfg, out=str(tmp_path / "live"), objective=replace(BASE, teacher_weights="live")))
-    whole = TeacherConfig(targets="topk", k=VOCAB_SIZE)
-    topk = train(replace(cfg, out=str(tmp_path / "topk"), teacher=whole))
-    rows = [[row for row in runs.timeless(run) if row["kind"] == "train"] for run in (based, live, topk)]
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_run_on_base_targets(
+    lora: LoraConfig | None, make_record: Any, tmp_path: Path, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = {"edges": [(0, 1), (0, 2, 1.0)]}
+    based = {**edges, "teacher_model_kind": "base", "cache": str(tmp_path / "cache")}
+    trainer_of(tmp_path / "base", make_record, lora, **based).train()
+    trainer_of(tmp_path / "live", make_record, lora, **edges).train()
+    whole = {"base_targets": "topk", "topk": VOCAB_SIZE}
+    trainer_of(tmp_path / "topk", make_record, lora, **based, **whole).train()
+    base, live, topk = (steps_of(tmp_path / name) for name in ("base", "live", "topk"))
     for name in ("total", "dist01", "dist02", "jsd01"):
-        assert rows[0][0][name] == pytest.approx(rows[1][0][name], rel=1e-4, abs=1e-7)
-        assert rows[2][-1][name] == pytest.approx(rows[0][-1][name], rel=1e-3, abs=1e-6)
-    assert abs(rows[0][-1]["total"] / rows[1][-1]["total"] - 1) > 1e-4
+        assert base[0][name] == pytest.approx(live[0][name], rel=1e-4, abs=1e-7)
+        assert topk[-1][name] == pytest.approx(base[-1][name], rel=1e-3, abs=1e-6)
+    assert abs(base[-1]["total"] / live[-1]["total"] - 1) > 1e-4
     # x1 and x2 are not run: the tokens of x0 alone
-    assert rows[0][0]["tokens"] < 0.4 * rows[1][0]["tokens"]
-    assert "ce1" not in rows[0][0]
-    assert {"ce0", "ce1", "ce2"} <= read_metrics(based)[0].keys()
-    # a resume in the middle reads targets of the base model, not of the weights it goes on with
-    again = replace(cfg, out=str(tmp_path / "again"))
-    trainer = Trainer(again)
-    trainer.train_step()
-    trainer.step = 1
-    trainer.save()
-    (tmp_path / "again" / "cache").rename(tmp_path / "gone")
-    train(replace(again, resume=True))
-    runs.assert_identical(runs.weights(tmp_path / "again", 3), runs.weights(based, 3))
+    assert base[0]["tokens"] < 0.4 * live[0]["tokens"]
+    assert "ce1" not in base[0]
+
+    # nothing that is on disk is computed again, and a run that is resumed has the targets of the first weights
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = control.should_training_stop = True
+
+    monkeypatch.setattr(BaseTargets, "_compute", lambda *_: pytest.fail("computed again"))
+    first = trainer_of(tmp_path / "r", make_record, lora, **based)
+    first.add_callback(Stop())
+    first.train()
+    monkeypatch.undo()
+    second = trainer_of(tmp_path / "r", make_record, lora, **{**based, "cache": str(tmp_path / "other")})
+    second.train(resume_from_checkpoint=True)
+    runs.assert_identical(runs.weights(tmp_path / "r", 3), runs.weights(tmp_path / "base", 3))
+
+
+def test_base_teachers_of_answers_that_are_not_known_yet(make_record: Any, tmp_path: Path) -> None:
+    """On-policy: the first weights, kept beside the present ones, give them."""
+    told = {"edges": [(0, 1)], "teacher_model_kind": "base", "targets": "on_policy", "max_decoded": 4}
+    trainer = trainer_of(tmp_path, make_record, **told)
+    first = {name: p.detach().clone() for name, p in trained_parameters(trainer.model).items()}
+    trainer.train()
+    assert isinstance(trainer._teachers, Ema)
+    assert all(torch.equal(trainer._teachers.shadow[name], value) for name, value in first.items())
+    assert any(not torch.equal(parameter, first[name]) for name, parameter in trained_parameters(trainer.model).items())
+    assert not (tmp_path / "cache").exists()

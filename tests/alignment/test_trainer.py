@@ -1,200 +1,226 @@
-"""Whole runs on the nano backbone."""
+"""`PRATrainer` as a Trainer of transformers, and the command's run folder; all on nano."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import datasets
+import peft
 import pytest
 import torch
 import yaml
 from torch import Tensor
+from transformers import AutoModel, AutoModelForImageTextToText, TrainerCallback
 
-from remind.alignment import checkpoint
-from remind.alignment.config import DataConfig, LoraConfig, Objective, TrainConfig
+from remind.alignment.config import DataConfig, LoraConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import load
-from remind.alignment.run_folder import as_dict, read_config
-from remind.alignment.trainer import Trainer, train
+from remind.alignment.runs import read_config, train
 from remind.core import memory
 from remind.core.cli import parse
-from remind.core.errors import ConfigError, DataError, FormatError, ModelError
+from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import read_json
-from remind.core.processes import sole_writer
+from remind.core.run_folder import as_dict
+from remind.models.chat import prompt_ids
+from remind.models.load import load_backbone
 
 ROOT = Path(__file__).parents[2]
 
 
-def assert_close_metrics(runs: Any, a: Path, b: Path) -> None:
-    for one, other in zip(runs.timeless(a), runs.timeless(b), strict=True):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            # divergences of an untrained model are near 0 and lose digits to cancellation
-            expected = pytest.approx(value, rel=1e-4, abs=1e-8) if isinstance(value, float) else value
-            assert other[key] == expected, key
+def steps(run: Path, kind: str = "train") -> list[dict[str, Any]]:
+    return [row for row in read_metrics(run) if row["kind"] == kind]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"gradient_accumulation": 4, "gradient_checkpointing": True, "save_every": 6},
-        {"step": "joint"},
-        {"prefix_sharing": False},
-    ],
-    ids=["microbatches", "joint", "prefix"],
-)
-def test_what_changes_memory_does_not_change_the_result(
-    runs: Any, run: Path, states: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    other = train(runs.config(states, tmp_path / "r", **changes))
-    assert_close_metrics(runs, run, other)
-    for name, value in runs.weights(run).items():
-        assert float((runs.weights(other)[name] - value).norm()) < 1e-4 * float(value.norm().clamp_min(1e-30)), name
+@pytest.fixture(scope="module")
+def records(make_record: Any) -> tuple[list[Any], list[Any]]:
+    """Four to train on, three held out."""
+    return [make_record(n) for n in range(4)], [make_record(10 + n) for n in range(3)]
+
+
+def test_models_and_rows_of_every_kind_train_alike(runs: Any, records: Any, tmp_path: Path) -> None:
+    backbone, rows = load_backbone("nano-untrained"), [[runs.row(record) for record in some] for some in records]
+    for part in (backbone.model, backbone.processor, backbone.tokenizer):
+        part.save_pretrained(tmp_path / "folder")
+    nested = [[{**row, "x0": {"text": row["x0"]}} for row in some] for some in rows]
+    ways: dict[str, tuple[Any, Any, Any]] = {
+        "name": ("nano-untrained", None, records),
+        "folder": (str(tmp_path / "folder"), None, rows),
+        "object": (backbone.model, backbone.tokenizer, [datasets.Dataset.from_list(some) for some in nested]),
+    }
+    found = {}
+    for name, (model, tokenizer, (some, held_out)) in ways.items():
+        trainer = runs.trainer(tmp_path / name, some, held_out, model, processing_class=tokenizer, max_steps=2)
+        before = trainer.evaluate()
+        trainer.train()
+        found[name] = ({k: v for k, v in before.items() if k.endswith(("loss", "0", "1", "2"))}, tmp_path / name)
+        assert "eval_dist12" in found[name][0]
+    for figures, run in found.values():
+        assert figures == found["name"][0]
+        runs.assert_same_runs(run, found["name"][1], 2)
+
+
+def brute(model: Any, tokenizer: Any, record: Any) -> dict[str, float]:
+    """The terms of one question, in float64, from logits of plain forward passes."""
+    answer = [*tokenizer(record.target, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    values, logits = {}, []
+    for level in range(3):
+        ids = torch.tensor([[*prompt_ids(tokenizer, getattr(record, f"x{level}").text), *answer]])
+        with torch.no_grad():
+            logits.append(model(input_ids=ids).logits[0, -len(answer) - 1 : -1].double())
+        p = logits[-1].softmax(-1)
+        values[f"ce{level}"] = float(-p.log()[range(len(answer)), answer].mean())
+        values[f"entropy{level}"] = float(-(p * p.log()).sum(-1).mean())
+    for one, other in ((0, 1), (1, 2)):
+        s, t = ((logits[level] / 2).softmax(-1) for level in (one, other))
+        kl = 0.5 * (t * (t / s).log()).sum(-1) + 0.5 * (s * (s / t).log()).sum(-1)
+        values[f"dist{one}{other}"] = float(kl.mean())
+    values["loss"] = 0.2 * values["ce0"] + 0.8 * 2**2 * 3 * (values["dist01"] + values["dist12"])
+    return values
+
+
+def test_evaluate_is_the_mean_over_questions(runs: Any, records: Any, tmp_path: Path) -> None:
+    backbone = load_backbone("nano")
+    each = [brute(backbone.model, backbone.tokenizer, record) for record in records[1]]
+    expected = {f"eval_{name}": sum(values[name] for values in each) / 3 for name in each[0]}
+    trainer = runs.trainer(tmp_path / "r", records[0], records[1], "nano", per_device_eval_batch_size=2)
+    found = trainer.evaluate()
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-7)
+    assert trainer.evaluate(records[1][:1])["eval_ce0"] == pytest.approx(each[0]["ce0"], rel=1e-5)
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()
+
+
+def test_a_saved_model_opens_as_any_other(runs: Any, records: Any, tmp_path: Path) -> None:
+    trainer = runs.trainer(tmp_path / "r", records[0], max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "m"))
+    assert not [file.name for file in (tmp_path / "m").iterdir() if file.suffix in (".bin", ".pt", ".pth")]
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        expected = trainer.model.eval()(input_ids=ids).logits
+        assert torch.equal(AutoModelForImageTextToText.from_pretrained(tmp_path / "m")(input_ids=ids).logits, expected)
+        hidden = AutoModel.from_pretrained(tmp_path / "m")(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(trainer.model.get_output_embeddings()(hidden), expected)
+
+
+@pytest.mark.parametrize("kind", ["ours", "peft"])
+def test_adapters_alone_are_trained_and_saved(runs: Any, records: Any, tmp_path: Path, kind: str) -> None:
+    ours = LoraConfig(r=2, alpha=4)
+    of_peft = peft.LoraConfig(r=2, lora_alpha=4, target_modules=list(ours.target_modules))
+    trainer = runs.trainer(
+        tmp_path / "r", *records, peft_config=ours if kind == "ours" else of_peft, learning_rate=1e-2, max_steps=4
+    )
+    base = runs.trainer(tmp_path / "base", *records)
+    # the second matrix of each begins with zeros
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(base.evaluate()["eval_loss"], rel=1e-6)
+    trainer.train()
+    held_out = steps(tmp_path / "r", "eval")
+    assert held_out[-1]["ce0"] < held_out[0]["ce0"]
+    trainer.save_model(str(tmp_path / "m"))
+    assert {file.name for file in (tmp_path / "m").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    again = peft.PeftModel.from_pretrained(load_backbone("nano-untrained").model, tmp_path / "m").eval()
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=ids).logits, trainer.model.eval()(input_ids=ids).logits)
+
+
+class Counts(TrainerCallback):
+    def __init__(self) -> None:
+        self.steps, self.logs = 0, list[dict[str, float]]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_callbacks_and_optimizers_of_others_are_used(runs: Any, records: Any, tmp_path: Path) -> None:
+    model = load_backbone("nano-untrained").model
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    counts = Counts()
+    trainer = runs.trainer(
+        tmp_path / "r", records[0], None, model, processing_class=load_backbone("nano-untrained").tokenizer,
+        callbacks=[counts], optimizers=(sgd, torch.optim.lr_scheduler.LambdaLR(sgd, lambda _: 1.0)),
+        max_steps=1, max_grad_norm=0, logging_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    (row,) = steps(tmp_path / "r")
+    moved = sum(float((p.detach() - before[n]).double().square().sum()) for n, p in model.named_parameters())
+    assert moved**0.5 == pytest.approx(0.5 * row["grad_norm"], rel=1e-4)
+    # what trackers are told is what the metrics say
+    assert counts.steps == 1
+    line = next(line for line in counts.logs if "loss" in line)
+    assert line["loss"] == pytest.approx(row["total"], rel=1e-5)
+    assert {name: line[name] for name in ("ce0", "dist01", "entropy2")} == pytest.approx(
+        {name: row[name] for name in ("ce0", "dist01", "entropy2")}
+    )
 
 
 def test_metrics_of_every_step(run: Path) -> None:
-    rows = read_metrics(run)
-    steps = [row for row in rows if row["kind"] == "train"]
-    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
-    assert [row["samples"] for row in steps] == [4, 2, 4, 2, 4, 2]
-    for row in steps:
+    rows = steps(run)
+    assert [(row["step"], row["samples"]) for row in rows] == [(1, 4), (2, 2), (3, 4), (4, 2), (5, 4), (6, 2)]
+    for row in rows:
         parts = (0.2 * row["hard"], 0.8 * 4 * 3 * row["dist01"], 0.8 * 4 * 3 * row["dist12"])
         assert row["total"] == pytest.approx(sum(parts))
         shares = [row[f"share_{name}"] for name in ("hard", "dist01", "dist12")]
         assert shares == pytest.approx([part / row["total"] for part in parts])
-        assert row["ce0"] == row["hard"]
-        assert {"ce1", "ce2", "entropy0", "entropy1", "entropy2", "jsd01", "jsd12", "lr", "grad_norm"} <= row.keys()
-        assert row["seconds"] > 0
+        assert {"ce1", "ce2", "entropy0", "jsd01", "jsd12", "lr", "grad_norm"} <= row.keys()
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
         assert 0.05 < row["memory_gib"] < 64
         assert row["tokens"] > row["answer_tokens"] > 0
-    held_out = [row for row in rows if row["kind"] == "eval"]
+    held_out = steps(run, "eval")
     assert [(row["step"], row["split"], row["samples"]) for row in held_out] == [(n, "dev", 3) for n in (0, 2, 4, 6)]
     assert held_out[-1]["ce0"] < held_out[0]["ce0"]
 
 
-def test_the_run_folder(run: Path, states: Path) -> None:
-    assert {path.name for path in run.iterdir()} == {
-        ".lock", "config.yaml", "data.json", "metrics.jsonl", "checkpoints", "best.json", "cache",
-    }  # fmt: skip
+def test_a_seed_fixes_the_run_and_memory_settings_do_not_change_it(
+    runs: Any, run: Path, states: Path, tmp_path: Path
+) -> None:
+    runs.assert_same_runs(train(runs.config(states, tmp_path / "again")), run)
+    other = train(runs.config(states, tmp_path / "seed", seed=1, max_steps=1))
+    assert steps(other)[0]["total"] != steps(run)[0]["total"]
+    other = train(
+        runs.config(states, tmp_path / "m", gradient_accumulation_steps=4, gradient_checkpointing=True, optim="sgd")
+    )
+    plain = train(runs.config(states, tmp_path / "plain", optim="sgd"))
+    for name, value in runs.weights(plain).items():
+        torch.testing.assert_close(runs.weights(other)[name], value, rtol=0, atol=1e-6)
+
+
+BLOCKED = ("datasets", "pydantic", "jsonargparse", "openai")
+
+
+def test_the_library_is_imported_without_the_packages_of_the_commands() -> None:
+    modules = [f"remind.alignment.{path.stem}" for path in (ROOT / "remind/alignment").glob("[a-z]*.py")]
+    lines = ["import sys, importlib", f"sys.modules.update(dict.fromkeys({BLOCKED}))"]
+    lines += [f"[importlib.import_module(name) for name in {[*sorted(modules), 'sae']}]"]
+    lines += ["from remind import PRAConfig, PRATrainer", "assert PRATrainer.__name__ == 'PRATrainer'"]
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+# the command
+
+
+def test_the_run_folder(runs: Any, run: Path, states: Path) -> None:
+    names = {path.name for path in run.iterdir() if not path.name.startswith("checkpoint-")}
+    assert names == {".lock", "config.yaml", "data.json", "metrics.jsonl"}
     values = yaml.safe_load((run / "config.yaml").read_text())
-    assert values["trainer"]["lr"] == 1e-3
-    assert values["states"] == str(states)
+    assert (values["trainer"]["learning_rate"], values["states"]) == (1e-3, str(states))
     assert as_dict(read_config(run)) == values
+    cfg = parse(TrainConfig, "", ["--config", str(run / "config.yaml"), "--seed", "5"])
+    assert cfg == replace(read_config(run), seed=5)
     about = read_json(run / "data.json")
     assert about["train"]["without_target"] == 1
     assert about["inputs"] == {"made-up.json": "0" * 64}
-    best = read_json(run / "best.json")
-    rows = {row["step"]: row["ce0"] for row in read_metrics(run) if row["kind"] == "eval"}
-    assert (best["step"], best["ce0"]) == min(rows.items(), key=lambda item: item[1])
-    assert [path.name for path in checkpoint.checkpoints(run)] == ["step-00000004", "step-00000006"]
-
-
-def test_configs_of_older_runs_open_unless_they_set_what_is_gone(run: Path, tmp_path: Path) -> None:
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    for group, name, value in (("objective", "clip_kl", None), ("data", "group_by_length", False)):
-        values[group][name] = value
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(values))
-    assert read_config(tmp_path) == read_config(run)
-    for group, name, value in (("data", "on_long", "cut"), ("objective", "clip_kl", 2.0)):
-        file.write_text(yaml.safe_dump({**values, group: {**values[group], name: value}}))
-        with pytest.raises(ConfigError, match=f"{name}.* no longer supported"):
-            read_config(tmp_path)
-
-
-def test_the_config_can_be_given_back(run: Path) -> None:
-    cfg = parse(TrainConfig, "", ["--config", str(run / "config.yaml"), "--trainer.lr", "2e-5"])
-    assert cfg == replace(read_config(run), trainer=replace(read_config(run).trainer, lr=2e-5))
-
-
-def test_a_seed_fixes_the_run(runs: Any, run: Path, states: Path, tmp_path: Path) -> None:
-    runs.assert_identical(runs.weights(run), runs.weights(train(runs.config(states, tmp_path / "a"))))
-    other = train(runs.config(states, tmp_path / "b", seed=1, max_steps=1))
-    one, two = (next(row for row in read_metrics(of) if row["kind"] == "train") for of in (run, other))
-    assert one["total"] != two["total"]
-
-
-def test_a_loss_that_is_not_finite_stops_with_names_and_state(
-    runs: Any, run: Path, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    through = Trainer.run_passes
-
-    def poisoned(self: Trainer, *args: Any) -> dict[str, Tensor]:
-        values = through(self, *args)
-        if trainer.step == 4 and len(args) > 3:
-            values["dist01"][2] = float("nan")
-        return values
-
-    cfg = runs.config(states, tmp_path / "r", save_every=100)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run_passes", poisoned)
-        trainer = Trainer(cfg)
-        guilty = trainer.data.train.items[trainer.order.batch(4)[2]].id
-        with pytest.raises(ModelError, match=rf"not finite in step 5, questions {guilty};"):
-            trainer.fit()
-    report = read_json(tmp_path / "r" / "failure.json")
-    assert report["questions"] == [guilty]
-    assert report["values"]["dist01"] == ["nan"]
-    assert len(report["batch"]) == 4
-    # the state before the step is whole: with the cause gone, the run ends where it would have
-    train(replace(cfg, resume=True))
-    runs.assert_identical(runs.weights(run), runs.weights(tmp_path / "r"))
-
-
-def test_a_model_that_cannot_fit_is_refused(
-    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
-    with pytest.raises(ConfigError, match=r"more memory than there is \(main memory: weights .* would help$"):
-        train(runs.config(states, tmp_path / "r"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_in_use_is_refused(runs: Any, run: Path, states: Path) -> None:
-    before = (run / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match="already holds a run"):
-        train(runs.config(states, run))
-    with pytest.raises(ConfigError, match=r"other settings \(objective\.tau, trainer\.lr\)"):
-        train(runs.config(states, run, resume=True, lr=0.5, objective=Objective(tau=1.0)))
-    # another process trains in it
-    with sole_writer(run), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {run}"):
-        train(replace(read_config(run), resume=True))
-    assert (run / "metrics.jsonl").read_text() == before
-
-
-@pytest.mark.parametrize("held", ["states", "a log", "a file"])
-def test_a_folder_of_something_else_is_refused(runs: Any, states: Path, tmp_path: Path, held: str) -> None:
-    out = tmp_path / "r"
-    if held == "states":
-        shutil.copytree(states, out)
-    elif held == "a log":
-        out.mkdir()
-        (out / "log.txt").write_text("x")
-    else:
-        out.write_text("x")
-    before = sorted(out.rglob("*"))
-    with pytest.raises(ConfigError, match=r"r (holds files that are not of a run \((log|manifest)|is a file)"):
-        train(runs.config(states, out, resume=True))
-    assert sorted(out.rglob("*")) == before
-
-
-def test_what_a_run_killed_before_its_first_step_leaves_is_no_hindrance(
-    runs: Any, states: Path, tmp_path: Path
-) -> None:
-    kept = tmp_path / "whole"
-    train(runs.config(states, kept, max_steps=1))
-    out = tmp_path / "r"
-    shutil.copytree(kept / "cache", out / "cache")
-    (out / "cache" / "tokens" / ".x.safetensors.1.tmp").write_bytes(b"half")
-    (half := out / ".config.yaml.0a_b2c3d.tmp").write_bytes(b"half")
-    train(runs.config(states, out, max_steps=1))
-    assert not half.exists()
-    runs.assert_identical(runs.weights(out, 1), runs.weights(kept, 1))
+    before = runs.timeless(run)
+    train(runs.config(states, run, resume=True))
+    assert runs.timeless(run) == before
 
 
 @pytest.mark.parametrize(
@@ -202,9 +228,10 @@ def test_what_a_run_killed_before_its_first_step_leaves_is_no_hindrance(
     [
         ("split", "all are of split test"),
         ("length", "left out: 3 too long"),
-        ("vocabulary", "rows: they belong to different models"),
+        ("memory", "more memory than there is"),
         ("encoder", "encoder"),
         ("no states", "not a states folder"),
+        ("a file", "is a file"),
     ],
 )
 def test_a_refused_run_leaves_nothing(
@@ -218,49 +245,21 @@ def test_a_refused_run_leaves_nothing(
 ) -> None:
     folder = make_states(tmp_path / "s", [make_record(n, "test" if why == "split" else "train") for n in range(3)])
     data = DataConfig(unlabelled="skip", max_length=9, on_long="skip") if why == "length" else DataConfig()
-    settings = {"data": data, "model": "minilm" if why == "encoder" else "nano-untrained"}
+    cfg = runs.config(folder, tmp_path / "deep" / "r", data=data)
     if why == "no states":
-        folder, settings["model"] = tmp_path, "no-such-model"
-    elif why == "vocabulary":
-        monkeypatch.setattr("remind.alignment.setup.load", with_more_tokens)
-    out = tmp_path / "deep" / "r"
-    for before in (False, True):
-        if before:
-            out.mkdir(parents=True)
-        with pytest.raises((DataError, FormatError, ModelError), match=message):
-            train(runs.config(folder, out, **settings))
-        assert list(out.iterdir()) == [] if before else not out.parent.exists()
-    # a cache that others share is theirs
-    settings["data"] = replace(data, cache=str(tmp_path / "shared"))
-    with pytest.raises((DataError, FormatError, ModelError), match=message):
-        train(runs.config(folder, out, **settings))
-    assert list(out.iterdir()) == []
-
-
-def with_more_tokens(*args: Any) -> Any:
-    """A model whose tokenizer has one token more than it has rows, which the prompts hold."""
-    backbone = load(*args)
-    spare = backbone.model.get_input_embeddings().weight.shape[0] - len(backbone.tokenizer)
-    # the last one is a word of every answer's header, which the chat template puts
-    backbone.tokenizer.add_tokens([*(f"<filler{n}>" for n in range(spare)), "assistant"])
-    return backbone
-
-
-def test_a_finished_run_stays_as_it_is(runs: Any, run: Path, states: Path) -> None:
-    before = runs.timeless(run)
-    train(runs.config(states, run, resume=True))
-    assert runs.timeless(run) == before
-
-
-def test_other_examples_are_noticed_on_resume(
-    runs: Any, states: Path, tmp_path: Path, make_record: Any, make_states: Any
-) -> None:
-    folder = make_states(tmp_path / "s", [make_record(1), make_record(2)])
-    cfg = runs.config(folder, tmp_path / "r", max_steps=1)
-    train(cfg)
-    make_states(folder, [make_record(1), make_record(3)])
-    with pytest.raises(ConfigError, match="training examples"):
-        train(replace(cfg, resume=True))
+        cfg = replace(cfg, states=str(tmp_path), model="no-such-model")
+    elif why == "memory":
+        monkeypatch.setattr(memory, "capacity", lambda device: 10_000_000)
+    elif why == "encoder":
+        cfg = replace(cfg, model="minilm")
+    elif why == "a file":
+        (tmp_path / "deep").mkdir()
+        (tmp_path / "deep" / "r").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RemindError, match=message) as error:
+        train(cfg)
+    assert isinstance(error.value, ConfigError | DataError | ModelError)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_test_is_watched_only_by_name_and_chooses_nothing(
@@ -268,22 +267,12 @@ def test_test_is_watched_only_by_name_and_chooses_nothing(
 ) -> None:
     folder = make_states(tmp_path / "s", [make_record(1), make_record(2, "test")])
     out = train(runs.config(folder, tmp_path / "plain", max_steps=1))
-    assert not [row for row in read_metrics(out) if row["kind"] == "eval"]
+    assert not steps(out, "eval")
     assert "warning: no questions of split dev" in capsys.readouterr().err
-    out = train(runs.config(folder, tmp_path / "r", max_steps=2, eval_split="test"))
+    out = train(runs.config(folder, tmp_path / "r", max_steps=2, data=DataConfig(eval_split="test")))
     assert "held-out loss: 1 questions of split test" in capsys.readouterr().err
-    assert [row["split"] for row in read_metrics(out) if row["kind"] == "eval"] == ["test", "test"]
-    assert not (out / "best.json").exists()
-
-
-def test_adapters_alone_are_trained_and_saved(runs: Any, states: Path, tmp_path: Path) -> None:
-    lora = LoraConfig(r=2, alpha=4)
-    out = train(runs.config(states, tmp_path / "r", lora=lora, gradient_checkpointing=True, lr=1e-2))
-    saved = runs.weights(out)
-    assert all("lora_" in name for name in saved)
-    assert all(float(value.abs().max()) > 0 for value in saved.values())
-    rows = [row["ce0"] for row in read_metrics(out) if row["kind"] == "eval"]
-    assert rows[-1] < rows[0]
+    assert [row["split"] for row in steps(out, "eval")] == ["test", "test"]
+    assert read_json(out / "checkpoint-2" / "trainer_state.json")["best_global_step"] is None
 
 
 # those of smaller Qwen3-VL differ in nothing that nano has; tests/docs runs them
@@ -293,21 +282,20 @@ SHIPPED = sorted(path for path in ROOT.glob("configs/**/pra_*.yaml") if "qwen3" 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_config_takes_a_step(path: Path, runs: Any, states: Path, tmp_path: Path) -> None:
     """As it is, only on nano, a few questions and the CPU."""
-    words = ["--config", str(path), "--model", "nano-untrained", "--states", str(states), "--out", str(tmp_path / "r")]
-    words += ["--trainer.max_steps", "1", "--trainer.eval_limit", "1", "--data.unlabelled", "skip"]
+    words = ["--config", str(path), "--model", "nano", "--states", str(states), "--out", str(tmp_path / "r")]
+    words += ["--trainer.max_steps", "1", "--data.eval_limit", "1", "--data.unlabelled", "skip"]
     cfg: Any = parse(TrainConfig, "", words)
-    if cfg.quantise is not None and find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed: 4 bits are not tested")
+    needed = {"bitsandbytes": cfg.quantise is not None, "torchao": cfg.trainer.optim == "adamw_torch_8bit"}
+    if missing := [name for name, needs in needed.items() if needs and find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
     train(cfg)
-    row = next(row for row in read_metrics(cfg.out) if row["kind"] == "train")
-    assert (row["step"], row["grad_norm"] > 0) == (1, True)
-    saved, moments = (runs.weights(Path(cfg.out), 1, name) for name in ("model", "optimizer"))
+    (row,) = steps(Path(cfg.out))
+    assert row["grad_norm"] > 0
+    saved: dict[str, Tensor] = runs.weights(Path(cfg.out), 1)
     assert all(value.isfinite().all() for value in saved.values())
     assert any("lora" in key for key in saved) == (cfg.lora is not None)
     expected = torch.bfloat16 if cfg.dtype == "bfloat16" and cfg.lora is None else torch.float32
     assert {value.dtype for value in saved.values()} == {expected}
-    codes = any(value.dtype == torch.int8 for value in moments.values())
-    assert codes == (cfg.trainer.optimizer == "adamw8bit")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/accelerate/*.yaml")), ids=lambda path: path.stem)
@@ -315,33 +303,3 @@ def test_accelerate_configs_can_be_read(path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
     assert load_config_from_file(str(path)).num_processes == 2
-
-
-def test_the_held_out_loss_says_how_far_it_is(
-    runs: Any, states: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("REMIND_QUIET", raising=False)
-    monkeypatch.setattr("remind.core.progress.LINE_SECONDS", 0.0)
-    train(runs.config(states, tmp_path / "r", max_steps=1, batch_size=2))
-    lines = [line.strip() for line in capsys.readouterr().err.split("\r") if line.startswith("train: ")]
-    notes = [line.rpartition(", ")[2] for line in lines if "held-out" in line]
-    # before the first step and after the last
-    assert list(dict.fromkeys(notes)) == ["held-out loss of 2 of 3", "held-out loss of 3 of 3"]
-    assert any(", loss " in line for line in lines)
-
-
-def test_a_killed_run_resumes_to_identical_weights(
-    runs: Any, run: Path, states: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As if killed while it wrote a checkpoint and a line of metrics; the newest whole one is damaged as well."""
-    out = shutil.copytree(run, tmp_path / "r")
-    damaged = checkpoint.folder_of(out, 6) / "optimizer.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-100])
-    shutil.copytree(checkpoint.folder_of(out, 4), out / "checkpoints" / ".step-00000008.x.tmp")
-    with (out / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 7, "ki')
-    train(runs.config(states, out, resume=True))
-    assert "falling back to the previous checkpoint" in capsys.readouterr().err
-    runs.assert_identical(runs.weights(run), runs.weights(out))
-    assert runs.timeless(out) == runs.timeless(run)
-    assert not list((out / "checkpoints").glob(".step-*"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.bench_pra_step import BenchStepConfig, bench_step, build, cpu_memory, make_step, microbatch
+from benchmarks.bench_pra_step import BenchStepConfig, bench_step, build, cpu_memory, make_step
 from experiments.flops import config_of, executed
 from remind.models.nano import VOCAB_SIZE
 
@@ -32,15 +32,15 @@ def test_matrix_products_are_counted_forward_back_and_again() -> None:
 @pytest.mark.parametrize(("tune", "bound"), [("full", 2.25), ("lora", 7 / 3)])
 def test_operations_are_near_the_bounds(tune: str, bound: float) -> None:
     """9 of 4 passes over the layers in full fine-tuning, 7 of 3 with adapters; sharing leaves of x2 but its rest."""
-    cfg = BenchStepConfig(arch="nano", tokens=256, answer=8, tune=(tune,), markers=0, summary=0.03, question=0.01)  # type: ignore[arg-type]
-    model, batch = build(cfg, cfg.tune[0]), microbatch(cfg)
+    cfg = BenchStepConfig(arch="nano", tokens=256, answer=8, tune=(tune,))  # type: ignore[arg-type]
+    model = build(cfg, cfg.tune[0])
     found = {}
-    for name in ("sft", "sequential", "shared", "base_hidden", "base_topk", "naive", "two_answers", "answering"):
-        found[name] = executed(make_step(name, model, batch))  # type: ignore[arg-type]
+    for name in ("sft", *cfg.variants):
+        found[name] = executed(make_step(name, model, cfg))
         model.zero_grad()
     ratio = {name: value / found["sft"] for name, value in found.items()}
     assert bound - 0.02 < ratio["sequential"] < bound + 0.1
-    assert 2.0 < ratio["shared"] < 2.1
+    assert 2.0 < ratio["shared"] < 2.12
     assert 1.0 <= ratio["base_topk"] <= ratio["base_hidden"] < 1.06
     assert ratio["naive"] > 3
     assert ratio["two_answers"] == pytest.approx(ratio["shared"] + 1, rel=1e-3)
@@ -55,7 +55,6 @@ def test_the_real_sizes(arch: Any, billions: float) -> None:
     with torch.device("meta"):
         model = Qwen3VLForConditionalGeneration(config_of(arch, None))
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(billions * 1e9, rel=5e-3)
-    assert config_of(arch, 3).text_config.num_hidden_layers == 3
 
 
 @pytest.mark.slow
@@ -65,20 +64,21 @@ def test_memory_is_that_of_the_step() -> None:
     sft, naive = (cpu_memory(cfg, "full", name) for name in ("sft", "naive"))  # type: ignore[arg-type]
     assert sft is not None
     assert naive is not None
-    assert naive.work > sft.work + 3 * 1024 * VOCAB_SIZE * 4
-    parameters = 4 * sum(p.numel() for p in build(cfg, "full").parameters())
-    assert sft.total > sft.work > parameters / 2
+    assert naive > sft + 3 * 1024 * VOCAB_SIZE * 4
+    # weights, gradients and moments
+    assert sft > 4 * 4 * sum(p.numel() for p in build(cfg, "full").parameters() if p.requires_grad)
 
 
 @pytest.mark.slow
-def test_a_run_gives_figures_for_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_run_gives_figures_for_every_variant(loop: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
-    cfg = BenchStepConfig(arch="nano", tokens=96, answer=8, layers=2, rounds=1, memory=False, out=str(out))
+    cfg = BenchStepConfig(arch="nano", tokens=96, answer=8, rounds=1, loop=loop, memory=False, out=str(out))
     found = bench_step(cfg)
     assert json.loads(out.read_text())["rows"].keys() == {"full", "lora"}
     for tune in ("full", "lora"):
         rows = {row["variant"]: row for row in found["rows"][tune]}
-        assert rows.keys() == {"sft", *cfg.variants, "on_policy"}
-        assert rows["sft"]["ratio"] == rows["sft"]["operations_ratio"] == 1
+        assert rows.keys() == {"sft", *cfg.variants}
+        assert rows["sft"]["ratio"] == 1
         assert all(row["seconds"] > 0 for row in rows.values())
     assert "shared" in capsys.readouterr().out

@@ -1,13 +1,15 @@
 """The shared command line: help for every field, overrides, config files, one-line errors."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from remind.core.cli import main, named
+from remind.alignment.config import TrainConfig
+from remind.core.cli import main, make_parser, named
 from remind.core.errors import ConfigError
 
 
@@ -216,3 +218,32 @@ def test_our_errors_and_missing_files_are_one_line(capsys: pytest.CaptureFixture
 def test_plain_arguments(given: str) -> None:
     assert named(given.split(), ("first", "second")) == ["--first", "A", "--second", "B", "--seed", "1"]
     assert named([], ("first",)) == []
+
+
+@pytest.mark.parametrize("old", TrainConfig.RENAMED)
+def test_options_of_before_are_refused_with_their_new_names(
+    old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--trainer.lr`, too, with which the name of another option begins; in a file with the line."""
+    renamed = TrainConfig.RENAMED
+    new, file, parts = renamed[old], tmp_path / "c.yaml", old.split(".")
+    lines = ["states: s", *(f"{'  ' * depth}{part}:" for depth, part in enumerate(parts))]
+    file.write_text("\n".join(lines) + " 1\n")
+    # a group that is gone is refused as such
+    first = next(n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in renamed)
+    group = ".".join(parts[:first])
+    for words, message in (
+        ([f"--{old}", "1"], f"--{old} is now {new} (see --help)"),
+        ([f"--{old}=1"], f"--{old} is now {new} (see --help)"),
+        (["--config", str(file)], f"{file} [line {1 + first}]: {group} is now {renamed[group]}"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(TrainConfig, print, "A test.", ["--states", "s", "--out", "o", *words])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
+    # the new name is one
+    named_now = re.search(r"(?:trainer|data|objective)\.\w+", new)
+    assert named_now is not None
+    options = {word for action in make_parser(TrainConfig, "")._actions for word in action.option_strings}
+    assert f"--{named_now[0]}" in options
+    assert f"--{old}" not in options

@@ -18,19 +18,16 @@ from remind.core.errors import ModelError
 ROOT = Path(__file__).parents[2]
 
 
-def lora(_: Path) -> None:
-    from remind.alignment.config import LoraConfig
-    from remind.alignment.model import trainable
-    from remind.models.load import load_backbone
-
-    trainable(load_backbone("nano-untrained").model, LoraConfig(r=2))
-
-
 def four_bits(_: Path) -> None:
-    from remind.alignment.model import quantise
-    from remind.models.load import load_backbone
+    from remind.alignment.model import nf4
 
-    quantise(load_backbone("nano-untrained").model, "cpu")
+    nf4("nano", "float32")
+
+
+def eight_bits(folder: Path) -> None:
+    from remind import PRAConfig, PRATrainer
+
+    PRATrainer("nano-untrained", PRAConfig(str(folder), optim="adamw_torch_8bit"))
 
 
 def gguf(folder: Path) -> None:
@@ -38,20 +35,6 @@ def gguf(folder: Path) -> None:
 
     (folder / "model.gguf").write_bytes(b"GGUF")
     gguf_folder(folder / "model.gguf", folder / "cache")
-
-
-def reply(_: Path) -> None:
-    from remind.llm.structured import _problem
-
-    _problem({}, {})
-
-
-def server(_: Path) -> None:
-    from remind.llm.client import OpenAIChat
-    from remind.llm.endpoints import EndpointConfig
-    from remind.llm.ledger import Ledger
-
-    OpenAIChat(EndpointConfig(model="m", base_url="http://localhost:1", key_env=None), None, Ledger())
 
 
 def kappa(_: Path) -> None:
@@ -72,16 +55,6 @@ def engine(_: Path) -> None:
     VLLMAnswers("nano", 4, "float32", VLLMConfig())
 
 
-def image(folder: Path) -> None:
-    from PIL import Image
-
-    from remind.models.images import _qwen_vl_utils, read_image
-
-    _qwen_vl_utils.cache_clear()
-    Image.new("RGB", (64, 64)).save(folder / "a.png")
-    read_image({"type": "image", "image": str(folder / "a.png")}, 16)
-
-
 def mem0(_: Path) -> None:
     from remind.memory.systems import make_system
 
@@ -97,14 +70,11 @@ def langmem(_: Path) -> None:
 NEEDS: dict[str, Callable[[Path], None]] = {
     "bitsandbytes": four_bits,
     "gguf": gguf,
-    "jsonschema": reply,
     "langchain_openai": langmem,
     "langmem": langmem,
     "mem0": mem0,
-    "openai": server,
-    "peft": lora,
-    "qwen_vl_utils": image,
     "statsmodels": kappa,
+    "torchao": eight_bits,
     "trl": reinforcement,
     "vllm": engine,
 }
@@ -135,6 +105,4 @@ def test_extras_hold_the_packages_and_nothing_else_imports_them() -> None:
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
-        # the chat client names its extra itself, since it needs the type of what it imports
-        allowed = {"openai"} if file.name == "client.py" else set()
-        assert names & optional <= allowed, file
+        assert not names & optional, file

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from remind.core.processes import spawned_pool
+from remind.core.processes import Termination, spawned_pool
 
 _words: list[str] = []
 #: Of the standard library, and imported by nothing else here.
@@ -62,3 +63,15 @@ def test_libraries_are_imported_before_a_process_begins_unless_no_socket_can_be_
         environment = os.environ if folder is None else {**os.environ, "TMPDIR": folder}
         process = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
         assert process.stdout.splitlines() == [copied, "False True"], process.stderr
+
+
+def test_signals_are_noted_and_have_their_former_effect_afterwards() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    former = [signal.getsignal(number) for number in numbers]
+    with Termination(*numbers) as termination:
+        assert not termination.requested
+        for number in reversed(numbers):
+            os.kill(os.getpid(), number)
+        # the first counts
+        assert termination.requested == signal.SIGINT
+    assert [signal.getsignal(number) for number in numbers] == former

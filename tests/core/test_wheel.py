@@ -1,53 +1,77 @@
-"""The wheel: built, installed into an empty folder without network, and used from there without the checkout."""
+"""An empty environment: `pip install .` there, then README.md's Python and the demo in an empty folder."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from doc_commands import README, ROOT, snippets
 
-ROOT = Path(__file__).parents[2]
-#: Files of the packages that are no Python and must be in the wheel.
+#: Files of the packages that are no Python and must be installed.
 DATA = sorted(
     str(path.relative_to(ROOT))
     for package in ("remind", "sae")
     for path in (ROOT / package).rglob("*")
     if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".py", ".pyc")
 )
+#: The whole demo with as little of each part as it takes.
+SMALL = "--world.train 1 --world.dev 1 --world.test 1 --trainer.max_steps 2 --trainer.eval_every 2 --workers 1"
+SMALL += " --built.sae.steps 5 --built.talk 2"
+pytestmark = pytest.mark.slow
 
 
-def run(line: list[str], **variables: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(line, env={**environment, **variables}, cwd="/", capture_output=True, text=True, timeout=300)
+def run(folder: Path, *words: str | Path, **variables: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
+    done = subprocess.run(
+        list(map(str, words)), env=environment, cwd=folder, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_works_without_the_checkout(tmp_path: Path) -> None:
-    source, installed = tmp_path / "source", tmp_path / "installed"
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has what `pip install .` brings and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    source, programs = folder / "source", folder / "venv" / "bin"
     source.mkdir()
     # a copy, so that no build folder is left in the checkout and none of an earlier build gets into the wheel
     for name in ("remind", "sae", "pyproject.toml", "README.md", "LICENSE"):
-        run(["cp", "-r", str(ROOT / name), str(source)])
-    pip, offline = [sys.executable, "-m", "pip"], ["--quiet", "--no-deps", "--no-index"]
-    run([*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)])
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert set(DATA) <= set(names)
-    tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
-    assert tops == {"remind", "sae"}
+        run(folder, "cp", "-r", ROOT / name, source)
+    run(folder, sys.executable, "-m", "venv", folder / "venv")
+    pip = (programs / "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints-cpu.txt")
+    # torch goes first and alone: with it in place nothing that follows draws in another build
+    run(source, *pip, "torch")
+    run(source, *pip, ".")
+    return programs
 
-    run([*pip, "install", *offline, "--target", str(installed), str(wheel)])
-    code = "import remind, sae; from remind.data.sample import sample_path; print(remind.__file__, sae.__file__, "
-    code += "len(remind.read(sample_path() / 'test.jsonl').questions))"
-    *files, count = run([sys.executable, "-c", code], PYTHONPATH=str(installed)).split()
-    assert all(Path(file).is_relative_to(installed) for file in files)
-    assert int(count) == 48
+
+def alone(folder: Path, *words: str | Path) -> str:
+    """As whoever has nothing yet: no model hub, no cache."""
+    return run(folder, *words, HF_HUB_OFFLINE="1", HOME=str(folder))
+
+
+def test_all_files_are_installed_and_no_others(programs: Path, tmp_path: Path) -> None:
+    code = "from importlib.metadata import files; print(*files('remind-toolkit'), sep='\\n')"
+    names = alone(tmp_path, programs / "python", "-c", code).splitlines()
+    assert set(DATA) <= set(names)
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"remind", "sae", ".."}  # .. is the command
+
+
+def test_the_python_of_the_readme_runs(programs: Path, tmp_path: Path) -> None:
+    blocks = [block for block in snippets() if block.page == README.name]
+    assert blocks
+    code = "\n\n".join("\n".join(block.lines) for block in blocks)
+    assert alone(tmp_path, programs / "python", "-c", code).strip()
+
+
+def test_the_command_and_a_small_demo_run(programs: Path, tmp_path: Path) -> None:
+    assert "build-states" in alone(tmp_path, programs / "remind", "--help")
     # the settings of configs/demo.yaml are its defaults
-    command = [str(installed / "bin" / "remind"), "demo", "--print_config"]
-    assert "d_sae: 256" in run(command, PYTHONPATH=str(installed))
+    assert "d_sae: 256" in alone(tmp_path, programs / "remind", "demo", "--print_config")
+    alone(tmp_path, programs / "remind", "demo", *SMALL.split())
+    assert list(tmp_path.glob("runs/demo/run-pra-exported/*.safetensors"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from remind.alignment.run_folder import read_config
+from remind.alignment.runs import read_config
 from remind.core.files import read_json
 from remind.states.parquet import read_manifest, read_states
 

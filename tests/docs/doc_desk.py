@@ -40,6 +40,7 @@ _BENCH += " --bench.upper 4 --bench.watched 0"
 RECIPES: dict[str, str] = {
     "benchmarks.bench_logged": "--sessions 3 --turns 4",
     "benchmarks.bench_memory": "--vectors 2000 --small 200 --questions 2 --turns 4 --sessions 2 --limit 1",
+    "benchmarks.count_files": "",
     "benchmarks.gpu": "",
     "annotate-refmem": "",
     "build-refmem": "--limit 2 --questions.per_cluster 1 --questions.formats '[single]' --filters.blind_draws 1",
@@ -49,7 +50,7 @@ RECIPES: dict[str, str] = {
     "compare": "",
     "compare-models": "--limit 2 --resamples 20",
     # two dialogues of test: experiments.inside chooses on one and counts on the other
-    "demo": f"{_WORLD.format('world', 2)} --trainer.max_steps 16 --trainer.eval_every 16 --trainer.batch_size 4"
+    "demo": f"{_WORLD.format('world', 2)} --trainer.max_steps 16 --trainer.eval_steps 16 --trainer.batch_size 4"
     " --built.layers '[2]' --built.sae.steps 5 --built.sae.d_sae 128 --built.sae.k 8 --built.sae.batch_size 128"
     " --built.talk 2 --workers 1",
     "evaluate": "--limit 2 --max_new_tokens 2 --bootstrap 20 --device cpu --dtype float32",
@@ -62,7 +63,7 @@ RECIPES: dict[str, str] = {
     "run-memory": "--dialogues 1 --limit 2 --k '[5]' --budgets '[800]'",
     "score-memory": "--resamples 20",
     "train-memory": "--world.dialogues 2 --world.sessions 2 --world.evaluate 1 --steps 1 --batch_size 2",
-    "train-pra": "--trainer.max_steps 1 --trainer.eval_limit 1 --data.max_decoded 4",
+    "train-pra": "--trainer.max_steps 1 --data.eval_limit 1 --data.max_decoded 4",
     "train-sae": "--trainer.d_sae 256 --trainer.steps 2 --trainer.batch_size 64 --buffer_tokens 4096 "
     "--idf_turns 20 --loss_windows 1 --windows_per_batch 2",
     "experiments.chain": "--small true --folds 2 --dev_dialogues 0 --pool same --trace_every 0 --arms '[pra]' "
@@ -86,6 +87,8 @@ RECIPES: dict[str, str] = {
     "--trace.every 0 --nulls '[]' --null_conditions '[]' --resamples 100",
     "experiments.stability": f"{_BENCH} --lr '[1e-3]' --tau '[1.0]' --teachers '[live]' --hard_levels '[[0]]'",
 }
+#: What training all weights in bfloat16 takes needs torchao.
+_WIDE = "--dtype float32 --trainer.optim adamw_torch_fused"
 SMALLER = ("2b_lora", "4b_lora", "4b_qlora")
 #: The same for what one config asks for beyond the script's recipe: GPUs, servers.
 BY_CONFIG: dict[str, str] = {
@@ -111,6 +114,7 @@ BY_CONFIG: dict[str, str] = {
         (*(f"paper/pra_{kind}" for kind in ("full", "lora", "qlora")), *(f"pra_qwen3_vl_{kind}" for kind in SMALLER)),
         "--data.limit 2",
     ),
+    "paper/pra_full": f"--data.limit 2 {_WIDE}",
     # vLLM is not installed
     **dict.fromkeys(
         ("memory/membuilder_sft_qwen3_4b", "memory/adrpo_qwen3_4b", "memory/salimory_llama32_3b"),

@@ -47,7 +47,11 @@ MODULES = sorted(
     if re.search(r"__main__\":\n(    .*\n+)*? +main\(", path.read_text(encoding="utf-8"))
 )
 #: They have command lines of their own: one measures in a process free of ours, one runs where jsonargparse is not.
-PLAIN = ("benchmarks.bench_sae", "benchmarks.gpu")
+PLAIN = {
+    "benchmarks.bench_sae": ("--sizes", "--dead", "--no_sae_lens"),
+    "benchmarks.count_files": ("pra-step",),
+    "benchmarks.gpu": ("--small", "--data", "--limit"),
+}
 PROGRAMS = [*COMMANDS, *MODULES]
 #: What the pages shorten to a word: the rest of the line, or a file of one's own.
 ELIDED = {"…": "[locomo10.json]"}
@@ -81,8 +85,7 @@ def plain_help(program: str) -> str:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help_explains_every_field(program: str) -> None:
     if program in PLAIN:
-        named = ("--sizes", "--dead", "--no_sae_lens") if program == PLAIN[0] else ("--small", "--data", "--limit")
-        assert all(option in plain_help(program) for option in named)
+        assert all(option in plain_help(program) for option in PLAIN[program])
         return
     page = io.StringIO()
     with contextlib.redirect_stdout(page), pytest.raises(SystemExit) as end:

@@ -28,10 +28,10 @@ def test_the_demo_runs_through(desk: Desk) -> None:
     """First, so that what an earlier demo left is in its way. Tiny sizes; `make demo` has the real ones."""
     out = desk.folder / "runs" / "demo"
     earlier = out / "run-pra"
-    (earlier / "checkpoints" / "old").mkdir(parents=True)
+    (earlier / "checkpoint-9").mkdir(parents=True)
     (earlier / "config.yaml").write_text("states: elsewhere\n")
     text = desk.run(DEMO)
-    assert not (earlier / "checkpoints" / "old").exists()
+    assert not (earlier / "checkpoint-9").exists()
     check_demo(text, out)
 
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image as Picture
 
 from remind.alignment.config import DataConfig, TrainConfig
-from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import input_hashes
+from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers import read
 from remind.data.readers.refmem import write_refmem

@@ -217,7 +217,7 @@ def small(folder: Path, out: Path, **values: Any) -> ChainConfig:
         "trace_every": 2,
         "max_new_tokens": 8,
         "resamples": 100,
-        "trainer": TrainerConfig(eval_every=0, save_every=1),
+        "trainer": TrainerConfig(save_steps=1),
     }
     return ChainConfig(str(out), build, "nano", **{**given, **values})
 
@@ -237,8 +237,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _killed(script: Path, folder: Path, out: Path) -> None:
     script.write_text(_SCRIPT)
     process = Forked(script, Path(__file__).parent, folder, out)
-    training = out / "fold-0" / "seed-1" / "pra" / "train" / "checkpoints"
-    while not list(training.glob("step-*[23]")) and process.poll() is None:
+    training = out / "fold-0" / "seed-1" / "pra" / "train"
+    while not list(training.glob("checkpoint-[23]")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL

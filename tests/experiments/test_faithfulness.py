@@ -21,7 +21,7 @@ from experiments.faithfulness.logprob import answer_logprobs, target_ids
 from experiments.faithfulness.report import summarise
 from experiments.faithfulness.run import faithfulness, faithfulness_and_show
 from experiments.faithfulness.turns import fill, marked_turns, only_turns, without_turns
-from remind.alignment.tokens import example_of
+from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.intervals import bootstrap

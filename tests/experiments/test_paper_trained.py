@@ -30,7 +30,7 @@ BUILT = BuiltConfig(sae=SAETrainConfig(d_sae=32, k=4, steps=2, batch_size=64), t
 
 def test_what_is_left_of_the_objective() -> None:
     printed = Objective(lambda_hard=0.2, edges=(Edge(0, 1, 3.0), Edge(1, 2, 2.0)))
-    recommended = replace(printed, edges=(Edge(0, 1, 3.0), Edge(0, 2, 2.0)), teacher_weights="base")
+    recommended = replace(printed, edges=(Edge(0, 1, 3.0), Edge(0, 2, 2.0)), teacher_model_kind="base")
     for objective in (printed, recommended):
         assert objective_of(objective, markers=True, summary=True) == objective
         assert objective_of(objective, markers=True, summary=False) == replace(objective, edges=(Edge(0, 1, 3.0),))
@@ -87,7 +87,7 @@ def test_the_full_form_runs_commands(small: PaperConfig, tmp_path: Path, monkeyp
     states = Path(str(small.out)) / "seed-0" / "states"
     (corpus,) = (Path(small.cache) / "paper").glob("*/states.jsonl")
     asked = {"states": str(states), "model": "unused", "corpus": [str(corpus)], "max_new_tokens": 12, "bootstrap": 20}
-    trainer = {"max_steps": 1, "eval_every": 0, "batch_size": 2}
+    trainer = {"max_steps": 1}
     write_json(tmp_path / "evaluate.yaml", asked)
     write_json(tmp_path / "train.yaml", {"model": "nano", "data": {"unlabelled": "skip"}, "trainer": trainer})
     started: list[list[str]] = []

@@ -170,7 +170,7 @@ def _tiny(model: Path, out: Path, **values: Any) -> ProofConfig:
         "wrong_summaries": (0.0,),
         "nulls": ("marker",),
         "null_conditions": ("none",),
-        "bench": BenchConfig(world=SHORT, batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=0),
+        "bench": BenchConfig(world=SHORT, batch=2, max_new_tokens=2, upper=2, watched=1, watch_every=9),
         "choose": ChooseConfig(conditions=("scarce-4",), seeds=(9,), grids={"sft": {"lr": [1e-4, 1e-3]}}),
         "trace": TraceConfig(arms=("pra_recommended",), conditions=("none",), every=1),
         "resamples": 100,

@@ -11,11 +11,10 @@ import torch
 
 from experiments.proof.arms import ARMS, RECOMMENDED, knobs_of
 from experiments.proof.conditions import Condition, named
-from experiments.proof.runs import train_config
+from experiments.proof.runs import arguments
 from experiments.proof.states import split_records, training_records
 from experiments.proof.store import BenchConfig, RunStore, Spec
-from remind.alignment.config import TrainConfig
-from remind.alignment.objective import Edge, Objective
+from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.evaluation.judge import Ruling, case_of
 from remind.evaluation.scores import parse_all, score
@@ -40,9 +39,9 @@ def test_arms_minimise_what_they_are_said_to() -> None:
         assert objectives[arm] == Objective(lambda_hard=1.0, edges=())
     assert objectives["sft_mixed"] == Objective(lambda_hard=1.0, edges=(), hard_levels=(0, 1, 2))
     assert objectives["distil_20"] == Objective(edges=(Edge(0, 2),))
-    assert objectives["pra_printed"] == TrainConfig("s", "o").objective
+    assert objectives["pra_printed"] == Objective()
     ours = objectives["pra_recommended"]
-    assert (ours.teacher_weights, ours.tau, ours.edges) == ("base", 1.0, (Edge(0, 1), Edge(0, 2)))
+    assert (ours.teacher_model_kind, ours.tau, ours.edges) == ("base", 1.0, (Edge(0, 1), Edge(0, 2)))
 
 
 def test_a_setting_that_cannot_work_is_refused_at_once() -> None:
@@ -58,9 +57,8 @@ def test_labels_only_arms_never_get_a_decoded_answer(tmp_path: Path) -> None:
     store = RunStore(BenchConfig(world=WORLD), "any", "hash", tmp_path)
     for arm, expected in (("sft", "skip"), ("sft_mixed", "skip"), ("sft_pseudo", "skip"), ("pra_printed", "x2")):
         spec = Spec(arm, named("none"), 1, knobs_of(arm, RECOMMENDED), 3)
-        cfg = train_config(store, spec, tmp_path / "s", tmp_path / "o")
-        assert cfg.data.unlabelled == expected
-        assert (cfg.seed, cfg.trainer.max_steps) == (1, 3)
+        args = arguments(store, spec, tmp_path / "o")
+        assert (args.unlabelled, args.seed, args.max_steps) == (expected, 1, 3)
 
 
 # conditions

@@ -17,8 +17,8 @@ from experiments.proof.statistics import draws, estimate, resampled_means, share
 from experiments.proof.store import collapsed
 from experiments.proof.table import Comparison
 from remind.alignment.config import Objective
+from remind.alignment.examples import Example
 from remind.alignment.step import plan
-from remind.alignment.tokens import Example
 
 # FLOPs
 
@@ -43,13 +43,13 @@ def test_flops_against_a_count_by_hand() -> None:
     # with the prefix shared x2 runs only what comes after the 22 tokens
     assert step_cost([one], printed, plan(printed, prefix_sharing=True), size) == naive - 2 * 22 * 10
     flow = Objective(target_grad="flow")
-    assert step_cost([one], flow, plan(flow, "joint"), size) == 6 * ((23 + 28 + 33) * 10 + 3 * 4 * 3)
+    assert step_cost([one], flow, plan(flow), size) == 6 * ((23 + 28 + 33) * 10 + 3 * 4 * 3)
     base = RECOMMENDED.objective
     assert step_cost([one], base, plan(base), size) == 6 * (23 * 10 + 4 * 3)
     assert fixed_cost([one, one], base, size) == 2 * 2 * ((28 + 33) * 10 + 2 * 4 * 3)
     bare = replace(one, labelled=False)
     assert fixed_cost([bare], base, size) - fixed_cost([one], base, size) == 2 * (33 * 10 + 4 * 3)
-    ema = Objective(teacher_weights="ema")
+    ema = Objective(teacher_model_kind="ema")
     passes = 8 * ((23 + 28) * 10 + 2 * 4 * 3) - 2 * (23 * 10 + 4 * 3) + 2 * (33 * 10 + 4 * 3)
     assert step_cost([one], ema, plan(ema), size) == passes
     assert equal_steps({"flops": 300.0, "steps": 3}, {"flops": 749.0, "steps": 3}) == 7

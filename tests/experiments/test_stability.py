@@ -17,7 +17,6 @@ def test_points_are_all_combinations_that_can_be_trained() -> None:
     assert len(found) == len(set(found)) == (2 + 1 + 1) * 2 * 2 * 2
     for knobs in found:
         assert knobs.target_grad == "detach" or knobs.teacher_weights == "live"
-        assert knobs.step == ("joint" if knobs.target_grad == "flow" else "sequential")
         assert knobs.edges == (((0, 1), (0, 2)) if knobs.teacher_weights == "base" else ((0, 1), (1, 2)))
     with pytest.raises(ConfigError, match="nothing to map"):
         StabilityConfig("m", "o", teachers=("ema",), target_grad=("flow",))

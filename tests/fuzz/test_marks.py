@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remind.alignment.tokens import answer_ids, example_of
+from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
@@ -109,7 +109,7 @@ def test_special_tokens_come_from_the_template_alone(record: StateRecord) -> Non
     for prompt in row.prompts:
         assert specials(NANO, prompt.tolist()) == template
     assert record.target is not None
-    assert specials(NANO, answer_ids(NANO, record.target).tolist()) == [end_token_id(NANO)]
+    assert specials(NANO, answer_ids(NANO, record.target)) == [end_token_id(NANO)]
     chats = [(record.question, record.x2.text), ("a", "b")]
     rows = [[{"role": "system", "content": a}, {"role": "user", "content": b}] for a, b in chats]
     assert specials(NANO, chat_ids(NANO, rows[0])) == specials(NANO, chat_ids(NANO, rows[1]))

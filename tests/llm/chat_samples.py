@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
 from remind.llm.cache import ReplyCache
 from remind.llm.client import OpenAIChat
 from remind.llm.endpoints import EndpointConfig

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
+import openai
 from words import WordEncoder
 
 from remind.llm.endpoints import EndpointConfig
 from remind.memory.meter import Meter
-
-openai = pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}

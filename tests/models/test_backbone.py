@@ -270,7 +270,8 @@ def test_images_for_a_text_model(minilm, nano, tmp_path):
 
 
 def test_inside_a_lora_wrapper(nano):
-    peft = pytest.importorskip("peft")
+    import peft
+
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=True)
     wrapped = Backbone("lora", peft.get_peft_model(nano_model(), config), nano.tokenizer, nano.processor, "vlm")
     one, two = (b.encode_messages(question(Image.new("RGB", (90, 70), "red"))) for b in (nano, wrapped))

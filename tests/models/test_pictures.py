@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from remind.alignment.tokens import example_of
+from remind.alignment.examples import example_of
 from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.conditions import Prompter

@@ -16,8 +16,8 @@ from small_corpus import first_dialogue, rows, short_haystack
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.config import DataConfig
-from remind.alignment.data import load_data
+from remind.alignment.config import TrainConfig
+from remind.alignment.runs import make_trainer
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
@@ -332,7 +332,7 @@ def test_a_split_that_shares_evidence_is_refused_or_reported(
     with caplog.at_level(logging.WARNING):
         assert [r.question_id for r in read_states(out, "test")] == ["q0b", "q1b"]
         assert len(load_questions(out, "test", ["x0"]).records) == 2
-        assert len(load_data(out, load_backbone("nano").tokenizer, DataConfig(), 4096).train) == 2
+        assert len(make_trainer(TrainConfig(str(out), str(tmp_path / "run"))).train_dataset) == 2
     assert [record.getMessage().count("gold evidence shared") for record in caplog.records] == [1, 1, 1]
     # another mapping is another input
     (tmp_path / "map.yaml").write_text((tmp_path / "map.yaml").read_text().replace("split: split", 'split: "none?"'))

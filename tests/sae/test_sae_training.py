@@ -19,11 +19,11 @@ from held import Held
 from torch import Tensor
 
 import sae
-from remind.alignment.run_folder import as_dict
 from remind.core import memory
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.progress import ProgressBar
+from remind.core.run_folder import as_dict
 from remind.grounding.check import check_sae
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone

@@ -155,7 +155,8 @@ def test_batches_and_processes_pool(gpt2: Any) -> None:
 
 
 def test_peft_models_are_spliced_too(qwen3: Any) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     config = peft.LoraConfig(target_modules=["q_proj"], r=2)
     wrapped = peft.get_peft_model(copy.deepcopy(qwen3), config).eval()
     [expected], [result] = (loss_recovered(m, {1: coder_of(16, 1)}, [text_batch()]).values() for m in (qwen3, wrapped))

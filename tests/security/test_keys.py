@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openai", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-pytest.importorskip("jsonschema", reason="the extra llm is not installed: pip install 'remind-toolkit[llm]'")
-
 from doc_server import reply
 from fault_proxy import Proxy, completion, error
 from in_process import run_module

@@ -20,12 +20,13 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from experiments.cost.flops import load_config
-from remind.alignment import checkpoint
-from remind.alignment.run_folder import read_config
+from remind import PRAConfig, PRATrainer
+from remind.alignment.runs import read_config
 from remind.core.errors import ImagePathError, ModelError, RemindError
 from remind.core.files import sha256_file
 from remind.data.sample import sample_path
 from remind.grounding.load import load_saes
+from remind.memory_training import checkpoint
 from remind.models.chat import PICTURE_FORMATS, open_image
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone
@@ -231,28 +232,53 @@ def test_a_pickle_in_an_sae_folder_is_not_opened(saes: Path, canary: Path, name:
         load_saes(saes)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "optimizer.pt"])
-def test_a_pickle_in_a_checkpoint_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_pickle_in_a_checkpoint_of_memory_training_is_not_opened(tmp_path: Path, canary: Path, name: str) -> None:
     """Even with a correct checksum."""
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    folder = checkpoint.folder_of(tmp_path, 1)
-    states = checkpoint.random_state(torch.device("cpu"))[None]
-    checkpoint.save(folder, 1, layer, optimizer, states, {})
+    folder = checkpoint.save(tmp_path, 1, layer, optimizer)
     torch.save({"weight": Bomb(canary)}, folder / name)
     change(folder / "checksums.json", **{name: sha256_file(folder / name)})
     assert checkpoint.newest(tmp_path) == folder
-    restores: dict[str, Callable[[], None]] = {
-        "model.safetensors": lambda: checkpoint.restore_model(folder, layer),
-        "optimizer.safetensors": lambda: checkpoint.restore_optimizer(folder, layer, optimizer),
-        "random.safetensors": lambda: checkpoint.restore_random(folder, 0, torch.device("cpu")),
-    }
-    for file, restore in restores.items():
-        damaged = pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$")
-        with damaged if file == name else contextlib.nullcontext():
-            restore()
+    with pytest.raises(ModelError, match=r"^[^\n]*cannot be read as safetensors[^\n]*$"):
+        checkpoint.restore(folder, layer, optimizer)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of an alignment, with a checkpoint after the first of two steps."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    aligning(out, max_steps=1).train()
+    state = out / "checkpoint-1" / "pra.json"
+    content = json.loads(state.read_text())
+    content["settings"]["max_steps"] = 2
+    state.write_text(json.dumps(content))
+    return out
+
+
+def aligning(out: Path, **settings: Any) -> PRATrainer:
+    row = {"x0": "Ana: hi", "x1": "Ana: hi!", "x2": "Ana: hi, hi", "target": "<answer>hi</answer>"}
+    args = PRAConfig(str(out), batch_size=1, use_cpu=True, disable_tqdm=True, **settings)
+    return PRATrainer("nano-untrained", args, [row, row])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "optimizer.bin"]
+)
+def test_a_pickle_in_a_checkpoint_of_alignment_is_not_opened(
+    interrupted: Path, tmp_path: Path, canary: Path, name: str
+) -> None:
+    """What is no part of a checkpoint is not looked at."""
+    folder = shutil.copytree(interrupted, tmp_path / "run") / "checkpoint-1"
+    part = (folder / name).is_file()
+    torch.save({"state": Bomb(canary), "weight": Bomb(canary)}, folder / name)
+    trainer = aligning(tmp_path / "run", max_steps=2)
+    with pytest.raises(ModelError, match=r"^[^\n]*checkpoint-1[^\n]*$") if part else contextlib.nullcontext():
+        trainer.train(resume_from_checkpoint=True)
+    assert (trainer.state.global_step == 2) != part
 
 
 def test_yaml_makes_no_objects(tmp_path: Path, canary: Path) -> None:

@@ -82,7 +82,7 @@ def test_states_pages_training_export_and_evaluation_stay_on_the_machine(hostile
         return [str(ROOT / "scripts" / f"{name}.py"), *words]
 
     sae = {"trainer__d_sae": 64, "trainer__k": 4, "trainer__steps": 2, "trainer__batch_size": 64, "layers": "[2]"}
-    loop = {"trainer__max_steps": 1, "trainer__eval_limit": 1, "data__max_decoded": 4}
+    loop = {"trainer__max_steps": 1, "data__eval_limit": 1, "data__max_decoded": 4}
     seen = events(
         tmp_path,
         run("train_sae", out="sae", data=hostile / "data.jsonl", backbone=model, loss_windows=0, held_out=0.5, **sae),
@@ -100,7 +100,8 @@ def test_states_pages_training_export_and_evaluation_stay_on_the_machine(hostile
 
 def test_no_tracker_is_on() -> None:
     from remind.alignment.config import TrainConfig
+    from remind.alignment.runs import arguments_of
     from remind.train_sae import TrainSAEConfig
 
-    assert not TrainConfig(states="s", out="o").trainer.trackers
+    assert arguments_of(TrainConfig(states="s", out="o")).report_to == []
     assert not TrainSAEConfig(out="o").trackers

@@ -18,8 +18,8 @@ from PIL import Image as Picture
 from transformers import GenerationMixin
 
 from remind.alignment.config import DataConfig, TrainConfig
-from remind.alignment.run_folder import as_dict
 from remind.core.errors import ConfigError, ImagePathError
+from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig

@@ -69,6 +69,11 @@ def test_runs_under_one_another_share_their_scale_and_panels(tmp_path: Path) -> 
     rows = [{"step": 1, "kind": "train", "share_hard": 1.0, "ce0": 2.0, "entropy0": 1.0, "lr": 1e-3}]
     figure = plot_trajectory(_folder(tmp_path / "sft", rows)).figure
     assert [axes.get_ylabel() for axes in figure.axes][:2] == ["share of the loss", "cross-entropy (nats)"]
+    # its empty panel stretches nobody's scale, and levels that are measured on held-out questions alone have a name
+    some = [{**rows[0], "jsd01": 0.02}, {"step": 1, "kind": "eval", "ce0": 2.0, "ce1": 1.0}]
+    figure = plot_trajectory({"pra": some, "sft": rows}, ["jsd", "ce"]).figure
+    assert all(axes.get_ylim()[1] < 0.1 for axes in figure.axes[::2])
+    assert [line.get_label() for line in figure.axes[1].get_legend().get_lines()] == ["x0", "x1"]
 
 
 def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import torch
 from remind import read
 from remind.alignment.config import TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.model import trained_backbone
-from remind.alignment.trainer import Trainer
+from remind.alignment.runs import make_trainer, train, trained_backbone
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
@@ -25,8 +24,8 @@ from remind.models.chat import open_image, prompt_ids, tokenize
 from remind.models.generate import generate
 from remind.models.load import load_backbone
 from remind.pipeline import record_of
-from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy
-from remind.testbed.accuracy import train_with_accuracy
+from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment, Strategy
+from remind.testbed.accuracy import accuracy_probe, correct_answers
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.pictures import draw, illustrate
 from remind.testbed.world import WorldConfig, make_world
@@ -268,19 +267,22 @@ def test_measuring_accuracy_leaves_training_as_it_is(tmp_path: Path) -> None:
     world = make_world(WorldConfig(train=1, dev=0, test=1))
     questions = [record for record in records(world, LadderConfig()) if record.split == "test"][:4]
     states = write_states(world, tmp_path / "states", LadderConfig())
-    trainer = TrainerConfig(lr=1e-3, max_steps=3, batch_size=2, eval_every=0)
+    trainer = TrainerConfig(learning_rate=1e-3, max_steps=3, batch_size=2, eval_strategy="no")
     first, second = (TrainConfig(out=str(tmp_path / name), states=str(states), trainer=trainer) for name in "ab")
-    run = train_with_accuracy(first, questions, every=2)
-    plain = Trainer(second)
-    plain.fit()
-    plain.folder.close()
+    nano = load_backbone("nano")
+    run = train(first, accuracy_probe(nano, questions, 2))
+    plain = make_trainer(second)
+    plain.train()
     rows = {name: read_metrics(tmp_path / name) for name in "ab"}
     losses = {name: [row["total"] for row in some if row["kind"] == "train"] for name, some in rows.items()}
     assert losses["a"] == losses["b"]
+    assert {row["kind"] for row in rows["b"]} == {"train"}
     accuracy = [row for row in rows["a"] if row["kind"] == "accuracy"]
     assert [row["step"] for row in accuracy] == [0, 2, 3]
-    assert all(row[level] * 4 == int(row[level] * 4) for row in accuracy for level in ("x0", "x1", "x2"))
-    own, written = plain.model.state_dict(), trained_backbone(run).model.state_dict()
+    trained = trained_backbone(run)
+    for row, backbone in ((accuracy[0], nano), (accuracy[2], trained)):
+        assert all(row[level] == sum(correct_answers(backbone, questions, level)) / 4 for level in LEVELS)
+    own, written = plain.model.state_dict(), trained.model.state_dict()
     assert all(torch.equal(own[name], written[name]) for name in own)
     with pytest.raises(ConfigError, match="questions"):
-        train_with_accuracy(first, [], 1)
+        accuracy_probe(nano, [], 1)

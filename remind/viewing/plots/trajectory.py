@@ -46,7 +46,7 @@ def plot_trajectory(
     - jsd: Jensen–Shannon divergence of each pair of states in the objective, in nats (Eq. 21; Figure 14).
     - ce, entropy: cross-entropy with the answers, and entropy, under each state. Lines: training batches; points:
       held-out questions.
-    - accuracy: share of questions answered correctly from each state, where `train_with_accuracy` measured it.
+    - accuracy: share of questions answered correctly from each state, where `accuracy_probe` measured it.
     - lr: learning rate.
 
     Args:
@@ -78,7 +78,8 @@ def plot_trajectory(
         panel_row[0].set_title(title, loc="left", fontsize=10, pad=18 if title else None)
     for column, name in zip(grid.T, names, strict=True):
         # one scale for all runs
-        top = {"shares": 1.0, "accuracy": 1.04}.get(name, max(axes.get_ylim()[1] for axes in column))
+        drawn = [axes.get_ylim()[1] for axes in column if axes.has_data()]
+        top = {"shares": 1.0, "accuracy": 1.04}.get(name, max(drawn))
         for axes in column:
             axes.set_ylim(0, top)
     for axes in grid[-1]:
@@ -148,9 +149,11 @@ def _shares(axes: Axes, rows: Rows, smooth: int) -> None:
 def _lines(axes: Axes, rows: Rows, smooth: int, key: str, label: str, colour: str, marker: str = "o") -> None:
     """A line for training batches and points for held-out questions."""
     steps, values = _line(_of(rows, "train"), key, smooth)
+    held_out = _line(_of(rows, "eval"), key)
     if steps:
         axes.plot(steps, values, color=colour, linewidth=1.2, label=label)
-    axes.plot(*_line(_of(rows, "eval"), key), marker, color=colour, markersize=4)
+    if held_out[0]:  # of a level that only teaches nothing else is measured
+        axes.plot(*held_out, marker, color=colour, markersize=4, label=None if steps else label)
 
 
 def _divergences(axes: Axes, rows: Rows, smooth: int) -> None:

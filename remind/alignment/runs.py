@@ -1,0 +1,229 @@
+"""`remind train-pra`: states in, a run folder out; and what a run has learned, read back from its folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+
+from remind.alignment.arguments import PRAConfig
+from remind.alignment.callbacks import Bar
+from remind.alignment.config import DataConfig, LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
+from remind.alignment.trainer import OURS, PRATrainer, newest
+from remind.core.errors import ConfigError, DataError, ModelError, RemindError
+from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
+from remind.core.run_folder import CONFIG, as_dict
+from remind.models import BUILT_IN
+from remind.models.backbone import Backbone
+from remind.models.load import load_backbone
+from remind.states.parquet import MANIFEST, check_shared_evidence, iterate_states, read_manifest, read_part, state_parts
+from remind.states.records import StateRecord
+
+DATA = "data.json"
+
+
+def train(cfg: TrainConfig, *callbacks: TrainerCallback) -> Path:
+    """Train on a states folder, or resume training; prints where the result is.
+
+    Returns:
+        The run folder: config.yaml, data.json, metrics.jsonl and checkpoints.
+
+    Raises:
+        ConfigError, DataError, ModelError: as `PRATrainer` and its `train`.
+    """
+    trainer = make_trainer(cfg, *callbacks)
+    trainer.train(resume_from_checkpoint=cfg.resume)
+    if trainer.is_world_process_zero():
+        trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        print(f"{trainer.state.global_step} steps, {trained:,} trained parameters; the run is in {cfg.out}")
+    return Path(cfg.out)
+
+
+def make_trainer(cfg: TrainConfig, *callbacks: TrainerCallback) -> PRATrainer:
+    """The trainer of these settings, which writes config.yaml and data.json when it begins. Raises as `PRATrainer`."""
+    cfg = _resolved(cfg)
+    out = Path(cfg.out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another out")
+    if (out / CONFIG).exists() and not cfg.resume:
+        raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
+    splits = _splits(cfg)  # before the model is loaded, which takes long
+    monitored = cfg.data.eval_split if cfg.data.eval_split in splits else None
+    quantization = None if cfg.quantise is None else nf4(cfg.model, cfg.dtype)
+    with _refusing(out):
+        args = arguments_of(cfg, chooses=monitored not in (None, "test"))
+        trainer = PRATrainer(
+            cfg.model,
+            args,
+            train_dataset=_rows(cfg.states, "train", cfg.data.limit),
+            eval_dataset=_rows(cfg.states, monitored, cfg.data.eval_limit) if monitored else None,
+            peft_config=cfg.lora,
+            quantization_config=quantization,
+            callbacks=[Bar(), *callbacks],
+        )
+    for kind in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+        trainer.remove_callback(kind)
+    trainer.eval_split = monitored or cfg.data.eval_split
+    trainer.add_callback(_Files(cfg, trainer))
+    if trainer.is_world_process_zero() and monitored:
+        print(f"held-out loss: {len(trainer.eval_dataset)} questions of split {monitored}", file=sys.stderr)
+    elif trainer.is_world_process_zero():
+        print(
+            f"warning: no questions of split {cfg.data.eval_split} for a held-out loss, so that no collapse is noticed "
+            "and no best checkpoint chosen; build states with such a split, or name another one as data.eval_split",
+            file=sys.stderr,
+        )
+    return trainer
+
+
+def arguments_of(cfg: TrainConfig, chooses: bool = True) -> PRAConfig:
+    """The settings as a `PRAConfig`.
+
+    Args:
+        chooses: whether the held-out loss may choose a best checkpoint: that of the test split must not.
+    """
+    best: dict[str, Any] = {} if chooses else {"metric_for_best_model": None}
+    try:
+        return PRAConfig(**{**cfg.arguments(), **best})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from None
+
+
+class _Files(TrainerCallback):
+    """Settings and data of a run, written when it has the folder to itself."""
+
+    def __init__(self, cfg: TrainConfig, trainer: PRATrainer) -> None:
+        self.cfg, self.trainer = cfg, trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        out, cfg, trainer = Path(self.cfg.out), self.cfg, self.trainer
+        write_text(out / CONFIG, yaml.safe_dump(as_dict(cfg), sort_keys=False, allow_unicode=True))
+        train, held_out = trainer.train_dataset, trainer.eval_dataset
+        about: dict[str, Any] = {
+            "states": cfg.states,
+            "manifest_sha256": sha256_file(Path(cfg.states) / MANIFEST),
+            "inputs": read_manifest(cfg.states).get("inputs", {}),
+            "tokens_sha256": train.fingerprint(),
+            "train": train.counts(),
+            "left_out": train.left_out(),
+            "held_out": {"split": trainer.eval_split if held_out.items else None, **held_out.counts()},
+            "base_model": cfg.model,
+            "base_fingerprint": trainer.base,
+            "steps": state.max_steps,
+        }
+        if trainer.shown is not None:
+            files = [image for item in (*train.items, *held_out.items) for image in item.images]
+            about["images"] = {"shown": len(files), "files": len(set(files)), "most_tokens": trainer.shown.most}
+        write_json(out / DATA, about)
+
+
+def _rows(states: str, split: str, limit: int | None) -> Iterator[StateRecord]:
+    return islice(iterate_states(states, split), limit)
+
+
+def _splits(cfg: TrainConfig) -> set[str]:
+    """Splits of the states. Raises DataError where there is nothing to train on, or train and test share evidence."""
+    records = [record for path in state_parts(cfg.states) for record in read_part(path, levels=(), spans=False)]
+    check_shared_evidence(
+        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), cfg.states
+    )
+    splits = {record.split for record in records}
+    if "train" not in splits:
+        there = f"all are of split {' or '.join(sorted(splits))}" if splits else "there are no questions"
+        raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
+    return splits
+
+
+@contextmanager
+def _refusing(out: Path) -> Iterator[None]:
+    """What is refused leaves no empty folder behind."""
+    missing = missing_folders(out)
+    try:
+        yield
+    except RemindError:
+        remove_empty(missing)
+        raise
+
+
+def _resolved(cfg: TrainConfig) -> TrainConfig:
+    """With absolute paths, so that the run folder can be read from anywhere."""
+    if not cfg.states or not cfg.out or not cfg.model:
+        raise ConfigError("states, model and out must be given")
+    local = cfg.model not in BUILT_IN and Path(cfg.model).exists()
+    model = str(Path(cfg.model).resolve()) if local else cfg.model
+    if cfg.data.image_root is not None:
+        cfg = replace(cfg, data=replace(cfg.data, image_root=str(Path(cfg.data.image_root).expanduser().resolve())))
+    return replace(cfg, states=str(Path(cfg.states).resolve()), out=str(Path(cfg.out).resolve()), model=model)
+
+
+# what a run has learned
+
+
+def read_config(folder: str | Path) -> TrainConfig:
+    """The config of a run folder. Raises ConfigError if there is none or it cannot be used."""
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG}: not a run folder")
+    parts = {"objective": Objective, "data": DataConfig, "trainer": TrainerConfig, "lora": LoraConfig}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        made = {name: kind(**values[name]) for name, kind in parts.items() if values[name] is not None}
+        return TrainConfig(**{**values, **made})
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the config of a training run of this version: {error}") from None
+
+
+def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
+    """The base model of a run, and as it was trained, with the weights of a checkpoint.
+
+    Raises:
+        ModelError: another base model than the run's, or a damaged checkpoint.
+    """
+    if cfg.lora is None:
+        backbone = load_backbone(folder, cfg.dtype)
+        return backbone, backbone.model
+    backbone = opened(cfg.model, None, cfg.dtype, "cpu", None if cfg.quantise is None else nf4(cfg.model, cfg.dtype))
+    if cfg.data.marker_token:
+        add_marker(backbone)
+    if fingerprint(backbone.model) != read_json(folder / OURS)["base_fingerprint"]:
+        raise ModelError(f"{cfg.model} is not the model that {cfg.out} was trained from; give it as base")
+    return backbone, with_adapters(backbone, cfg, folder)
+
+
+def with_adapters(backbone: Backbone, cfg: TrainConfig, folder: Path) -> Any:
+    """The base model with the adapters of a checkpoint."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    marker = marker_id(backbone.tokenizer) if cfg.data.marker_token else None
+    model: Any = trainable(backbone.model, cfg.lora, cfg.data.train_vision, marker)
+    weights = load_file(folder / "adapter_model.safetensors")
+    found = set_peft_model_state_dict(model, weights)
+    if found.unexpected_keys:
+        raise ModelError(f"{folder}: its adapters are not those of the model ({found.unexpected_keys[0]})")
+    return model
+
+
+def trained_backbone(run: str | Path, device: str = "cpu") -> Backbone:
+    """What a run has learned so far: its base model with the weights of the newest whole checkpoint, in eval mode.
+
+    Raises:
+        ConfigError: no run folder. ModelError: no checkpoint, or another base model than the run's.
+    """
+    cfg = read_config(run)
+    folder = newest(run)
+    if folder is None:
+        raise ModelError(f"{run}: no checkpoints")
+    backbone, model = restored(cfg, folder)
+    return replace(backbone, name=str(run), model=model.to(device).eval())
