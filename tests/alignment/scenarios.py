@@ -37,7 +37,7 @@ class Happens(TrainerCallback):
         self.here = told.get("rank", RANK) == RANK
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        assert SHARDED == any(isinstance(p, DTensor) for p in model.parameters())
+        assert any(isinstance(p, DTensor) for p in model.parameters()) == SHARDED
         step, token = self.told.get("step"), self.told.get("token")
 
         def embedding(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:

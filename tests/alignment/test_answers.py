@@ -236,8 +236,15 @@ import json, sys
 from pathlib import Path
 import torch
 from remind import PRAConfig, PRATrainer
-from remind.alignment.answers import StudentAnswers
+from remind.alignment import answers
+from remind.alignment.answers import StudentAnswers, Writer
 
+answers._BLOCK = 2
+written, answer = [], Writer.answer
+def counted(self, model, examples, *more):
+    written.append(len(examples))
+    return answer(self, model, examples, *more)
+Writer.answer = counted
 folder, count = Path(sys.argv[1]), sys.argv[2]
 rows = json.loads((folder / "rows.json").read_text())
 given, at = [], StudentAnswers.at
@@ -251,7 +258,7 @@ decoded = PRATrainer("nano", PRAConfig(str(folder / f"decoded-{count}"), targets
 found = [item.answer.tolist() for item in decoded.train_dataset.items]
 trainer = PRATrainer("nano", PRAConfig(str(folder / f"on-policy-{count}"), targets="on_policy", **told), rows)
 trainer.train()
-(folder / f"{count}-{trainer.args.process_index}.json").write_text(json.dumps([found, given]))
+(folder / f"{count}-{trainer.args.process_index}.json").write_text(json.dumps([sum(written), found, given]))
 """
 
 
@@ -263,9 +270,11 @@ def test_two_processes_answer_as_one(rows: list[StateRecord], tmp_path: Path, ru
         started = Forked(tmp_path / "script.py", tmp_path, processes, processes=processes)
         _, errors = started.communicate(timeout=240)
         assert started.returncode == 0, errors[-3000:]
-    one, *both = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    (count, *one), *both = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
     # answers of the first two steps are of the same weights
-    assert both[0] == both[1] == one
+    assert [found for _, *found in both] == [one, one]
+    # each has written a share of them: of three blocks, and of three batches
+    assert (count, [own for own, *_ in both]) == (10, [6, 4])
 
 
 def one_logit(model: Any, ids: list[int]) -> Tensor:
