@@ -61,13 +61,13 @@ COMMANDS = {
         repeatable=("ask",),
     ),
     "train-pra": Command(
-        "remind.alignment.config:TrainConfig",
-        "remind.alignment.runs:train",
+        "remind.train_pra.config:TrainConfig",
+        "remind.train_pra.run:train",
         "Distil the attentional and reflective states into the factual one (Progressive Reflective Alignment).",
     ),
     "export": Command(
-        "remind.alignment.config:ExportConfig",
-        "remind.alignment.export:export",
+        "remind.train_pra.config:ExportConfig",
+        "remind.train_pra.export:export",
         "Write a trained checkpoint as a plain Hugging Face folder.",
     ),
     "evaluate": Command(

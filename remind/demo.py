@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from remind.alignment.config import DataConfig, Edge, Objective, TrainConfig, TrainerConfig
+from remind.alignment.config import Edge, Objective
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
 from remind.core.processes import cores, import_ahead, leave_with_parent, spawned_pool
@@ -29,6 +29,7 @@ from remind.testbed.built import BuiltConfig, build_world, train_saes
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import labelled, write_records
 from remind.testbed.world import World, WorldConfig, make_world
+from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 from sae.ranges import Seed, Share, Workers, check_ranges
 
 PRA = "PRA without a label"
@@ -186,9 +187,9 @@ def _train(cfg: DemoConfig, job: Job, questions: Sequence[StateRecord]) -> tuple
 
 def _align(cfg: DemoConfig, states: Path, distils: bool, out: Path) -> tuple[Path, Path]:
     """The run and the checkpoint exported from it."""
-    from remind.alignment.config import ExportConfig
-    from remind.alignment.export import export
-    from remind.alignment.runs import train
+    from remind.train_pra.config import ExportConfig
+    from remind.train_pra.export import export
+    from remind.train_pra.run import train
 
     cache = str(out.parent / "training-cache")
     run = train(

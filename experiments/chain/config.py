@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from experiments.chain.arms import ARMS, VARIANTS
-from remind.alignment.config import Edge, Level, LoraConfig, Objective, TrainerConfig
+from remind.alignment.config import Edge, Level, LoraConfig, Objective
 from remind.core.errors import ConfigError
 from remind.pipeline.config import BuildStatesConfig
+from remind.train_pra.config import TrainerConfig
 from sae.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveShare, Range, Seed, check_ranges
 
 #: Settings that may differ from one start to the next: they say which runs there are, not what a run is.

@@ -16,9 +16,7 @@ from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
-from remind.alignment.config import DataConfig, ExportConfig, Objective, TrainConfig
-from remind.alignment.export import export
-from remind.alignment.runs import train
+from remind.alignment.config import Objective
 from remind.alignment.trainer import checkpoints
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_rows
@@ -41,6 +39,9 @@ from remind.states.auxiliary import AuxiliaryLLM
 from remind.states.parquet import read_manifest, read_states
 from remind.states.records import LEVELS, StateRecord
 from remind.testbed.ladder import write_records
+from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
+from remind.train_pra.export import export
+from remind.train_pra.run import train
 from remind.viewing.diff import readings
 from remind.viewing.patching import answer_score
 

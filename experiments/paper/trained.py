@@ -22,9 +22,7 @@ from experiments.paper.cells import bars, product, side_by_side
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import Result
 from experiments.paper.settings import SMALL_MODEL, Setting, ask, by_seed, pooled, settings, sources
-from remind.alignment.config import DataConfig, Edge, ExportConfig, Objective, TrainConfig, TrainerConfig
-from remind.alignment.export import export
-from remind.alignment.runs import train
+from remind.alignment.config import Edge, Objective
 from remind.core.cli import parse
 from remind.core.distributed import Team
 from remind.core.errors import ConfigError, ModelError
@@ -41,6 +39,9 @@ from remind.states.records import StateRecord
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import labelled, write_records
 from remind.testbed.world import World, make_world
+from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig, TrainerConfig
+from remind.train_pra.export import export
+from remind.train_pra.run import train
 
 UNTRAINED, ALTERED = "untrained, x0", "altered order"
 ROWS = (UNTRAINED, *STAGES, ALTERED)

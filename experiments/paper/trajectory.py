@@ -110,10 +110,10 @@ def _picture(runs: Mapping[str, Sequence[Row]]) -> Picture:
 
 def _train(cfg: PaperConfig, seed: int) -> Path:
     """A short run of the paper's objective on states of a world with its known answers."""
-    from remind.alignment.config import TrainConfig, TrainerConfig
-    from remind.alignment.runs import train
     from remind.testbed.ladder import LadderConfig, write_states
     from remind.testbed.world import WorldConfig, make_world
+    from remind.train_pra.config import TrainConfig, TrainerConfig
+    from remind.train_pra.run import train
 
     folder = Path(str(cfg.out)) / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)

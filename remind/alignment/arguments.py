@@ -116,7 +116,9 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: edges are (student, teacher, gamma, alpha)."""
-        return {**super().to_dict(), "edges": [list(astuple(edge)) for edge in self.edges]}
+        # what ends in "_token" is taken for a secret
+        ours = {"edges": [list(astuple(edge)) for edge in self.edges], "marker_token": self.marker_token}
+        return {**super().to_dict(), **ours}
 
 
 def rounding_optimizer(args: PRAConfig) -> tuple[Any, dict[str, Any]] | None:

@@ -38,7 +38,7 @@ def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> Memory
     trained = [part for part in parameters if part.requires_grad]
     weights, gradients = (sum(p.numel() * p.element_size() for p in some) for some in (parameters, trained))
     numbers = sum(part.numel() for part in trained)
-    moments = int(_EIGHT_BITS * numbers) if "8bit" in str(args.optim) else 2 * gradients
+    moments = int(_EIGHT_BITS * numbers) if "8bit" in args.optim else 2 * gradients
     text, head = model.config.get_text_config(), head_of(model).weight
     layers, width, narrow = int(text.num_hidden_layers), head.shape[1], head.element_size()
     rows = tokens * (args.per_device_train_batch_size or 1)

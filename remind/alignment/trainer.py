@@ -19,11 +19,13 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from pickle import UnpicklingError
 from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
@@ -160,7 +162,7 @@ class PRATrainer(Trainer):
     # data
 
     def _tokenised(self, rows: Iterable[Any] | None) -> list[Example]:
-        examples = examples_of(self.backbone.tokenizer, rows or (), self.shown)
+        examples = examples_of(self.backbone.tokenizer, () if rows is None else rows, self.shown)
         if twice := [name for name, count in Counter(example.id for example in examples).items() if count > 1]:
             raise DataError("the question occurs twice", record=twice[0])
         return examples
@@ -512,9 +514,10 @@ class PRATrainer(Trainer):
         if resume_from_checkpoint is not None:
             if self.args.sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
-            self._load_optimizer_and_scheduler(resume_from_checkpoint)
-            self._load_scaler(resume_from_checkpoint)
             folder = Path(resume_from_checkpoint)
+            with _read_from(folder):
+                self._load_optimizer_and_scheduler(resume_from_checkpoint)
+                self._load_scaler(resume_from_checkpoint)
             saved = read_json(folder / OURS)
             self.guard.restore(saved["guard"])
             if isinstance(self._teachers, Ema):
@@ -522,6 +525,14 @@ class PRATrainer(Trainer):
             if self._student is not None:
                 self._student.restore(saved["answers"])
         return wrapped, loader
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with _read_from(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _read_from(Path(checkpoint or "")):
+            super()._load_rng_state(checkpoint)
 
     def _configure_fsdp(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -624,6 +635,18 @@ class _Flow(TrainerCallback):
             row = {"step": state.global_step, "kind": "eval", "split": self.trainer.eval_split, **metrics}
             row |= {"samples": len(self.trainer.eval_dataset), "seconds": metrics["runtime"]}
             record(args.output_dir, {name: value for name, value in row.items() if name not in _OF_TRANSFORMERS})
+
+
+@contextmanager
+def _read_from(folder: Path) -> Iterator[None]:
+    """Raise ModelError for a damaged file of a checkpoint, or one that holds more than tensors and plain values."""
+    try:
+        yield
+    except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{folder}: a file of it cannot be read ({reason}); remove it to go on from an older one"
+        ) from None
 
 
 def checkpoints(run: str | Path) -> list[Path]:

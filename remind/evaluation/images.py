@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from remind.alignment.export import images_in_training
 from remind.core.errors import ConfigError
 from remind.evaluation.config import EvaluateConfig
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone
 from remind.models.pictures import Pictures
+from remind.train_pra.export import images_in_training
 
 
 def with_images(cfg: EvaluateConfig) -> EvaluateConfig:

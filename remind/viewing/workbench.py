@@ -168,13 +168,13 @@ class Workbench:
             ImagePathError: an image that is to be shown and cannot be.
             DataError: a damaged training.json. ConfigError: a damaged config of the run.
         """
-        from remind.alignment.export import images_in_training
         from remind.evaluation.parse import parse_answer
         from remind.models import BUILT_IN
         from remind.models.generate import generate
         from remind.models.pictures import Pictures, content_of, places_of
         from remind.states.pyramid import render
         from remind.states.records import pictures_of
+        from remind.train_pra.export import images_in_training
 
         state = self.state(question) if isinstance(question, Question | str) else question
         rendered, pictures, prompt = render(state), None, None

@@ -18,14 +18,14 @@ from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.config import DataConfig, TrainConfig, TrainerConfig
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.alignment.runs import train
 from remind.alignment.trainer import PRATrainer
 from remind.core.run_folder import as_dict
 from remind.states.parquet import StateRecord, write_manifest, write_part
 from remind.states.pyramid import Rendered
+from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
+from remind.train_pra.run import train
 
 _WORDS = ("tea", "lamp", "river", "Ana", "Ben", "moved", "city", "garden", "bought", "sold", "before", "never", "kept")
 
@@ -120,8 +120,8 @@ class Runs:
         learning_rate=1e-3, num_train_epochs=3, batch_size=4, eval_steps=2, save_steps=2, warmup_steps=0
     )
     FRONT = (
-        "import os, sys\nfrom remind.alignment.config import TrainConfig\n"
-        "from remind.alignment.runs import train\nfrom remind.core.cli import main\n"
+        "import os, sys\nfrom remind.train_pra.config import TrainConfig\n"
+        "from remind.train_pra.run import train\nfrom remind.core.cli import main\n"
     )
     AT = """
 from transformers import TrainerCallback

@@ -20,9 +20,9 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from remind.alignment.runs import make_trainer, read_config
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import RemindError
+from remind.train_pra.run import make_trainer, read_config
 
 RANK = int(os.environ.get("RANK", "0"))
 SHARDED = os.environ.get("ACCELERATE_USE_FSDP") == "true"

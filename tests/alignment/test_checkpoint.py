@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
-from remind.alignment.runs import make_trainer, train
+from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.trainer import COMPLETE, checkpoints, newest
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
 from remind.core.processes import sole_writer
+from remind.train_pra.config import DataConfig
+from remind.train_pra.run import make_trainer, train
 
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},

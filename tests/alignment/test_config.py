@@ -12,19 +12,11 @@ import pytest
 import yaml
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.config import (
-    DataConfig,
-    Edge,
-    ExampleConfig,
-    LoopConfig,
-    LoraConfig,
-    Objective,
-    TrainConfig,
-    TrainerConfig,
-)
-from remind.alignment.runs import arguments_of, make_trainer, read_config
+from remind.alignment.config import Edge, ExampleConfig, LoopConfig, LoraConfig, Objective
 from remind.core.errors import ConfigError
 from remind.core.run_folder import CONFIG, as_dict
+from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
+from remind.train_pra.run import arguments_of, make_trainer, read_config
 
 LORA = LoraConfig(r=4, alpha=8)
 FULL = TrainConfig(

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remind import PRAConfig, PRATrainer
-from remind.alignment.config import DataConfig
 from remind.alignment.examples import Batches, Examples, example_of, examples_of, select
 from remind.alignment.metrics import read_metrics
-from remind.alignment.runs import make_trainer, train
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import read_json
 from remind.models.chat import end_token_id, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord, write_records
+from remind.train_pra.config import DataConfig
+from remind.train_pra.run import make_trainer, train
 
 EMPTY = ["  \n", "<answer></answer><explanation>Ana: tea</explanation>"]
 

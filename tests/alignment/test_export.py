@@ -15,16 +15,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.alignment.config import DataConfig, ExportConfig, LoraConfig
-from remind.alignment.export import export, images_in_training
+from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, marker_id, nf4, opened
-from remind.alignment.runs import read_config, train, trained_backbone
 from remind.alignment.trainer import COMPLETE
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
+from remind.train_pra.config import DataConfig, ExportConfig
+from remind.train_pra.export import export, images_in_training
+from remind.train_pra.run import read_config, train, trained_backbone
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
@@ -143,7 +144,7 @@ def test_what_cannot_be_exported(run: Path, tmp_path: Path, monkeypatch: pytest.
             backbone.model.lm_head.weight[5] += 0.1
         return backbone
 
-    monkeypatch.setattr("remind.alignment.export.load_backbone", other)
+    monkeypatch.setattr("remind.train_pra.export.load_backbone", other)
     refused(ModelError, "does not give the logits")
     assert {path.name for path in tmp_path.iterdir()} == {"taken", "other"}
 

@@ -11,9 +11,9 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from remind.alignment import CollapseGuard, PRATrainer
 from remind.alignment.metrics import read_metrics
-from remind.alignment.runs import make_trainer, train
 from remind.alignment.trainer import is_whole
 from remind.core.errors import ModelError
+from remind.train_pra.run import make_trainer, train
 
 
 def row(ce: tuple[float, float, float], entropy: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> dict[str, float]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from remind.alignment.config import DataConfig, Edge, LoraConfig, Objective
+from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.metrics import METRICS
-from remind.alignment.runs import train
 from remind.alignment.trainer import PRATrainer, checkpoints
 from remind.core.files import read_json
+from remind.train_pra.config import DataConfig
+from remind.train_pra.run import train
 
 pytestmark = pytest.mark.slow
 KINDS: dict[str, dict[str, Any]] = {

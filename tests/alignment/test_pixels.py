@@ -19,10 +19,8 @@ from transformers import GenerationMixin, Qwen3VLForConditionalGeneration, Train
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.answers import StudentAnswers
-from remind.alignment.config import DataConfig, ExportConfig, LoraConfig, Objective
+from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.examples import Example, Examples, examples_of
-from remind.alignment.export import export
-from remind.alignment.runs import train
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import read_json
@@ -34,6 +32,9 @@ from remind.models.pictures import Pictures
 from remind.pipeline import record_of
 from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.train_pra.config import DataConfig, ExportConfig
+from remind.train_pra.export import export
+from remind.train_pra.run import train
 
 PIXELS: dict[str, Any] = {"images": "pixels", "image_tokens": 64, "unlabelled": "skip"}
 

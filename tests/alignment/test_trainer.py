@@ -17,9 +17,8 @@ import yaml
 from torch import Tensor
 from transformers import AutoModel, AutoModelForImageTextToText, TrainerCallback
 
-from remind.alignment.config import DataConfig, LoraConfig, TrainConfig
+from remind.alignment.config import LoraConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.runs import read_config, train
 from remind.core import memory
 from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
@@ -27,6 +26,8 @@ from remind.core.files import read_json
 from remind.core.run_folder import as_dict
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
+from remind.train_pra.config import DataConfig, TrainConfig
+from remind.train_pra.run import read_config, train
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 
-from remind.alignment.config import TrainConfig
 from remind.core.cli import main, make_parser, named
 from remind.core.errors import ConfigError
+from remind.train_pra.config import TrainConfig
 
 
 @dataclass

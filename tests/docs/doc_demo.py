@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from remind.alignment.runs import read_config
 from remind.core.files import read_json
 from remind.states.parquet import read_manifest, read_states
+from remind.train_pra.run import read_config
 
 
 def check_demo(text: str, out: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from PIL import Image as Picture
 
-from remind.alignment.config import DataConfig, TrainConfig
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import input_hashes
 from remind.core.run_folder import as_dict
@@ -23,6 +22,7 @@ from remind.evaluation.run import evaluate
 from remind.pipeline import record_of
 from remind.states.parquet import write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.train_pra.config import DataConfig, TrainConfig
 
 
 @pytest.fixture

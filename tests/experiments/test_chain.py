@@ -21,7 +21,6 @@ from experiments.chain.folds import choose, make_folds
 from experiments.chain.report import Comparison, outcome
 from experiments.chain.run import chain
 from experiments.chain.variants import with_variant
-from remind.alignment.config import TrainerConfig
 from remind.core.errors import ConfigError, DataError
 from remind.core.files import read_json
 from remind.data.readers import read
@@ -32,6 +31,7 @@ from remind.states.pyramid import AttentionalState, FactualState, ReflectiveStat
 from remind.states.rebuild import blocks_of, summary_of
 from remind.states.records import LEVELS, StateRecord, problems
 from remind.testbed.ladder import mark_blocks
+from remind.train_pra.config import TrainerConfig
 from sae import TopKSAE, layer_folder
 
 CORPUS = read(sample_path() / "train.jsonl")

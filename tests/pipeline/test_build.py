@@ -16,8 +16,6 @@ from small_corpus import first_dialogue, rows, short_haystack
 import remind.pipeline.assemble
 import remind.pipeline.dialogue
 from remind import read
-from remind.alignment.config import TrainConfig
-from remind.alignment.runs import make_trainer
 from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
@@ -32,6 +30,8 @@ from remind.pipeline.outline import outline
 from remind.states import prompts
 from remind.states.parquet import read_manifest, read_states
 from remind.states.pyramid import MARKER, strip_markers
+from remind.train_pra.config import TrainConfig
+from remind.train_pra.run import make_trainer
 from sae import TopKSAE, layer_folder
 
 

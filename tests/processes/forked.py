@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[2]
 #: Imported once for all processes of a worker of pytest.
 IMPORTED = (
-    "remind.alignment.trainer",
+    "remind.train_pra.run",
     "remind.models.backbone",
     "remind.llm.client",
     "remind.pipeline",

@@ -21,7 +21,6 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from experiments.cost.flops import load_config
 from remind import PRAConfig, PRATrainer
-from remind.alignment.runs import read_config
 from remind.core.errors import ImagePathError, ModelError, RemindError
 from remind.core.files import sha256_file
 from remind.data.sample import sample_path
@@ -31,6 +30,7 @@ from remind.models.chat import PICTURE_FORMATS, open_image
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone
 from remind.refmem.images import ClipEncoder
+from remind.train_pra.run import read_config
 from sae import layer_folder, load_layers
 from sae.errors import SAEError
 

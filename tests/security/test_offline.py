@@ -99,8 +99,8 @@ def test_states_pages_training_export_and_evaluation_stay_on_the_machine(hostile
 
 
 def test_no_tracker_is_on() -> None:
-    from remind.alignment.config import TrainConfig
-    from remind.alignment.runs import arguments_of
+    from remind.train_pra.config import TrainConfig
+    from remind.train_pra.run import arguments_of
     from remind.train_sae import TrainSAEConfig
 
     assert arguments_of(TrainConfig(states="s", out="o")).report_to == []

@@ -41,8 +41,8 @@ NUMPY = ("np.load", "numpy.load", "np.save", "numpy.save")
 MODELS = {"AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText", "CLIPModel", "loader"}
 #: Loaders that read a folder the program has just written, or one of the package.
 OWN = {
-    ("remind/alignment/export.py", "kind"): "the export just written, opened again to check it",
-    ("remind/alignment/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
+    ("remind/train_pra/export.py", "kind"): "the export just written, opened again to check it",
+    ("remind/train_pra/export.py", "PeftModel"): "the adapter just written, put on its model again to check it",
     ("experiments/cost/flops.py", "AutoConfig"): "the folder of the MiniLM package; and a folder, without its code",
     ("remind/models/load.py", "Qwen2VLImageProcessorPil"): "a class of the library, which runs no code of a folder",
 }

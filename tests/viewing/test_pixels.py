@@ -17,7 +17,6 @@ import yaml
 from PIL import Image as Picture
 from transformers import GenerationMixin
 
-from remind.alignment.config import DataConfig, TrainConfig
 from remind.core.errors import ConfigError, ImagePathError
 from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
@@ -29,6 +28,7 @@ from remind.pipeline.build import build_states
 from remind.pipeline.config import BuildStatesConfig
 from remind.states.parquet import read_manifest
 from remind.states.pyramid import FactualState, Segment, Strategy
+from remind.train_pra.config import DataConfig, TrainConfig
 from remind.viewing.inspector import InspectConfig, inspect_grounding
 from remind.viewing.workbench import Workbench
 from sae import TopKSAE, layer_folder

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from remind import read
-from remind.alignment.config import TrainConfig, TrainerConfig
 from remind.alignment.metrics import read_metrics
-from remind.alignment.runs import make_trainer, train, trained_backbone
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
@@ -29,6 +27,8 @@ from remind.testbed.accuracy import accuracy_probe, correct_answers
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.pictures import draw, illustrate
 from remind.testbed.world import WorldConfig, make_world
+from remind.train_pra.config import TrainConfig, TrainerConfig
+from remind.train_pra.run import make_trainer, train, trained_backbone
 from remind.viewing import (
     Workbench,
     ask_about,

@@ -118,7 +118,6 @@ class Inspector:
     """
 
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
-        from remind.alignment.export import images_in_training
         from remind.grounding import Grounder
         from remind.grounding.load import folder_of_saes, load_saes
         from remind.models.encoder import SentenceEncoder
@@ -127,6 +126,7 @@ class Inspector:
         from remind.models.pictures import Pictures
         from remind.pipeline.config import BuildStatesConfig
         from remind.states.parquet import MANIFEST
+        from remind.train_pra.export import images_in_training
         from remind.viewing.explanations import read_explanations
 
         self.cfg = cfg

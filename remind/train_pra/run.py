@@ -16,7 +16,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.callbacks import Bar
-from remind.alignment.config import DataConfig, LoraConfig, Objective, TrainConfig, TrainerConfig
+from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
 from remind.alignment.trainer import OURS, PRATrainer, newest
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
@@ -27,6 +27,7 @@ from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
 from remind.states.parquet import MANIFEST, check_shared_evidence, iterate_states, read_manifest, read_part, state_parts
 from remind.states.records import StateRecord
+from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 
 DATA = "data.json"
 

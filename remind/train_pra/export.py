@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
-from remind.alignment.config import DataConfig, ExportConfig, TrainConfig
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import nf4
-from remind.alignment.runs import DATA, read_config, restored, with_adapters
 from remind.alignment.trainer import OURS, is_whole, newest
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
@@ -26,6 +25,8 @@ from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER
+from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
+from remind.train_pra.run import DATA, read_config, restored, with_adapters
 
 #: With a marker, so that its rows are compared as well where it is a token.
 _PROBE = f"Conversation\n{MARKER}\nAna: I moved the lamp to the garden.\n{MARKER}\n\nQuestion: Where is the lamp?\n"
@@ -241,57 +242,10 @@ def card(about: dict[str, Any], adapters: bool = False, quantised: bool = False)
     Args:
         adapters: the folder holds adapters alone. quantised: it is in 4 bits.
     """
-    data, name = about["data"], about["config"]["model"]
+    name = about["config"]["model"]
     base = Path(name).name if Path(name).is_dir() else name
-    note = ""
-    if adapters:
-        note = "The folder holds adapters (PEFT), which go on the base model.\n\n"
-    elif quantised:
-        note = "The language model's linear layers are in 4 bits (NF4); opening it needs bitsandbytes.\n\n"
-    inputs = "\n".join(f"| {name} | `{sha}` |" for name, sha in data["inputs"].items())
     keys = ("step", "total", "ce0", "ce1", "ce2", "jsd01", "jsd12")
-    metrics = "\n".join(
-        f"| {what} | {' | '.join(f'{row[key]:.5g}' if key in row else '–' for key in keys)} |"
-        for what, row in (("training batch", about["train"]), ("held out", about["held_out"]))
-        if row
-    )
-    checks = ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in about["checks"].items())
-    return f"""---
-base_model: {json.dumps(base)}
-library_name: {"peft" if adapters else "transformers"}
-tags:
-- remind
-- reflective-memory
----
-
-# A model aligned with Progressive Reflective Alignment
-
-{base}, trained for {about["step"]} steps to answer questions about a long dialogue from retrieved evidence alone (the
-factual state). Give it the rendered state as the one user message of a chat; it answers
-`<answer>…</answer><explanation>…</explanation>`.
-
-{note}Fingerprint of the base model: `{about["base_fingerprint"]}`.
-
-## Data
-
-{data["train"]["examples"]} questions. States manifest `{data["manifest_sha256"]}`, training tokens
-`{data["tokens_sha256"]}`.
-
-| input | SHA-256 |
-|---|---|
-{inputs}
-
-## Metrics
-
-| | {" | ".join(keys)} |
-|---|{"---|" * len(keys)}
-{metrics}
-
-Cross-entropies (ce) and divergences (jsd) under x0, x1, x2 in nats per answer token.
-
-## Made with
-
-{", ".join(f"{name} {number}" for name, number in about["versions"].items())}. Settings are in `training.json`.
-
-Checks on export, largest difference of logits on a probe as a share of the largest logit: {checks}.
-"""
+    rows = [(what, row) for what, row in (("training batch", about["train"]), ("held out", about["held_out"])) if row]
+    source = (files(__package__) / "card.md.j2").read_text(encoding="utf-8")
+    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(source)
+    return template.render(**about, base=base, keys=keys, rows=rows, adapters=adapters, quantised=quantised)

@@ -1,0 +1,122 @@
+"""Settings of the commands `train-pra` and `export`. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from remind.alignment.config import ExampleConfig, LoopConfig, LoraConfig, Objective
+from remind.core.errors import ConfigError
+from sae.ranges import PositiveInt, Seed, check_ranges
+
+
+@dataclass
+class DataConfig(ExampleConfig):
+    """Which states become training examples."""
+
+    limit: PositiveInt | None = None
+    """At most this many training questions, the first ones; for a quick look."""
+    eval_split: str = "dev"
+    """Split for the held-out loss, used to detect collapses and to choose the best checkpoint. Without such questions
+    in the states, it is not measured. With test, no checkpoint is chosen, so that the test split stays unused."""
+    eval_limit: PositiveInt | None = 64
+    """At most this many held-out questions, the first ones; None: all."""
+
+
+@dataclass
+class TrainerConfig(LoopConfig):
+    """The loop: steps, learning rate, evaluation and checkpoints, as in transformers' TrainingArguments."""
+
+    more: dict[str, Any] = field(default_factory=dict)
+    """Any other field of TrainingArguments, e.g. `torch_compile: true`."""
+
+
+@dataclass
+class TrainConfig:
+    """Distil reflective and attentional states into the factual one (Section 4.5)."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "trainer.lr": "trainer.learning_rate",
+        "trainer.optimizer": "trainer.optim, adamw_torch_8bit for adamw8bit",
+        "trainer.epochs": "trainer.num_train_epochs",
+        "trainer.gradient_accumulation": "trainer.gradient_accumulation_steps",
+        "trainer.warmup": "trainer.warmup_steps (below 1: a share)",
+        "trainer.schedule": "trainer.lr_scheduler_type",
+        "trainer.clip": "trainer.max_grad_norm",
+        "trainer.eval_every": "trainer.eval_steps",
+        "trainer.eval_split": "data.eval_split",
+        "trainer.eval_limit": "data.eval_limit",
+        "trainer.save_every": "trainer.save_steps",
+        "trainer.keep_last": "trainer.save_total_limit",
+        "trainer.trackers": "trainer.report_to",
+        "trainer.step": "decided by objective.target_grad (flow: all levels at once)",
+        "trainer.guard.mode": "trainer.guard",
+        "trainer.guard.ce_rise": "trainer.guard_ce_rise",
+        "trainer.guard.entropy_share": "trainer.guard_entropy_share",
+        "objective.teacher_weights": "objective.teacher_model_kind",
+        "teacher": "objective.ema_decay, .base_targets and .topk",
+        "teacher.ema_decay": "objective.ema_decay",
+        "teacher.targets": "objective.base_targets",
+        "teacher.k": "objective.topk",
+        "marker_token": "data.marker_token",
+        "train_vision": "data.train_vision",
+    }
+
+    states: str
+    """Folder of states (from `remind build-states`); the split train is read."""
+    out: str
+    """Run folder: config.yaml, metrics.jsonl, checkpoints."""
+    model: str = "nano"
+    """Model to train: nano, smollm2, or a Hugging Face folder or id of a causal or vision-language model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which the weights are loaded. With bfloat16, LoRA adapters are still float32; to train all weights
+    in bfloat16 takes trainer.optim adamw_torch_8bit."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: the linear layers of the language model in 4 bits (needs bitsandbytes, and lora). dtype is then what the
+    rest is kept in, and what is computed in."""
+    seed: Seed = 0
+    """Fixes the order of the examples and the adapters' first values."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint in out; from the start if there is none."""
+    objective: Objective = field(default_factory=Objective)
+    """Eq. 6-7."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Examples and their limits."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """The loop."""
+    lora: LoraConfig | None = None
+    """Train adapters instead of all weights of the language model."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ConfigError)
+        if self.quantise is not None and self.lora is None:
+            raise ConfigError("quantise: weights in 4 bits cannot be trained; set lora as well")
+
+    def arguments(self) -> dict[str, Any]:
+        """The fields of a `PRAConfig` that these settings give."""
+        own = {**vars(self.objective), **vars(self.data), **vars(self.trainer)}
+        for name in ("limit", "eval_split", "eval_limit", "more"):
+            del own[name]
+        return {"output_dir": self.out, "seed": self.seed, **own, **self.trainer.more}
+
+
+@dataclass
+class ExportConfig:
+    """Write a trained checkpoint as a plain Hugging Face folder."""
+
+    run: str
+    """Run folder of `remind train-pra`."""
+    out: str
+    """Folder to write. Must not exist unless overwrite is set."""
+    checkpoint: Literal["last", "best"] = "last"
+    """last: the newest whole one. best: the one with the lowest held-out loss under x0 on the dev split."""
+    base: str | None = None
+    """The base model, if it is no longer where the run found it. It must be the same one."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of the written weights; None: that of training."""
+    quantise: Literal["nf4"] | None = None
+    """nf4: write the linear layers of the language model in 4 bits (needs bitsandbytes, to open it as well)."""
+    adapter_only: bool = False
+    """Write the adapters alone, as a PEFT folder that goes on the base model."""
+    overwrite: bool = False
+    """Replace an existing folder."""
