@@ -124,7 +124,9 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     Raises:
         DataError: no text, or no target. ModelError: a tokenizer without a chat template.
     """
-    values = row if isinstance(row, Mapping) else vars(row)
+    values = row if isinstance(row, Mapping) else getattr(row, "__dict__", None)
+    if values is None:
+        raise DataError(f"a row of the data is {type(row).__name__}, not a mapping", record=f"row {number}")
     name = str(values.get("question_id") or f"row {number}")
     if missing := [column for column in ("x0", "target") if column not in values]:
         raise DataError(f"the data have no column {missing[0]}; there are {', '.join(values)}", record=name)
@@ -153,11 +155,14 @@ def record_of(row: Any) -> StateRecord:
         return row
     from remind.states.parquet import record_of_row
 
-    return record_of_row(row)
+    try:
+        return record_of_row(row)
+    except (KeyError, TypeError, AttributeError):
+        raise DataError("images pixels needs rows with all columns of a states folder") from None
 
 
 def _text(level: Any) -> str | None:
-    text = level["text"] if isinstance(level, Mapping) else getattr(level, "text", level)
+    text = level.get("text") if isinstance(level, Mapping) else getattr(level, "text", level)
     return text if isinstance(text, str) else None
 
 

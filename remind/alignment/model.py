@@ -82,10 +82,6 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
             from peft import get_peft_model
 
             model = get_peft_model(model, _peft_config(model, lora, tower, marker))
-        for name, parameter in model.named_parameters():
-            # in bfloat16 the row of the marker would not move at small learning rates
-            if parameter.requires_grad and "trainable_tokens" in name:
-                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     elif inner_model(model) is model:
         model.requires_grad_(False)
         model.get_decoder().requires_grad_(True)
@@ -94,6 +90,8 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
                 part.requires_grad_(True)
         if tower is not None:
             tower.requires_grad_(True)
+    elif vision or marker is not None:
+        raise ConfigError("a model that has adapters already can take neither train_vision nor marker_token")
     trained: nn.Module = model.train()
     return trained
 

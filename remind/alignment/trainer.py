@@ -125,8 +125,6 @@ class PRATrainer(Trainer):
         self.backbone = replace(self.backbone, model=trained)
         if optimizers[0] is None:
             args.check_precision(trained)
-        if not held_out:
-            args.eval_strategy = type(args.eval_strategy)("no")
         super().__init__(
             model=trained,
             args=args,
@@ -145,6 +143,8 @@ class PRATrainer(Trainer):
         self.add_callback(_Flow(self))
         self.train_dataset: Examples = self._selected(train, self.examples_config)
         self.eval_dataset: Examples = self._held_out(held_out)
+        if not self.eval_dataset.items:
+            args.eval_strategy = type(args.eval_strategy)("no")
         if train_dataset is not None:
             self._check_examples()
         self._wrapped: nn.Module | None = None
@@ -194,11 +194,13 @@ class PRATrainer(Trainer):
             raise ConfigError("nothing is trained: no question has a gold answer, and no edge has gamma above 0")
         everything = [*train.items, *self.eval_dataset.items]
         pictured = [bool(example.images) for example in everything]
+        if args.train_vision and not any(example.images for example in train.items):
+            raise ConfigError("train_vision: no training example shows an image as pixels (images pixels)")
         together = self.accelerator.num_processes > 1 and (args.train_vision or args.sharded)
-        if (args.train_vision and not any(pictured)) or (together and any(pictured) and not all(pictured)):
+        if together and any(pictured) and not all(pictured):
             raise ConfigError(
-                f"images {args.images}: {pictured.count(False)} of {len(pictured)} examples show none as pixels, and "
-                "train_vision, or several processes under FSDP, need all to: use DDP and a frozen tower, or captions"
+                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image, and several "
+                "processes with train_vision or FSDP need one in each: use DDP and a frozen tower, or captions"
             )
         check_vocabulary(self.model, max(example.largest_id for example in everything))
         if leads and train.left_out():
@@ -484,6 +486,9 @@ class PRATrainer(Trainer):
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
         kept = {name: values[name] for name in (*_KEPT, *ours)}
         kept |= {"base model": self.base, "training examples": self.train_dataset.fingerprint()}
+        adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
+        parts = [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")]
+        kept["adapters"] = [sorted(part) if isinstance(part, set) else part for part in parts]
         settings: dict[str, Any] = json.loads(json.dumps(kept))
         return settings
 
@@ -515,7 +520,7 @@ class PRATrainer(Trainer):
             if self.args.sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
             folder = Path(resume_from_checkpoint)
-            with _read_from(folder):
+            with read_from(folder):
                 self._load_optimizer_and_scheduler(resume_from_checkpoint)
                 self._load_scaler(resume_from_checkpoint)
             saved = read_json(folder / OURS)
@@ -527,11 +532,11 @@ class PRATrainer(Trainer):
         return wrapped, loader
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with _read_from(Path(resume_from_checkpoint)):
+        with read_from(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _read_from(Path(checkpoint or "")):
+        with read_from(Path(checkpoint or "")):
             super()._load_rng_state(checkpoint)
 
     def _configure_fsdp(self) -> None:
@@ -638,7 +643,7 @@ class _Flow(TrainerCallback):
 
 
 @contextmanager
-def _read_from(folder: Path) -> Iterator[None]:
+def read_from(folder: Path) -> Iterator[None]:
     """Raise ModelError for a damaged file of a checkpoint, or one that holds more than tensors and plain values."""
     try:
         yield

@@ -256,13 +256,7 @@ def _tokenizer(name: str) -> Any:
 
 def _quantised(known: Description, dtype: torch.dtype | str, device: str, quantization: Any) -> nn.Module:
     """The weights go to the device as they are quantised; a layer in 4 bits stays one in evaluation."""
-    model = _model(known.folder, known.kind, dtype, quantization_config=quantization, device_map={"": device})
-    layer: Any
-    for layer in model.modules():
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            # on some CPUs an eval forward would pack the weights anew for good, and then give no gradient, silently
-            layer.support_avx512bf16_for_cpu = False
-    return model.eval()
+    return _model(known.folder, known.kind, dtype, quantization_config=quantization, device_map={"": device}).eval()
 
 
 def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> nn.Module:
@@ -290,6 +284,11 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> n
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ModelError(f"{name}: {len(missing)} tensors are missing from its weights, the first is {missing[0]}")
+    layer: Any
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # on some CPUs an eval forward would pack 4-bit weights anew for good, and then give no gradient, silently
+            layer.support_avx512bf16_for_cpu = False
     return model
 
 

@@ -18,7 +18,7 @@ from remind.alignment.arguments import PRAConfig
 from remind.alignment.callbacks import Bar
 from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
-from remind.alignment.trainer import OURS, PRATrainer, newest
+from remind.alignment.trainer import OURS, PRATrainer, newest, read_from
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
 from remind.core.run_folder import CONFIG, as_dict
@@ -204,15 +204,16 @@ def restored(cfg: TrainConfig, folder: Path) -> tuple[Backbone, Any]:
 
 def with_adapters(backbone: Backbone, cfg: TrainConfig, folder: Path) -> Any:
     """The base model with the adapters of a checkpoint."""
-    from peft import set_peft_model_state_dict
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     marker = marker_id(backbone.tokenizer) if cfg.data.marker_token else None
     model: Any = trainable(backbone.model, cfg.lora, cfg.data.train_vision, marker)
-    weights = load_file(folder / "adapter_model.safetensors")
-    found = set_peft_model_state_dict(model, weights)
-    if found.unexpected_keys:
-        raise ModelError(f"{folder}: its adapters are not those of the model ({found.unexpected_keys[0]})")
+    with read_from(folder):
+        weights = load_file(folder / "adapter_model.safetensors")
+    if odd := sorted(weights.keys() ^ get_peft_model_state_dict(model).keys()):
+        raise ModelError(f"{folder}: its adapters are not those of the model; the first that differs is {odd[0]}")
+    set_peft_model_state_dict(model, weights)
     return model
 
 
