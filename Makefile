@@ -1,4 +1,4 @@
-# make demo | test | soak | lint | docs | gpu: each but the last sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
+# make demo | test | floor | soak | lint | docs | gpu: each but the last sets up .venv on its own. On a GPU machine: make demo CONSTRAINTS=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(C
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test soak gpu lint docs notebooks clean
+.PHONY: demo test floor soak gpu lint docs notebooks clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: with it in place nothing that follows draws in another build.
@@ -26,6 +26,14 @@ demo: $(VENV)/.ready
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# The trainer's tests with the lowest version of transformers that pyproject.toml allows.
+FLOOR := 5.17.0
+floor: export OMP_NUM_THREADS ?= 1
+floor: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/floor transformers==$(FLOOR)
+	PYTHONPATH=$(VENV)/floor $(BIN)/python -m pytest -n 4 --dist loadfile tests/alignment/test_contract.py tests/alignment/test_gradients.py \
+		tests/alignment/test_trainer.py
 
 # The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready

@@ -230,7 +230,7 @@ class AlignmentModel(nn.Module):
 
         Args:
             teachers: hidden states [N, d] of levels that ran before.
-            fixed: teachers that replace a level wherever it teaches (`teacher_weights` base and ema).
+            fixed: teachers that replace a level wherever it teaches (`teacher_model_kind` base and ema).
             shared: compute what x1 and x2 have in common once; x2 then gets no gradient.
             terms: False: only the hidden states are wanted; the sum is 0 and there are no values.
             hard_only: edges do not count.

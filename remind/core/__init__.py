@@ -16,7 +16,7 @@ EXTRAS = {
     "langmem": "langmem",
     "mem0": "mem0",
     "statsmodels": "refmem",
-    "torchao": "gpu",
+    "torchao": "torchao",
     "trl": "rl",
     "vllm": "vllm",
 }
