@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -153,8 +153,9 @@ class PRATrainer(Trainer):
         self._stop, self._began = 0, 0.0
         self._row: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        #: Microbatches of the step under way, and the values of their samples that count here.
-        self._seen: list[tuple[MicroBatch, dict[str, Tensor]]] = []
+        self._signals = Termination()
+        #: By microbatch of the step under way: its samples that count here, and their values by name.
+        self._seen: list[tuple[list[Example], dict[str, Tensor]]] = []
         self._sharded = args.sharded
         if self._sharded:
             self._configure_fsdp()
@@ -297,13 +298,13 @@ class PRATrainer(Trainer):
         unsynced = nullcontext if self._sharded else partial(self.accelerator.no_sync, model)
         hard = self.objective.hard_levels if self.objective.lambda_hard > 0 else ()
         values = run(model, batch, self._passes, backward, unsynced, fixed, hard)
-        self._seen.append((batch, {name: value[own] for name, value in values.items()}))
+        self._seen.append((batch.own, {name: value[own] for name, value in values.items()}))
         return total
 
-    def _reduced(self, *counts: float) -> list[Any]:
-        """Counts, and last the means of `_seen` by name if the first is a number of samples, over all processes."""
-        names = sorted({name for _, values in self._seen for name in values})
-        sums = [torch.cat([values[name] for _, values in self._seen]).sum() for name in names]
+    def _reduced(self, seen: Sequence[Mapping[str, Tensor]], *counts: float) -> list[Any]:
+        """Counts over all processes, and last the means of values by name if the first count is that of samples."""
+        names = sorted({name for values in seen for name in values})
+        sums = [torch.cat([values[name] for values in seen]).sum() for name in names]
         row = torch.tensor(counts, dtype=torch.float64, device=self.accelerator.device)
         numbers = self.accelerator.reduce(torch.cat([row, *(value[None] for value in sums)]), "sum").tolist()
         means = {name: value / (numbers[0] or 1) for name, value in zip(names, numbers[len(counts) :], strict=True)}
@@ -311,13 +312,14 @@ class PRATrainer(Trainer):
 
     def _end_step(self) -> None:
         """Before the optimiser's step: the metrics of the batch; a loss that is not finite ends the run."""
-        own = [example for batch, _ in self._seen for example in batch.own]
+        own = [example for examples, _ in self._seen for example in examples]
         levels = [level for step in self._passes for level in step.levels]
         levels += self._teachers.levels if isinstance(self._teachers, Ema) else ()
         hard = self.objective.hard_levels
         tokens = sum(e.tokens_under(levels) + (e.with_gold.tokens_under(hard) if e.with_gold else 0) for e in own)
         answers = sum(len(example.answer) for example in own)
-        n, tokens, answers, stop, means = self._reduced(len(own), tokens, answers, self._signals.requested)
+        seen, signalled = [values for _, values in self._seen], self._signals.requested
+        n, tokens, answers, stop, means = self._reduced(seen, len(own), tokens, answers, signalled)
         self._stop = int(stop)
         if not all(map(isfinite, means.values())):
             self._fail("the loss is not finite")
@@ -346,10 +348,10 @@ class PRATrainer(Trainer):
     def _fail(self, what: str) -> NoReturn:
         """Save the state before the step, and name the questions whose values are not finite, or the whole batch."""
         bad: list[str] = []
-        for batch, values in self._seen:
+        for examples, values in self._seen:
             finite = torch.stack([value.isfinite() for value in values.values()]).all(0).tolist()
-            bad += [example.id for example, fine in zip(batch.own, finite, strict=True) if not fine]
-        ids = gather_object(bad) or gather_object([example.id for batch, _ in self._seen for example in batch.own])
+            bad += [example.id for example, fine in zip(examples, finite, strict=True) if not fine]
+        ids = gather_object(bad) or gather_object([example.id for examples, _ in self._seen for example in examples])
         self.model.zero_grad()
         step = self.state.global_step + 1
         raise ModelError(
@@ -393,17 +395,18 @@ class PRATrainer(Trainer):
         passes = (Pass(tuple(sorted(examples.levels())), False),)
         was_training = module.training
         module.eval()
-        self._seen = []
+        seen: list[dict[str, Tensor]] = []
+        count = 0
         for batch in dataloader:
             batch = batch.to(self.accelerator.device)
             where = f"the held-out loss after step {self.state.global_step}"
             values = self._in_memory(batch.examples, where, partial(run, module, batch, passes, None))
-            self._seen.append((batch, {name: value[batch.weights > 0] for name, value in values.items()}))
-            if self.is_in_train and self._reduced(self._signals.requested)[0]:
+            seen.append({name: value[batch.weights > 0] for name, value in values.items()})
+            count += len(batch.own)
+            if self.is_in_train and self._reduced([], self._signals.requested)[0]:
                 raise _Stopped
         module.train(was_training)
-        n, means = self._reduced(sum(len(batch.own) for batch, _ in self._seen))
-        self._seen = []
+        n, means = self._reduced(seen, count)
         figures = summary(self.objective, means)
         metrics = {
             f"{metric_key_prefix}_{name}": value for name, value in {**figures, "loss": figures["total"]}.items()

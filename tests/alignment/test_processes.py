@@ -137,9 +137,10 @@ def assert_close(runs: Any, a: Path, b: Path, atol: float = 1e-6) -> None:
     rows = [[row for row in runs.timeless(run) if row["step"] <= STEPS] for run in (a, b)]
     for row, same in zip(*rows, strict=True):
         assert same.keys() == row.keys()
-        for key in ("total", "hard", "ce0", "entropy2", "grad_norm"):
-            if key in row:
-                assert same[key] == pytest.approx(row[key], rel=1e-5), (key, row["step"])
+        for key in ("total", "hard", "ce0", "entropy0"):
+            assert same[key] == pytest.approx(row[key], rel=2e-6), (key, row["step"])
+        # float32 sums of a million squares
+        assert same.get("grad_norm", 0.0) == pytest.approx(row.get("grad_norm", 0.0), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -230,6 +231,6 @@ def test_the_shipped_config_trains_in_bfloat16_under_the_shipped_launcher(
     start = dict(load_backbone("nano-untrained").model.bfloat16().named_parameters())
     # at a rate of a hundred-thousandth, in bfloat16
     for before, after in ((start, first), (first, second)):
-        trained = [name for name in after if "visual" not in name]
+        trained = [name for name in after if "visual" not in name and name in before]
         moved = [name for name in trained if not torch.equal(after[name], before[name])]
         assert len(moved) > len(trained) / 2
