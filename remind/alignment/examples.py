@@ -158,7 +158,8 @@ def record_of(row: Any) -> StateRecord:
     try:
         return record_of_row(row)
     except (KeyError, TypeError, AttributeError):
-        raise DataError("images pixels needs rows with all columns of a states folder") from None
+        name = str(row.get("question_id")) if isinstance(row, Mapping) else None
+        raise DataError("images pixels needs rows with all columns of a states folder", record=name) from None
 
 
 def _text(level: Any) -> str | None:

@@ -46,8 +46,12 @@ def peak_memory(device: torch.device) -> float:
 
 def record(folder: str | Path, row: Mapping[str, Any]) -> None:
     """Add a line to the metrics.jsonl of a run."""
-    with (Path(folder) / METRICS).open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(row)}\n")
+    path = Path(folder) / METRICS
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(row)}\n")
+    except OSError as error:  # a full disk is noticed when the file is closed, where nothing knows its name
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:

@@ -310,6 +310,11 @@ class PRATrainer(Trainer):
         means = {name: value / (numbers[0] or 1) for name, value in zip(names, numbers[len(counts) :], strict=True)}
         return [*numbers[: len(counts)], means]
 
+    @property
+    def _sent(self) -> int:
+        """The signal that this process was sent, in numbers that add up: SIGTERM counts for more than any SIGINTs."""
+        return {0: 0, signal.SIGINT: 1}.get(self._signals.requested, 1 << 20)
+
     def _end_step(self) -> None:
         """Before the optimiser's step: the metrics of the batch; a loss that is not finite ends the run."""
         own = [example for examples, _ in self._seen for example in examples]
@@ -318,9 +323,9 @@ class PRATrainer(Trainer):
         hard = self.objective.hard_levels
         tokens = sum(e.tokens_under(levels) + (e.with_gold.tokens_under(hard) if e.with_gold else 0) for e in own)
         answers = sum(len(example.answer) for example in own)
-        seen, signalled = [values for _, values in self._seen], self._signals.requested
-        n, tokens, answers, stop, means = self._reduced(seen, len(own), tokens, answers, signalled)
-        self._stop = int(stop)
+        seen = [values for _, values in self._seen]
+        n, tokens, answers, sent, means = self._reduced(seen, len(own), tokens, answers, self._sent)
+        self._stop = _signal_of(sent)
         if not all(map(isfinite, means.values())):
             self._fail("the loss is not finite")
         seconds = perf_counter() - self._began
@@ -403,7 +408,8 @@ class PRATrainer(Trainer):
             values = self._in_memory(batch.examples, where, partial(run, module, batch, passes, None))
             seen.append({name: value[batch.weights > 0] for name, value in values.items()})
             count += len(batch.own)
-            if self.is_in_train and self._reduced([], self._signals.requested)[0]:
+            if self.is_in_train and (sent := self._reduced([], self._sent)[0]):
+                self._stop = _signal_of(sent)
                 raise _Stopped
         module.train(was_training)
         n, means = self._reduced(seen, count)
@@ -447,16 +453,14 @@ class PRATrainer(Trainer):
             try:
                 result = super().train(str(start) if start else None, **kwargs)
             except _Stopped:
-                self._stop = 1
                 self._save_now()
         if self.guard.collapse is not None:
             raise ModelError(f"{self.guard.collapse}; saved in {newest(out)}; {REMEDY}, or guard warn to continue")
         if self._stop and self.state.global_step < self.state.max_steps:
-            number = self._signals.requested or signal.SIGTERM
             if leads:
                 step = f"step {self.state.global_step} of {self.state.max_steps}"
-                print(f"stopped by {signal.Signals(number).name} at {step}; resume to continue", file=sys.stderr)
-            raise SystemExit(128 + number)
+                print(f"stopped by {signal.Signals(self._stop).name} at {step}; resume to continue", file=sys.stderr)
+            raise SystemExit(128 + self._stop)
         return result
 
     def _start(self, out: Path, resume: str | bool | None) -> Path | None:
@@ -571,8 +575,17 @@ class PRATrainer(Trainer):
         folder = out / f"checkpoint-{self.state.global_step}"
         # older ones stay until this one is whole
         limit, args.save_total_limit = args.save_total_limit, None
-        super()._save_checkpoint(model, trial)
-        args.save_total_limit = limit
+        try:
+            super()._save_checkpoint(model, trial)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(
+                f"{folder}: cannot be written ({reason}); make room there: the checkpoints before it are as they were"
+            ) from None
+        finally:
+            args.save_total_limit = limit
         if isinstance(self._teachers, Ema):
             self._teachers.save(folder / EMA, args.should_save)
         self.accelerator.wait_for_everyone()
@@ -597,6 +610,11 @@ class PRATrainer(Trainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """Not estimated: a step reads several prompts; `tokens` in the metrics counts what it reads."""
         return 0
+
+
+def _signal_of(sent: float) -> int:
+    """The signal that some process was sent, by the sum of `_sent`; 0: none."""
+    return (signal.SIGTERM if sent >= 1 << 20 else signal.SIGINT) if sent else 0
 
 
 class _Stopped(Exception):

@@ -366,7 +366,7 @@ def test_what_pixels_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="minilm takes no images"):
         Pictures(load_backbone("minilm"), 64)
-    with pytest.raises(ConfigError, match=r"^images captions: [^\n]*train_vision[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^train_vision: [^\n]*images pixels[^\n]*$"):
         trainer_of(tmp_path / "r", pictured, images="captions", train_vision=True)
     # no process of several may wait for one without images
     monkeypatch.setattr(Accelerator, "num_processes", 2)
