@@ -224,23 +224,3 @@ def runs() -> Runs:
 def run(runs: Runs, states: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three epochs over six examples in batches of four: six steps, every second with two samples."""
     return train(runs.config(states, tmp_path_factory.mktemp("runs") / "run"))
-
-
-@pytest.fixture
-def two_processes(tmp_path: Path) -> Callable[..., None]:
-    """Run a script on two gloo processes, with an argument, by default a folder for its checkpoint.
-
-    Each process ends with the line `rank N is through`: its exit status alone would not tell that all checks were made.
-    """
-
-    def launch(script: str, argument: str | None = None) -> None:
-        (tmp_path / "script.py").write_text(script)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = Forked(
-            tmp_path / "script.py", argument or tmp_path / "checkpoint", environment=environment, processes=2
-        )
-        said, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors[-3000:]
-        assert all(f"rank {rank} is through" in said for rank in (0, 1))
-
-    return launch

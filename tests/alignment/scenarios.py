@@ -34,7 +34,7 @@ class Happens(TrainerCallback):
 
     def __init__(self, told: Told) -> None:
         self.told = told
-        self.here = told.get("rank", RANK) == RANK
+        self.here = told.get("rank") == RANK
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         assert any(isinstance(p, DTensor) for p in model.parameters()) == SHARDED

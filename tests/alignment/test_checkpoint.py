@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import TrainerCallback
 
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.trainer import COMPLETE, checkpoints, newest
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.core.processes import sole_writer
 from remind.train_pra.config import DataConfig
@@ -124,44 +123,3 @@ def test_the_newest_and_the_best_are_kept(runs: Any, states: Path, tmp_path: Pat
     trainer.train()
     assert [folder.name for folder in checkpoints(tmp_path / "r")] == [f"checkpoint-{n}" for n in (2, 5, 6)]
     assert trainer.state.best_global_step == 2
-
-
-class Poison(TrainerCallback):
-    """From a step on, the embedding of a token, or the gradient of a weight, is not a number."""
-
-    def __init__(self, step: int, token: int | None = None) -> None:
-        self.step, self.token = step, token
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        def embedding(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
-            now = state.global_step >= self.step and model.training
-            return found.masked_fill((given[0] == self.token)[..., None], float("nan")) if now else found
-
-        if self.token is not None:
-            model.get_input_embeddings().register_forward_hook(embedding)
-        else:
-            weight = next(p for p in model.parameters() if p.requires_grad)
-            weight.register_hook(lambda grad: grad * float("nan") if state.global_step >= self.step else grad)
-
-
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_stops_with_names_and_the_state_before(
-    runs: Any, saved: Path, states: Path, tmp_path: Path, what: str
-) -> None:
-    cfg = runs.config(states, tmp_path / "r", save_steps=100, eval_strategy="no")
-    probe = make_trainer(cfg)
-    probe.get_train_dataloader()
-    items = [probe.train_dataset.items[place] for place in probe._order.batch(4)]
-    tokens = [set(torch.cat([*item.prompts, item.answer]).tolist()) for item in items]
-    token = min(tokens[2] - tokens[0] - tokens[1] - tokens[3])
-    names = items[2].id if what == "loss" else ", ".join(item.id for item in items)
-    poison = Poison(4, token if what == "loss" else None)
-    with pytest.raises(
-        ModelError, match=rf"^the {what} is not finite in step 5, questions {names};[^\n]*checkpoint-4$"
-    ):
-        make_trainer(cfg, poison).train()
-    assert newest(tmp_path / "r") == tmp_path / "r" / "checkpoint-4"
-    # with the cause gone, the run ends where it would have
-    train(replace(cfg, resume=True))
-    for name in ("model", "optimizer"):
-        runs.assert_identical(runs.weights(tmp_path / "r", name=name), runs.weights(saved, name=name))

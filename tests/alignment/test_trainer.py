@@ -27,7 +27,7 @@ from remind.core.run_folder import as_dict
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.train_pra.config import DataConfig, TrainConfig
-from remind.train_pra.run import read_config, train
+from remind.train_pra.run import make_trainer, read_config, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,7 +141,7 @@ class Counts(TrainerCallback):
 
 def test_callbacks_and_optimizers_of_others_are_used(runs: Any, records: Any, tmp_path: Path) -> None:
     model = load_backbone("nano-untrained").model
-    before = {name: value.clone() for name, value in model.named_parameters()}
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
     sgd = torch.optim.SGD(model.parameters(), lr=0.5)
     counts = Counts()
     trainer = runs.trainer(
@@ -179,18 +179,10 @@ def test_metrics_of_every_step(run: Path) -> None:
     assert held_out[-1]["ce0"] < held_out[0]["ce0"]
 
 
-def test_a_seed_fixes_the_run_and_memory_settings_do_not_change_it(
-    runs: Any, run: Path, states: Path, tmp_path: Path
-) -> None:
+def test_a_seed_fixes_the_run(runs: Any, run: Path, states: Path, tmp_path: Path) -> None:
     runs.assert_same_runs(train(runs.config(states, tmp_path / "again")), run)
     other = train(runs.config(states, tmp_path / "seed", seed=1, max_steps=1))
     assert steps(other)[0]["total"] != steps(run)[0]["total"]
-    other = train(
-        runs.config(states, tmp_path / "m", gradient_accumulation_steps=4, gradient_checkpointing=True, optim="sgd")
-    )
-    plain = train(runs.config(states, tmp_path / "plain", optim="sgd"))
-    for name, value in runs.weights(plain).items():
-        torch.testing.assert_close(runs.weights(other)[name], value, rtol=0, atol=1e-6)
 
 
 BLOCKED = ("datasets", "pydantic", "jsonargparse", "openai")
@@ -289,7 +281,9 @@ def test_a_shipped_config_takes_a_step(path: Path, runs: Any, states: Path, tmp_
     needed = {"bitsandbytes": cfg.quantise is not None, "torchao": cfg.trainer.optim == "adamw_torch_8bit"}
     if missing := [name for name, needs in needed.items() if needs and find_spec(name) is None]:
         pytest.skip(f"{missing[0]} is not installed")
-    train(cfg)
+    trainer = make_trainer(cfg)
+    assert trainer.model.get_input_embeddings().weight.dtype == getattr(torch, cfg.dtype)
+    trainer.train()
     (row,) = steps(Path(cfg.out))
     assert row["grad_norm"] > 0
     saved: dict[str, Tensor] = runs.weights(Path(cfg.out), 1)
