@@ -31,9 +31,9 @@ test: $(VENV)/.ready
 FLOOR := 5.17.0
 floor: export OMP_NUM_THREADS ?= 1
 floor: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/floor transformers==$(FLOOR)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/floor transformers==$(FLOOR) 'huggingface-hub<2'
 	PYTHONPATH=$(VENV)/floor $(BIN)/python -m pytest -n 4 --dist loadfile tests/alignment/test_contract.py tests/alignment/test_gradients.py \
-		tests/alignment/test_trainer.py
+		tests/alignment/test_trainer.py -k 'not shipped'
 
 # The same tests of killed runs with more kills than CI has time for, and ten minutes of hostile input for all that reads.
 soak: $(VENV)/.ready

@@ -491,7 +491,11 @@ class PRATrainer(Trainer):
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
         kept = {name: values[name] for name in (*_KEPT, *ours)}
-        kept |= {"base model": self.base, "training examples": self.train_dataset.fingerprint()}
+        kept |= {
+            "sharded": self._sharded,
+            "base model": self.base,
+            "training examples": self.train_dataset.fingerprint(),
+        }
         adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         parts = [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")]
         kept["adapters"] = [sorted(part) if isinstance(part, set) else part for part in parts]
@@ -594,7 +598,8 @@ class PRATrainer(Trainer):
             write_json(folder / OURS, {"base_fingerprint": self.base, **ours})
             (folder / COMPLETE).touch()
             best = self.state.best_model_checkpoint
-            keep = None if limit is None else limit + (best is not None)
+            aside = best is not None and limit is not None and Path(best) not in checkpoints(out)[-limit:]
+            keep = None if limit is None else limit + aside
             rotate_checkpoints(str(out), save_total_limit=keep, best_model_checkpoint=best, use_mtime=False)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:

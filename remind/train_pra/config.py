@@ -101,7 +101,7 @@ class TrainConfig:
         own = {**vars(self.objective), **vars(self.data), **vars(self.trainer)}
         for name in ("limit", "eval_split", "eval_limit", "more"):
             del own[name]
-        return {"output_dir": self.out, "seed": self.seed, **own, **self.trainer.more}
+        return {"output_dir": self.out, "seed": self.seed, "dtype": self.dtype, **own, **self.trainer.more}
 
 
 @dataclass

@@ -79,10 +79,10 @@ class Watch(TrainerCallback):
         parameters = self.trainer.model.named_parameters()
         self.gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
         self.total = self.trainer._row["total"]
-        for microbatch, values in self.trainer._seen:
-            own = [e.id for e, w in zip(microbatch.examples, microbatch.weights.tolist(), strict=True) if w > 0]
+        for examples, values in self.trainer._seen:
             for name, column in values.items():
-                self.values.setdefault(name, {}).update(zip(own, column.tolist(), strict=True))
+                own = zip((example.id for example in examples), column.tolist(), strict=True)
+                self.values.setdefault(name, {}).update(own)
 
 
 def trained(case: Case, folder: Path, processes: int = 1, **changes: Any) -> Watch:
