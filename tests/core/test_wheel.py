@@ -18,7 +18,7 @@ DATA = sorted(
     if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".py", ".pyc")
 )
 #: The whole demo with as little of each part as it takes.
-SMALL = "--world.train 1 --world.dev 1 --world.test 1 --trainer.max_steps 2 --trainer.eval_every 2 --workers 1"
+SMALL = "--world.train 1 --world.dev 1 --world.test 1 --trainer.max_steps 2 --trainer.eval_steps 2 --workers 1"
 SMALL += " --built.sae.steps 5 --built.talk 2"
 pytestmark = pytest.mark.slow
 
