@@ -33,6 +33,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_check
 from remind.alignment.answers import StudentAnswers, Writer, decoded
 from remind.alignment.arguments import PRAConfig, rounding_optimizer
 from remind.alignment.callbacks import REMEDY, CollapseGuard
+from remind.alignment.checkpoints import COMPLETE, EMA, OURS, checkpoints, is_whole, newest, read_from
 from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
 from remind.alignment.memory import is_out_of_memory, memory_plan, remedies
@@ -47,8 +48,6 @@ from remind.core.processes import Termination, sole_writer
 from remind.core.progress import without_loading_bars
 from remind.models.pictures import Pictures
 
-#: Files of a checkpoint beside transformers' own; the first is written last.
-COMPLETE, OURS, EMA = "complete", "pra.json", "ema.safetensors"
 #: What transformers adds to a measurement and our rows do not have.
 _OF_TRANSFORMERS = ("epoch", "loss", "runtime", "steps_per_second", "samples_per_second")
 #: Arguments besides those of the objective and the examples that a resumed run must keep.
@@ -106,13 +105,14 @@ class PRATrainer(Trainer):
     ) -> None:
         args = args or PRAConfig("pra")
         self.objective, self.examples_config = args.objective, args.examples
+        self._sharded = args.sharded
         self._passes = plan(self.objective, args.prefix_sharing)
-        if args.sharded and (quantization_config is not None or args.targets == "on_policy"):
+        if self._sharded and (quantization_config is not None or args.targets == "on_policy"):
             what = "a model in 4 bits cannot be sharded" if quantization_config else "a sharded model cannot answer"
             raise ConfigError(f"{what}; use DDP (configs/accelerate/ddp_2gpu.yaml)")
         torch.manual_seed(args.seed)  # of the adapters' first values
         # FSDP shards what is on the CPU; otherwise weights go straight to their device
-        device = "cpu" if args.sharded else str(args.device)
+        device = "cpu" if self._sharded else str(args.device)
         self.backbone = opened(model, processing_class, args.dtype, device, quantization_config)
         marker = add_marker(self.backbone) if args.marker_token else None
         check_head(self.backbone.model)
@@ -155,7 +155,6 @@ class PRATrainer(Trainer):
         self._signals = Termination()
         #: By microbatch of the step under way: its samples that count here, and their values by name.
         self._seen: list[tuple[list[Example], dict[str, Tensor]]] = []
-        self._sharded = args.sharded
         if self._sharded:
             self._configure_fsdp()
 
@@ -196,12 +195,15 @@ class PRATrainer(Trainer):
         pictured = [bool(example.images) for example in everything]
         if args.train_vision and not any(example.images for example in train.items):
             raise ConfigError("train_vision: no training example shows an image as pixels (images pixels)")
-        together = self.accelerator.num_processes > 1 and (args.train_vision or args.sharded)
+        together = self.accelerator.num_processes > 1 and (args.train_vision or self._sharded)
         if together and any(pictured) and not all(pictured):
             raise ConfigError(
                 f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image, and several "
                 "processes with train_vision or FSDP need one in each: use DDP and a frozen tower, or captions"
             )
+        if self._sharded and any(pictured) and args.prefix_sharing:
+            # whether a batch can share may differ from process to process, and each forward gathers weights
+            raise ConfigError("images pixels: under FSDP set prefix_sharing false")
         check_vocabulary(self.model, max(example.largest_id for example in everything))
         if leads and train.left_out():
             print(f"left out of training: {train.reasons()}", file=sys.stderr)
@@ -230,7 +232,7 @@ class PRATrainer(Trainer):
         # under FSDP processes run as many passes, also where one has no sample with two answers
         on_policy = args.targets == "on_policy"
         two = any(e.gold is not None or (on_policy and e.labelled) for e in self.train_dataset.items)
-        self._collate = partial(collate, always_graded=two and args.sharded)
+        self._collate = partial(collate, always_graded=two and self._sharded)
         if on_policy:
             writer = Writer(self.backbone, self.examples_config, self.accelerator, args.temperature)
             self._student = StudentAnswers(writer, self._order, self.train_dataset.items)
@@ -465,10 +467,16 @@ class PRATrainer(Trainer):
     def _start(self, out: Path, resume: str | bool | None) -> Path | None:
         """The checkpoint to go on from; those that are not whole are removed."""
         leads = self.is_world_process_zero()
-        for folder in checkpoints(out) if leads else ():
-            if not is_whole(folder):
-                print(f"warning: {folder} was not written to its end, and is removed", file=sys.stderr)
-                shutil.rmtree(folder)
+        broken = [folder for folder in checkpoints(out) if not is_whole(folder)]
+        if broken and not (out / METRICS).is_file():
+            # those of another trainer have no mark either, but their runs have no metrics of ours
+            raise ConfigError(f"{broken[0]} is not a checkpoint of PRATrainer; choose another output_dir")
+        self.accelerator.wait_for_everyone()
+        for folder in broken if leads else ():
+            print(f"warning: {folder} was not written to its end, and is removed", file=sys.stderr)
+            shutil.rmtree(folder)
+        if leads:
+            (out / METRICS).touch()
         self.accelerator.wait_for_everyone()
         if not resume and checkpoints(out):
             raise ConfigError(f"{out} already holds a run; choose another output_dir, or resume it")
@@ -481,7 +489,7 @@ class PRATrainer(Trainer):
             if changed := sorted(name for name, value in self._kept.items() if saved.get(name) != value):
                 raise ConfigError(f"{start} is of a run with other settings ({', '.join(changed)}); start a new run")
             step = int(start.name.rpartition("-")[2])
-        if leads and (out / METRICS).is_file():
+        if leads:
             # steps after the checkpoint are run again
             write_rows(out / METRICS, [row for row in read_metrics(out) if row["step"] <= step])
         return start
@@ -527,7 +535,7 @@ class PRATrainer(Trainer):
             decay = 1.0 if kind == "base" else self.objective.ema_decay
             self._teachers = Ema(model, decay, sorted(self.objective.taught), self.args.prefix_sharing)
         if resume_from_checkpoint is not None:
-            if self.args.sharded:
+            if self._sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
             folder = Path(resume_from_checkpoint)
             with read_from(folder):
@@ -665,31 +673,3 @@ class _Flow(TrainerCallback):
             row = {"step": state.global_step, "kind": "eval", "split": self.trainer.eval_split, **metrics}
             row |= {"samples": len(self.trainer.eval_dataset), "seconds": metrics["runtime"]}
             record(args.output_dir, {name: value for name, value in row.items() if name not in _OF_TRANSFORMERS})
-
-
-@contextmanager
-def read_from(folder: Path) -> Iterator[None]:
-    """Raise ModelError for a damaged file of a checkpoint, or one that holds more than tensors and plain values."""
-    try:
-        yield
-    except Exception as error:  # of safetensors, torch and its restricted unpickler
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{folder}: a file of it cannot be read ({reason}); remove it to go on from an older one"
-        ) from None
-
-
-def checkpoints(run: str | Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first."""
-    found = [path for path in Path(run).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end."""
-    return (folder / COMPLETE).is_file()
-
-
-def newest(run: str | Path) -> Path | None:
-    """The newest whole checkpoint of a run."""
-    return next((path for path in reversed(checkpoints(run)) if is_whole(path)), None)

@@ -13,9 +13,9 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
+from remind.alignment.checkpoints import OURS, is_whole, newest
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import nf4
-from remind.alignment.trainer import OURS, is_whole, newest
 from remind.core import optional
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text

@@ -16,9 +16,10 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.callbacks import Bar
+from remind.alignment.checkpoints import OURS, newest, read_from
 from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
-from remind.alignment.trainer import OURS, PRATrainer, newest, read_from
+from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
 from remind.core.run_folder import CONFIG, as_dict

@@ -190,7 +190,7 @@ os._exit(status)
         """Of a checkpoint: the weights that are kept, the moments by number and name, or the averages (name ema)."""
         folder = run / f"checkpoint-{step}"
         if name == "optimizer":
-            state = torch.load(folder / "optimizer.pt", weights_only=False)["state"]
+            state = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
             return {f"{n}.{key}": value for n, of in state.items() for key, value in of.items()}
         if name == "model" and (folder / "adapter_model.safetensors").exists():
             name = "adapter_model"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from remind.alignment.checkpoints import COMPLETE, checkpoints, newest
 from remind.alignment.config import Edge, LoraConfig, Objective
-from remind.alignment.trainer import COMPLETE, checkpoints, newest
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
 from remind.core.processes import sole_writer
@@ -104,6 +104,14 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
     assert newest(out) == out / "checkpoint-3"
+    # checkpoints of another trainer look unfinished, and stay
+    trainer.args.output_dir = str(tmp_path / "other")
+    theirs = tmp_path / "other" / "checkpoint-9" / "trainer_state.json"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("{}")
+    with pytest.raises(ConfigError, match="checkpoint-9 is not a checkpoint of PRATrainer"):
+        trainer.train(resume_from_checkpoint=True)
+    assert theirs.is_file()
 
 
 class Measured(TrainerCallback):

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
+from remind.alignment.checkpoints import COMPLETE
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, marker_id, nf4, opened
-from remind.alignment.trainer import COMPLETE
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone

@@ -10,8 +10,8 @@ import pytest
 from transformers.trainer_utils import EvalLoopOutput
 
 from remind.alignment import CollapseGuard, PRATrainer
+from remind.alignment.checkpoints import is_whole
 from remind.alignment.metrics import read_metrics
-from remind.alignment.trainer import is_whole
 from remind.core.errors import ModelError
 from remind.train_pra.run import make_trainer, train
 

@@ -377,3 +377,8 @@ def test_what_pixels_cannot_do_is_refused(
     monkeypatch.setattr(PRAConfig, "sharded", True)
     with pytest.raises(ConfigError, match=both):
         trainer_of(tmp_path / "r", pictured)
+    # nor one that shares a prefix for one that cannot
+    shown = [record for record in read_states(pictured, "train") if record.pictures]
+    args = PRAConfig(str(tmp_path / "r"), **PIXELS, batch_size=2, eval_strategy="no")
+    with pytest.raises(ConfigError, match=r"^images pixels: under FSDP set prefix_sharing false$"):
+        PRATrainer("nano-untrained", args, shown)

@@ -17,9 +17,9 @@ import torch
 import yaml
 from forked import Forked
 
+from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.examples import Batches, example_of
-from remind.alignment.trainer import checkpoints
 from remind.core.cli import parse
 from remind.core.files import read_json
 from remind.core.run_folder import CONFIG, as_dict

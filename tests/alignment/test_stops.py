@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from remind.alignment.checkpoints import checkpoints, is_whole
 from remind.alignment.step import AlignmentModel
-from remind.alignment.trainer import checkpoints, is_whole
 from remind.core.errors import ModelError
 from remind.train_pra.run import make_trainer, train
 
