@@ -18,11 +18,11 @@ from time import perf_counter
 from typing import Any
 
 from remind.alignment.config import Edge, Objective
+from remind.build.config import LIBRARIES
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
 from remind.core.processes import cores, import_ahead, leave_with_parent, spawned_pool
 from remind.data.dialogue import FORMATS
-from remind.pipeline.config import LIBRARIES
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 from remind.testbed.built import BuiltConfig, build_world, train_saes
@@ -96,7 +96,7 @@ def demo(cfg: DemoConfig) -> Path:
     if cfg.workers != 1:
         import_ahead(LIBRARIES)
     from remind.evaluation.tables import compare_rows
-    from remind.states.parquet import read_states
+    from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
     for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):

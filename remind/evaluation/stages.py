@@ -19,7 +19,7 @@ from remind.evaluation.judge import judge_run
 from remind.evaluation.predictions import PASSING, RunFolder, appending, output_row, part_name, prompt_hash
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
