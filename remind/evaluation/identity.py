@@ -10,7 +10,7 @@ from typing import Any
 
 from remind.core.errors import DataError
 from remind.core.files import input_hashes, sha256_file, sha256_json
-from remind.data.readers.source import Place
+from remind.data.readers.builder import Place
 from remind.evaluation.config import CONDITIONS, EvaluateConfig
 from remind.states import prompts
 from remind.states.parquet import MANIFEST, manifest_hashes

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from remind.core.errors import DataError, FormatError, named, shown
 from remind.core.files import atomic_path, read_json, sha256_file, write_json
-from remind.data.readers.source import Place
+from remind.data.readers.builder import Place
 from remind.data.split import check_overlap
 from remind.states.pyramid import LEVELS, Rendered, TurnSpan
 from remind.states.records import Picture, StateRecord, problems

@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from remind import Corpus, Dialogue, Image, Question, Session, Turn, read
+from remind import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.core.errors import DataError
-from remind.data.dialogue import Dangling, joined
-from remind.data.sample import sample_path
+from remind.data.dialogue import Dangling
 
 
 def turn(turn_id, speaker="Ana", images=()):
@@ -74,12 +73,12 @@ def test_bad_corpora_are_refused(dialogue, dialogues, questions, message):
 
 
 def test_merge(dialogue):
-    first = Corpus((dialogue,), (Question("q1", "d1", "?"),), (Dangling("q1", "x"),), 3)
-    second = Corpus((replace(dialogue, id="d2"),), (Question("q2", "d2", "?"),), (), 4)
+    first = Corpus((dialogue,), (Question("q1", "d1", "?"),), (Dangling("q1", "x"),), 3, blank=1)
+    second = Corpus((replace(dialogue, id="d2"),), (Question("q2", "d2", "?"),), (), 4, blank=2)
     merged = Corpus.merge([first, second])
     assert [d.id for d in merged.dialogues] == ["d1", "d2"]
     assert [q.id for q in merged.questions] == ["q1", "q2"]
-    assert (merged.dangling, merged.references) == ((Dangling("q1", "x"),), 7)
+    assert (merged.dangling, merged.references, merged.blank) == ((Dangling("q1", "x"),), 7, 3)
     assert Corpus.merge([first, second], ["a.json", "b.json"]) == merged
     with pytest.raises(DataError, match="occurs twice"):
         Corpus.merge([first, first])
@@ -96,20 +95,3 @@ def test_hostile_ids_are_shortened():
         Dialogue(name, (Session("s", None, (turn, turn)),))
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
-
-
-def test_joined_dialogues_keep_what_questions_rest_on() -> None:
-    """Every question finds the same words and pictures under the new names."""
-    corpus = read(sample_path())
-    parts = [Corpus((dialogue,), tuple(questions)) for dialogue, questions in corpus.by_dialogue()]
-    whole = joined(parts, "all")
-    [dialogue] = whole.dialogues
-    assert [turn.text for turn in dialogue.turns] == [turn.text for d in corpus.dialogues for turn in d.turns]
-    assert len(dialogue.images) > 20
-    for before, after in zip([q for part in parts for q in part.questions], whole.questions, strict=True):
-        own = corpus.dialogue(before.dialogue_id)
-        assert (after.id, after.text, after.dialogue_id) == (before.id, before.text, "all")
-        assert [dialogue.turn(name).text for name in after.evidence] == [own.turn(n).text for n in before.evidence]
-        assert [dialogue.images[n].caption for n in after.images] == [own.images[n].caption for n in before.images]
-    with pytest.raises(DataError, match="occurs twice"):
-        joined([parts[0], parts[0]], "all")

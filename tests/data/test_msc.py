@@ -43,7 +43,7 @@ def test_rows_without_or_with_repeated_ids(written):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (row(dialog=[{"id": "Speaker 1"}]), "[line 2, S1:T1]: text is missing or blank"),
+        (row(dialog=[{"id": "Speaker 1"}]), "[line 2]: the dialogue has no turns"),
         (row(dialog="x"), "[line 2]: dialog should be a list, not text"),
         ([], "[line 2]: a row should be an object, not a list"),
     ],

@@ -86,18 +86,14 @@ def test_photos_beside_the_chat(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "..\\c.jpg", "a\0.jpg", "c.jpg"]
-)
+@pytest.mark.parametrize("name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "a\0.jpg", "c.jpg"])
 def test_photos_elsewhere_are_refused(tmp_path, name):
     folder = tmp_path / "chats"
     folder.mkdir()
     (tmp_path / "c.jpg").write_bytes(b"1")
     (folder / "c.jpg").symlink_to(tmp_path / "c.jpg")
     path = write(folder, session_1=[turn("D1:1", img_file=["there.jpg", name])])
-    with pytest.raises(
-        ImagePathError, match=r"session_1, D1:1\]: image .* (is not a plain file name|is outside the data)"
-    ):
+    with pytest.raises(ImagePathError, match=r"session_1, D1:1\]: image .* (is not a usable path|is outside the data)"):
         read(path)
 
 
@@ -118,7 +114,7 @@ ONE = [turn("D1:1")]
     ("chat", "message"),
     [
         ({"session_1": [turn("D1:1", speaker=None)]}, "[session_1, D1:1]: speaker is missing or blank"),
-        ({"session_1": [*ONE, *ONE]}, "[Chat_9_Ana_Ben]: turn id 'D1:1' occurs twice"),
+        ({"session_1": [*ONE, *ONE]}, "[session_1, D1:1]: turn id 'D1:1' occurs twice"),
         ({"session_1": [turn("D1:1", img_file="a.jpg")]}, "[session_1, D1:1]: img_file should be a list, not text"),
         ({"session_1": ONE, "Session_1": ONE}, ": the keys 'session_1' and 'Session_1' name the same session"),
     ],
