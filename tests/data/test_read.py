@@ -66,7 +66,7 @@ def test_records_tell_the_format(tmp_path, record, format):
         (GOOD.encode() + b'\n{"speaker": "Ana"', "[line 2]: not JSON"),
         (b'[{"speaker": "Ana", "text": "hi"},\n{oops}]', "[line 2]: not JSON: Expecting property name"),
         (b'[{"speaker": "Ana", "text": "hi", "text": "ho"}]', ": the key 'text' occurs twice"),
-        (b'[{"speaker": "Ana", "text": NaN}]', "[item 1]: text should be text, not a number"),
+        (b'[{"speaker": "Ana", "text": "hi", "time": NaN}]', "[item 1]: time should be text, not a number"),
         (b"[" * 100_000, ": nested too deeply"),
     ],
 )

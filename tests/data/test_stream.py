@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from remind import Corpus, read
 from remind.core.errors import DataError
-from remind.data.readers import FORMATS, stream, write_refmem
+from remind.data.readers import FORMATS, builder, stream, write_refmem
 from remind.data.readers.builder import records
 
 
@@ -45,7 +46,10 @@ values = st.recursive(
 def test_a_list_is_read_item_by_item(tmp_path_factory, items, ascii_only, indent, mark):
     path = tmp_path_factory.getbasetemp() / "list.json"
     path.write_text(mark + json.dumps(items, ensure_ascii=ascii_only, indent=indent), encoding="utf-8")
-    assert [record.value for record in records(path)] == items
+    for held in (0, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builder, "HELD", held)
+            assert [record.value for record in records(path)] == items
     rows = [{"row": item} for item in items]
     path.write_text(mark + "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows), encoding="utf-8")
     assert [record.value for record in records(path)] == rows
@@ -62,15 +66,18 @@ def test_broken_files_are_refused_and_others_read(tmp_path_factory, content, ins
     content = content[:at] + inserted + content[at:]
     path = tmp_path_factory.getbasetemp() / "broken.json"
     path.write_bytes(content)
-    try:
-        found = [record.value for record in records(path)]
-    except DataError:
-        found = None
-    try:
+    results = []
+    for held in (0, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builder, "HELD", held)
+            try:
+                results.append([record.value for record in records(path)])
+            except DataError as error:
+                results.append(str(error))
+    assert results[0] == results[1]
+    with suppress(ValueError):
         expected = json.loads(content.decode("utf-8-sig"))
-    except ValueError:
-        return
-    assert found == (expected if isinstance(expected, list) else [expected])
+        assert results[0] == (expected if isinstance(expected, list) else [expected])
 
 
 def test_places_far_into_a_file(tmp_path):
@@ -103,7 +110,8 @@ def peak(path: Path) -> int:
 
 
 @pytest.mark.parametrize("format", ["locomo", "chat", "refmem"])
-def test_memory_does_not_grow_with_the_file(tmp_path, format):
+def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, format):
+    monkeypatch.setattr(builder, "HELD", 1 << 16)
     words = "so it goes " * 120
     turns = [{"role": "user", "content": words}] * 30
     said = [{"speaker": "Ana", "dia_id": f"D1:{number}", "text": words} for number in range(30)]

@@ -10,6 +10,7 @@ import os
 import re
 import string
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -19,9 +20,11 @@ from typing import Any, NamedTuple
 import ijson
 
 from remind.core.errors import DataError, ImagePathError, named, shown
-from remind.core.files import DuplicateKeyError, read_json, unique_keys
+from remind.core.files import read_json, unique_keys
 from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 
+#: Bytes of a list that is read whole; of a longer one an element is held at a time.
+HELD = 1 << 24
 #: The beginning of a time in ISO 8601.
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
 #: Bytes of a header that are looked at.
@@ -101,7 +104,7 @@ class Record(NamedTuple):
 def records(path: str | Path) -> Iterator[Record]:
     """The records of a JSON file: lines of JSON Lines, elements of a list, or the one object; none of an empty file.
 
-    One record is held at a time. A single object in a `.jsonl` file is a line.
+    One record is held at a time, and of a list no more than `HELD` bytes. A single object in a `.jsonl` file is a line.
 
     Raises:
         DataError: not a regular file, not readable, not UTF-8 or not JSON (with the line), an object with a key twice.
@@ -144,24 +147,19 @@ def _is_line(path: Path, first: tuple[Place, bytes], *others: object) -> bool:
     return bool(others) or path.suffix.lower() == ".jsonl"
 
 
-class _UniqueKeys(dict[str, Any]):
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key in self:
-            raise DuplicateKeyError(key)
-        super().__setitem__(key, value)
-
-
 def _items(path: Path, file: io.BufferedReader) -> Iterator[Record]:
     """The elements of a JSON list."""
     place, count = Place(path), 0
-    try:
-        for value in ijson.items(file, "item", use_float=True, map_type=_UniqueKeys):
-            count += 1
-            yield Record(place.at(f"item {count}"), value)
-    except (ijson.JSONError, ValueError):
-        # it knows no lines, no NaN, and no whole numbers of more than 64 bits
-        for number, value in enumerate(read_json(path)[count:], start=count + 1):
-            yield Record(place.at(f"item {number}"), value)
+    if path.stat().st_size > HELD:
+        # a key twice goes unnoticed here
+        with suppress(ijson.JSONError, ValueError):
+            for value in ijson.items(file, "item", use_float=True):
+                count += 1
+                yield Record(place.at(f"item {count}"), value)
+            return
+    # where ijson fails, too: it knows no lines, no NaN, and no whole numbers of more than 64 bits
+    for number, value in enumerate(read_json(path)[count:], start=count + 1):
+        yield Record(place.at(f"item {number}"), value)
 
 
 def objects(paths: Sequence[Path], what: str) -> Iterator[tuple[int, Place, dict[str, Any]]]:
@@ -250,7 +248,7 @@ class Draft:
         self.images = self.blank = 0
         self._sessions: dict[str, tuple[str | None, list[Turn]]] = {}
         self._turns: list[Turn] = []
-        self._questions: list[Question] = []
+        self._questions: dict[str, Question] = {}
         self._dangling: list[Dangling] = []
         self._referenced: dict[str, int] = {}
 
@@ -312,9 +310,12 @@ class Draft:
         return Resolved(named_turns, tuple(t for t in references if t not in self.turn_ids), len(references))
 
     def question(self, place: Place, question: Question, evidence: Resolved) -> None:
-        """Add a question, once the turns it is about are there. Raises DataError where `check_question` does."""
+        """Add a question, once the turns it is about are there. Raises DataError where `check_question` does, and for an
+        id that is taken."""
         check_question(place, question, self.images)
-        self._questions.append(replace(question, evidence=evidence.turn_ids))
+        if question.id in self._questions:
+            raise place.error(f"question id {shown(question.id)} occurs twice")
+        self._questions[question.id] = replace(question, evidence=evidence.turn_ids)
         self._dangling += [Dangling(question.id, reference) for reference in evidence.dangling]
         if evidence.references:
             self._referenced[question.id] = evidence.references
@@ -326,7 +327,7 @@ class Draft:
             raise self.place.error("the dialogue has no turns")
         return Corpus(
             (Dialogue(self.id, sessions),),
-            tuple(self._questions),
+            tuple(self._questions.values()),
             tuple(self._dangling),
             sum(self._referenced.values()),
             self._referenced,
