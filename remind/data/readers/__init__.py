@@ -43,10 +43,8 @@ _READERS = {
     "friends": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.drafts),
     # only where it is asked for: the same files are recognised as friends
     "friends_seasons": Reader(lambda first: first.keys() >= friends.COLUMNS, friends.season_drafts),
-    # last: it accepts any record with a text
-    "chat": Reader(
-        lambda first: any(isinstance(first.get(key, 0), str | list | None) for key in chat.KEYS), chat.drafts
-    ),
+    # last: it accepts any record with a text; True is a column of a CSV file
+    "chat": Reader(lambda first: any(first.get(key, True) is not True for key in chat.KEYS), chat.drafts),
 }
 #: Names of the formats.
 FORMATS = tuple(_READERS)

@@ -310,8 +310,11 @@ class Draft:
         return Resolved(named_turns, tuple(t for t in references if t not in self.turn_ids), len(references))
 
     def question(self, place: Place, question: Question, evidence: Resolved) -> None:
-        """Add a question, once the turns it is about are there. Raises DataError where `check_question` does, and for an
-        id that is taken."""
+        """Add a question, once the turns it is about are there.
+
+        Raises:
+            DataError: an id that is taken, and where `check_question` does.
+        """
         check_question(place, question, self.images)
         if question.id in self._questions:
             raise place.error(f"question id {shown(question.id)} occurs twice")
