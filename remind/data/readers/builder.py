@@ -24,7 +24,7 @@ from remind.core.files import read_json, unique_keys
 from remind.data.dialogue import DIMENSIONS, FORMATS, SPLITS, Corpus, Dangling, Dialogue, Image, Question, Session, Turn
 
 #: Bytes of a list that is read whole; of a longer one an element is held at a time.
-HELD = 1 << 24
+HELD = 1 << 22
 #: The beginning of a time in ISO 8601.
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", re.ASCII)
 #: Bytes of a header that are looked at.
