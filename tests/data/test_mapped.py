@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from fuzzing import seeds
 
 from remind import Corpus, read
 from remind.core.errors import ConfigError, DataError, FormatError
-from remind.data.dialogue import Dangling, Question, Turn
 from remind.data.readers import stream
 from remind.data.sample import sample_path
 
@@ -32,128 +29,100 @@ def write(folder: Path, mapping: dict[str, Any], **files: Any) -> tuple[Path, st
     return folder / "data", str(path)
 
 
-def answer_of(question: Question, answers: str, first: int) -> list[Any]:
-    if not question.options:
-        return list(question.answers)
-    places = ["ABCDEF".index(letter) for letter in question.answers]
-    told = {"letter": question.answers, "index": [n + first for n in places]}
-    return list(told.get(answers, [{"says": question.options[n]} for n in places]))
-
-
-def evidence_of(turn: Turn, session: str, number: int, evidence: str) -> Any:
-    if evidence == "id":
-        return turn.id
-    return {"of": session, "at": number} if evidence == "session" else {"quote": f" {turn.speaker}:  {turn.text}\n"}
-
-
-#: Each value of each at least once with each value of every other.
-SHAPES = [
-    (True, "id", "letter", 0),
-    (False, "id", "index", 1),
-    (True, "id", "text", 1),
-    (False, "session", "letter", 1),
-    (True, "session", "index", 0),
-    (False, "session", "text", 0),
-    (True, "line", "letter", 1),
-    (False, "line", "index", 0),
-    (True, "line", "text", 0),
-]
-
-
-@pytest.mark.parametrize(("nested", "evidence", "answers", "first"), SHAPES)
-def test_the_bundled_sample_in_other_shapes(
-    tmp_path: Path, nested: bool, evidence: str, answers: str, first: int
-) -> None:
+@pytest.mark.parametrize(("nested", "answers"), [(True, "letter"), (False, "index"), (True, "text")])
+def test_the_bundled_sample_in_other_shapes(tmp_path: Path, nested: bool, answers: str) -> None:
+    """Other names and values; questions in their dialogues, or in files of their own; sessions by name."""
     corpus = read(sample_path() / "dev.jsonl")
-    dialogues, questions = [], []
-    lines = Counter((d.id, turn.speaker, turn.text) for d in corpus.dialogues for turn in d.turns)
-    expected: list[Question] = []
-    dangling: list[Dangling] = []
-    for dialogue, asked in corpus.by_dialogue():
-        place = {t.id: (s.id, n) for s in dialogue.sessions for n, t in enumerate(s.turns, first)}
+    dialogues, asked = [], []
+    for dialogue, questions in corpus.by_dialogue():
         rows = []
-        for question in asked:
-            turns = [dialogue.turn(name) for name in question.evidence]
-            lost = [t for t in turns if evidence == "line" and lines[dialogue.id, t.speaker, t.text] > 1]
-            dangling += [Dangling(question.id, f" {t.speaker}:  {t.text}\n") for t in lost]
-            expected.append(replace(question, evidence=tuple(t.id for t in turns if t not in lost)))
+        for q in questions:
+            places = ["ABCDEF".index(letter) for letter in q.answers] if q.options else []
+            told = {"letter": q.answers, "index": [n + 1 for n in places], "text": [q.options[n] for n in places]}
             row = {
-                "qid": question.id,
-                "meta": {"ask": question.text, "kind": f"<{question.format}>", "dim": str(question.dimension).title()},
-                "choices": [{"says": option} for option in question.options],
-                "gold": answer_of(question, answers if question.options else "", first),
-                "why": [evidence_of(t, *place[t.id], evidence) for t in turns],
-                "shown": [index + first for index in question.images],
-                "part": question.split,
+                "qid": q.id,
+                "meta": {"ask": q.text, "kind": f"<{q.format}>", "dim": str(q.dimension).title()},
+                "choices": [{"says": option} for option in q.options],
+                "gold": told[answers] if q.options else q.answers,
+                "why": q.evidence,
+                "shown": [index + 1 for index in q.images],
+                "part": q.split,
                 "about": dialogue.id,
             }
             rows.append(row)
-        questions += rows
-        parts = [
-            {
-                "no": session.id,
-                "when": session.time,
+        asked += rows
+        parts = {
+            s.id: {
+                "when": s.time,
                 "log": [
-                    {"who": t.speaker, "said": t.text, "pics": [{"alt": i.caption} for i in t.images], "uid": t.id}
-                    if t.images
-                    else {"who": t.speaker, "said": t.text, "uid": t.id}
-                    for t in session.turns
+                    {"who": t.speaker, "said": t.text, "uid": t.id, "pics": [[i.caption] for i in t.images]}
+                    for t in s.turns
                 ],
             }
-            for session in dialogue.sessions
-        ]
+            for s in dialogue.sessions
+        }
         dialogues.append({"name": dialogue.id, "parts": parts, **({"qa": rows} if nested else {})})
     mapping: dict[str, Any] = {
-        "count_from": first,
+        "count_from": 1,
         "dialogue": {"id": "name", "sessions": "parts"},
-        "session": {"id": "no", "time": "when", "turns": "log"},
+        "session": {"time": "when", "turns": "log"},
         "turn": {"id": "uid", "speaker": "who", "text": "said", "images": "pics?"},
-        "image": {"caption": "alt"},
-        "question": {"id": "qid", "text": "meta.ask", "format": "meta.kind", "dimension": "meta.dim", "split": "part"},
+        "image": {"caption": "0"},
+        "question": {
+            "id": "qid",
+            "text": "meta.ask",
+            "format": "meta.kind",
+            "dimension": "meta.dim",
+            "split": "part",
+            "options": "choices",
+            "answers": "gold",
+            "evidence": "why",
+            "images": "shown",
+        },
         "option": {"text": "says"},
-        "answer": {answers: "says" if answers == "text" else "."},
-        "evidence": {"id": "."} if evidence == "id" else {"line": "quote"},
+        "answer": {answers: "."},
         "values": {
             "format": {f"<{name}>": name for name in ("single", "multi", "direct")},
             "dimension": {str(q.dimension).title(): q.dimension for q in corpus.questions},
         },
     }
-    mapping["question"] |= {"options": "choices", "answers": "gold", "evidence": "why", "images": "shown"}
-    if evidence == "session":
-        # turns by their number in the session: they have no ids of their own
-        mapping["evidence"] = {"session": "of", "turn": "at"}
-        del mapping["turn"]["id"]
-    if answers == "text":
-        # a direct answer is no option, and stands as it is
-        mapping["answer"] = {"text": "says?"}
-        for row in questions:
-            row["gold"] = [{"says": item} if isinstance(item, str) else item for item in row["gold"]]
     if nested:
         mapping["dialogue"] |= {"records": "all.those", "questions": "qa"}
         folder, format = write(tmp_path, mapping, one_json={"all": {"those": dialogues}})
     else:
         mapping["dialogue"]["file"], mapping["question"]["file"] = "talk*", "ask?.jsonl"
         mapping["question"]["dialogue"] = "about"
-        folder, format = write(tmp_path, mapping, talk_json=dialogues, ask1_jsonl=questions)
-    found = read(folder, format)
-    if evidence == "session":
-        names = {
-            (d.id, t.id): f"{s.id}:T{n}" for d in corpus.dialogues for s in d.sessions for n, t in enumerate(s.turns, 1)
-        }
-        expected = [replace(q, evidence=tuple(names[q.dialogue_id, e] for e in q.evidence)) for q in expected]
-        renamed = [tuple(replace(t, id=names[d.id, t.id]) for t in d.turns) for d in corpus.dialogues]
-        assert [d.turns for d in found.dialogues] == renamed
-        assert [[(s.id, s.time) for s in d.sessions] for d in found.dialogues] == [
-            [(s.id, s.time) for s in d.sessions] for d in corpus.dialogues
-        ]
-    else:
-        assert found.dialogues == corpus.dialogues
-    assert list(found.questions) == expected
-    assert sorted(map(repr, found.dangling)) == sorted(map(repr, dangling))
-    assert found.references == sum(len(q.evidence) for q in corpus.questions)
-    assert evidence != "line" or len(dangling) < found.references / 10
-    assert Corpus.merge(pieces := list(stream(folder, format))) == found
-    assert len(pieces) == len(corpus.dialogues)
+        folder, format = write(tmp_path, mapping, talk_json=dialogues, ask1_jsonl=asked)
+    assert read(folder, format) == corpus
+    pieces = list(stream(folder, format))
+    assert (Corpus.merge(pieces), len(pieces)) == (corpus, len(corpus.dialogues))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "pieces", "found", "dangling"),
+    [
+        ({"session": "of", "turn": "at"}, [{"of": "b", "at": 2}, {"of": "b", "at": 9}], ("b:T2",), ("b:9",)),
+        ({"line": "."}, [" Ben:  What\nnow?", "What now?", "hi"], ("b:T2",), ("hi",)),
+        ({"id": "."}, ["b:T2", "a:T7"], ("b:T2",), ("a:T7",)),
+    ],
+)
+def test_evidence_by_session_and_turn_or_by_line(
+    tmp_path: Path, evidence: dict[str, str], pieces: list[Any], found: tuple[str, ...], dangling: tuple[str, ...]
+) -> None:
+    """What several turns say names none of them."""
+    log = {"a": [["Ana", "hi"]], "b": [["Ana", "hi"], ["Ben", "What now?"]]}
+    mapping = {
+        "count_from": 1,
+        "dialogue": {"sessions": "log", "questions": "qa"},
+        "turn": {"speaker": "0", "text": "1"},
+        "question": {"text": "q", "evidence": "why"},
+        "evidence": evidence,
+    }
+    folder, format = write(tmp_path, mapping, x_json={"log": log, "qa": [{"q": "?", "why": pieces}]})
+    corpus = read(folder, format)
+    assert corpus.questions[0].evidence == found
+    assert tuple(lost.reference for lost in corpus.dangling) == dangling
+    assert corpus.references == len(pieces)
 
 
 def test_what_is_not_mapped_is_counted_or_inferred(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def records(path: str | Path) -> Iterator[Record]:
 
 def _opened(path: Path) -> io.BufferedReader:
     if not os.path.isfile(path):
-        raise DataError("no such file" if not os.path.exists(path) else "is not a regular file", path)
+        raise DataError("no such file" if not os.path.exists(path) else "is not a regular file; a file was expected", path)
     try:
         return path.open("rb")
     except OSError as error:
