@@ -119,42 +119,6 @@ def test_questions_in_a_chat(written):
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
 
 
-def whole(**fields):
-    return {"id": "a", "messages": [GOOD], **fields}
-
-
-@pytest.mark.parametrize(
-    ("record", "place", "message"),
-    [
-        ({"text": "hi"}, "", "speaker is missing or blank"),
-        ({"speaker": ["Ana"], "text": "hi"}, "", "speaker should be text, not a list"),
-        ({"role": "user", "content": [{"type": "audio"}]}, "", "content part of type 'audio'"),
-        ({"role": "user", "content": [{"type": "text"}]}, "", "a text part should be text, not missing or null"),
-        ({**GOOD, "time": "2024-02-30"}, "", "time '2024-02-30' is not a valid date"),
-        ({**GOOD, "time": "2024-02-03T25:00:00Z"}, "", "time '2024-02-03T25:00:00Z' is not a valid date"),
-        ({**GOOD, "images": [{}]}, "", "an image without path, url, source or caption"),
-        ({**GOOD, "id": "S1:T1"}, "", "turn id 'S1:T1' occurs twice"),
-        ([GOOD], "", "a line should be an object, not a list"),
-        ({"id": "a", "messages": [GOOD, {"text": "ho"}]}, ", a, turn 2", "speaker is missing or blank"),
-        ({"id": "a", "messages": [{"role": "user"}]}, ", a", "the dialogue has no turns"),
-        ({"id": "mine", "messages": [GOOD]}, "", "dialogue id 'mine' occurs twice"),
-        (whole(questions={"a": 1}), "", "questions should be a list, not an object"),
-        (whole(questions=[{"answers": []}]), ", a-q000", "question is missing or blank"),
-        (whole(questions=[{"text": "?", "split": "valid"}]), ", a-q000", "unknown split 'valid'"),
-        (
-            whole(questions=[{"text": "?", "options": ["x"], "answers": "y"}]),
-            ", a-q000",
-            "answer 'y' is not the letter",
-        ),
-    ],
-)
-def test_bad_records_are_named(tmp_path, refused, record, place, message):
-    path = tmp_path / "mine.jsonl"
-    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps(record)}\n", encoding="utf-8")
-    found = refused(path)
-    assert found.startswith(f"[line 2{place}]: {message}")
-
-
 def test_a_session_that_comes_back_and_a_dialogue_twice_are_refused(written, refused):
     path = written("x.jsonl", *({**GOOD, "session": name} for name in ("a", "b", "a")))
     assert refused(path).startswith("[x]: session id 'a' occurs twice; keep the turns of a session together")

@@ -1,5 +1,3 @@
-import pytest
-
 from remind import read
 
 
@@ -39,22 +37,3 @@ def test_published_schema(tmp_path, written):
     ]
     assert corpus.dialogues[1].speakers == ("0",)
     assert read(written("train.jsonl", *records)).dialogues[0].turns == first.turns
-
-
-ONE = {"dialogue_id": "d", "dialogue": [turn(0)]}
-
-
-def two(**changes):
-    return [{"dialogue_id": "d", "dialogue": [turn(0), turn(1, **changes)]}]
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        (two(shared_image=["../x.jpg"]), "[item 1, d, S1:T2]: image '../x.jpg' is outside the data folder"),
-        (two(shared_image=[3]), "[item 1, d, S1:T2]: a shared image should be an object, not a number"),
-        ([ONE, ONE], "[item 2, d]: dialogue id 'd' occurs twice, first in "),
-    ],
-)
-def test_bad_records_are_named(written, refused, records, message):
-    assert refused(written("train.json", *records)).startswith(message)

@@ -109,34 +109,6 @@ def test_schema_corners(written):
     assert (corpus.references, corpus.dangling) == (3, (Dangling("conv-1-q003", "D1:9"),))
 
 
-def broken(**fields):
-    """A sample whose third turn has other fields; None: it lacks them."""
-    changed = sample()
-    turns = changed["conversation"]["session_1"]
-    turns[2] = {key: value for key, value in {**turns[2], **fields}.items() if value is not None}
-    return changed
-
-
-THIRD = "[conv-1, session_1, D1:3]"
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (broken(speaker=None), f"{THIRD}: speaker is missing or blank"),
-        ([sample(), sample()], "[conv-1]: dialogue id 'conv-1' occurs twice, first in "),
-        (broken(dia_id=None), "[conv-1, session_1]: dia_id is missing or blank"),
-        (sample(qa=[{"question": "q", "category": "4"}]), "[conv-1-q000]: category should be a whole number, not '4'"),
-        (sample(qa=[{"question": "q", "answer": ["a"], "category": 4}]), "[conv-1-q000]: answer should be text"),
-        (sample(qa=[{"question": "q", "answer": "", "category": 4}]), "[conv-1-q000]: a gold answer is blank"),
-        (sample(sample_id=""), "[item 1]: sample_id is missing or blank"),
-    ],
-)
-def test_bad_records_are_named(written, refused, record, message):
-    records = record if isinstance(record, list) else [record]
-    assert refused(written("locomo.json", *records)).startswith(message)
-
-
 def test_the_order_is_that_of_the_numbers_whatever_the_times_are(written):
     """Words for times, keys in any order and spelling, and annotations of sessions beside them."""
     conversation = {
@@ -161,16 +133,3 @@ def test_the_order_is_that_of_the_numbers_whatever_the_times_are(written):
     ]
     # two turns without words are left out; what rests on one dangles
     assert (corpus.blank, corpus.references, corpus.dangling) == (2, 2, (Dangling("conv-1-q000", "D2:2"),))
-
-
-@pytest.mark.parametrize(
-    ("conversation", "message"),
-    [
-        ({"\nsession_2": {}}, "\\nsession_2 should be a list, not an object"),
-        ({"session_1_date_time": "9:00 am on 31 February, 2023"}, "the time of session 'S1' '2023-02-31T09:00' is no"),
-        ({"session_1\n_date_time": 7}, "session_1\\n_date_time should be text, not a number"),
-    ],
-)
-def test_bad_sessions_are_named(written, refused, conversation, message):
-    path = written("locomo.json", sample(conversation={"session_1": [turn("D1:1")], **conversation}))
-    assert message in refused(path)

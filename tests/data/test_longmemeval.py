@@ -91,19 +91,3 @@ def test_sessions_are_in_order_of_their_dates(written):
     # abstention: the gold answer says why
     path = written("lme.json", instance(question_id="q1_abs", answer="You did not say."), instance())
     assert [(q.id, q.answers) for q in read(path).questions] == [("q1_abs", ("You did not say.",)), ("q1", ("3",))]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"haystack_dates": []}, "[item 1, q1]: 3 sessions, 3 session ids and 0 dates: must be equal"),
-        ({"haystack_sessions": [[{"content": "hi"}], [], []]}, "[item 1, q1, S3:T1]: speaker is missing or blank"),
-        (
-            {"question_date": "2023/13/20 (Sat) 02:21"},
-            "[item 1, q1]: question_date '2023-13-20T02:21' is not a valid date",
-        ),
-        ({"question_id": None}, "[item 1]: question_id is missing or blank"),
-    ],
-)
-def test_bad_records_are_named(written, refused, changes, message):
-    assert refused(written("lme.json", instance(**changes))).startswith(message)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from fuzzing import seeds
+from fuzzing.seeds import changed
 
 from remind import Corpus, read
 from remind.core.errors import ConfigError, DataError, FormatError
@@ -158,52 +159,6 @@ def test_what_is_not_mapped_is_counted_or_inferred(tmp_path: Path) -> None:
 DATA = seeds.SHAPED
 # BaseLoader makes text, lists and dictionaries alone: `no` is a key here, and nothing can be constructed
 MAPPING = yaml.load(seeds.MAPPING, yaml.BaseLoader)
-
-
-def changed(content: Any, path: str, value: Any) -> Any:
-    """A copy of JSON with another value at a dotted path; `...` removes it."""
-    copy = inner = json.loads(json.dumps(content))
-    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
-    for key in keys:
-        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    return copy
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("data", 3, ": dialogue should be a list, not a number"),
-        (
-            "data.0.parts",
-            ...,
-            "[dialogue 1, c1]: no 'parts' among 'conv', 'qa'; where it may be missing write 'parts?'",
-        ),
-        ("data.0.parts.1.says.0", {"whom": "Ben", "what": "ho"}, "session 2, turn 1]: no 'who' among 'whom', 'what';"),
-        ("data.0.parts.1.says.0.what", 3, "[dialogue 1, c1, 2:T1]: text should be text, not a number"),
-        ("data.0.parts.1.no", 1, "[dialogue 1, c1]: session id '1' occurs twice"),
-        ("data.0.qa.0.gold", 2, "answer 1]: answer 2 is not the number of an option; there are 2"),
-        ("data.0.qa.0.kind", "sc", "c1-q000]: unknown question format 'sc'; known: single, multi, direct"),
-        (
-            "data.0.qa.0.ev",
-            [[1]],
-            "evidence 1]: no '1' among no keys; where it may be missing write",
-        ),
-        ("data.0.qa.0.pics", 1, "c1-q000]: image index 1 is out of range: the dialogue has 1 images"),
-        ("data.0.qa.0.in", "y", "c1-q000]: unknown split 'y'; known: train, dev, test"),
-    ],
-)
-def test_what_is_not_there_is_named(tmp_path: Path, path: str, value: Any, message: str) -> None:
-    folder, format = write(tmp_path, MAPPING, x_json=changed(DATA, path, value))
-    with pytest.raises(DataError) as caught:
-        read(folder / "x.json", format)
-    error = str(caught.value)
-    assert message in error
-    assert error.startswith(str(folder / "x.json"))
-    assert "\n" not in error
 
 
 @pytest.mark.parametrize(

@@ -105,19 +105,3 @@ def test_sessions_are_ordered_and_known_by_number(tmp_path):
     path = write(tmp_path, **{"Session_2 ": [turn("D1:1")], "session_2_date_time": "29.12.2023, 22:42:04"})
     (session,) = read(path).dialogues[0].sessions
     assert (session.id, session.time, len(session.turns)) == ("S2", "2023-12-29T22:42:04", 1)
-
-
-ONE = [turn("D1:1")]
-
-
-@pytest.mark.parametrize(
-    ("chat", "message"),
-    [
-        ({"session_1": [turn("D1:1", speaker=None)]}, "[session_1, D1:1]: speaker is missing or blank"),
-        ({"session_1": [*ONE, *ONE]}, "[session_1, D1:1]: turn id 'D1:1' occurs twice"),
-        ({"session_1": [turn("D1:1", img_file="a.jpg")]}, "[session_1, D1:1]: img_file should be a list, not text"),
-        ({"session_1": ONE, "Session_1": ONE}, ": the keys 'session_1' and 'Session_1' name the same session"),
-    ],
-)
-def test_bad_records_are_named(tmp_path, refused, chat, message):
-    assert refused(write(tmp_path, **chat)).startswith(message)
