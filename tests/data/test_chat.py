@@ -79,18 +79,13 @@ def test_turns_without_words_are_left_out_and_counted(written, caplog):
         {"role": "assistant", "content": " \n"},
         {"role": "assistant", "content": "It is noon."},
     ]
+    kept = [("S1:T1", "What time is it?"), ("S1:T4", "noon"), ("S1:T6", "It is noon.")]
     for path in (written("mine.jsonl", *messages), written("mine.json", {"id": "mine", "messages": messages})):
         caplog.clear()
         corpus = read(path)
-        assert [(t.id, t.text) for t in corpus.dialogues[0].turns] == [
-            ("S1:T1", "What time is it?"),
-            ("S1:T4", "noon"),
-            ("S1:T6", "It is noon."),
-        ]
+        assert [(t.id, t.text) for t in corpus.dialogues[0].turns] == kept
         assert corpus.blank == 3
-        assert [record.message for record in caplog.records] == [
-            f"{path}: 3 turns without words or images are left out"
-        ]
+        assert caplog.messages == [f"{path}: 3 turns without words or images are left out"]
 
 
 ASKED = [
@@ -119,44 +114,27 @@ def test_questions_in_a_chat(written):
         assert ([lost.reference for lost in corpus.dangling], corpus.references) == (["S9:T1"], 3)
 
 
-def test_a_session_that_comes_back_and_a_dialogue_twice_are_refused(written, refused):
-    path = written("x.jsonl", *({**GOOD, "session": name} for name in ("a", "b", "a")))
-    assert refused(path).startswith("[x]: session id 'a' occurs twice; keep the turns of a session together")
-    turn, dialogue = {**GOOD, "dialogue": "b"}, {"id": "b", "messages": [GOOD]}
-    for records in ([dialogue, turn], [turn, dialogue], [dialogue, dialogue]):
-        assert "dialogue id 'b' occurs twice" in refused(written("x.jsonl", *records))
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\n \n"])
-def test_the_only_line_is_named(tmp_path, refused, end):
+def test_the_only_line_is_named(tmp_path, refused):
     path = tmp_path / "mine.jsonl"
-    path.write_text("\n" + json.dumps({"text": "who?"}) + end, encoding="utf-8")
+    path.write_text("\n" + json.dumps({"text": "who?"}) + "\n \n", encoding="utf-8")
     assert refused(path) == "[line 2]: speaker is missing or blank"
     assert refused(path.rename(tmp_path / "mine.json")) == ": speaker is missing or blank"
 
 
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ("../secret.png", "is outside the data folder"),
-        ("/etc/hostname", "is outside the data folder"),
-        ("link.png", "is outside the data folder"),
-        ("gone.png", "no such file"),
-        ("file:///etc/hostname", "no such file"),
-        ("nul\0.png", "is not a usable path"),
-    ],
-)
-def test_local_images_stay_in_the_data_folder(tmp_path, written, reference, message):
+def test_local_images_stay_in_the_data_folder(tmp_path, written):
     data = tmp_path / "data"
     (data / "sub").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(b"x")
     (data / "link.png").symlink_to(tmp_path / "secret.png")
     (data / "a.png").write_bytes(b"x")
     (data / "b.png").symlink_to(data / "a.png")
-    path = written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]})
-    with pytest.raises(ImagePathError, match=message) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path} [line 2]: image ")
+    outside, missing = ("../secret.png", "/etc/hostname", "link.png"), ("gone.png", "file:///etc/hostname")
+    for reference in (*outside, *missing, "nul\0.png"):
+        path = written("data/mine.jsonl", GOOD, {**GOOD, "images": [reference]})
+        with pytest.raises(ImagePathError, match=r"outside the data folder|no such file|not a usable path") as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path} [line 2]: image ")
+        assert ("outside" in str(caught.value)) == (reference in outside)
     # links inside it are followed
     (dialogue,) = read(written("data/x.jsonl", {**GOOD, "images": ["b.png", str(data / "a.png")]})).dialogues
     assert [image.path for image in dialogue.images] == [str((data / "a.png").resolve())] * 2

@@ -14,44 +14,25 @@ INDEX = EvidenceIndex(IDS)
 
 
 @pytest.mark.parametrize(
-    ("references", "turns"),
-    [
-        (["D1:3"], "D1:3"),
-        (["D8:6; D9:17"], "D8:6 D9:17"),
-        (["D8:6 and D9:17 & D9:18"], "D8:6 D9:17 D9:18"),
-        (["D:11:26"], "D11:26"),
-        (["D30:05"], "D30:5"),
-        (["D17;39"], "D17:39"),
-        (["['D1:3', 'D2:4']"], "D1:3 D2:4"),
-        (["1:3"], "D1:3"),
-        (["D1:3, 5, 7"], "D1:3 D1:5 D1:7"),
-        (["D1:3-5"], "D1:3 D1:4 D1:5"),
-        (["D1:3 – D1:6"], "D1:3 D1:4 D1:5 D1:6"),
-        (["D1:39-D2:2"], "D1:39 D1:40 D2:1 D2:2"),
-        (["D1:3-"], "D1:3"),
-        (["", " ", None], ""),
-        (None, ""),
-    ],
-)
-def test_dirty_references(references, turns):
-    expected = turns.split()
-    assert INDEX.resolve(PLACE, references) == Resolved(tuple(dict.fromkeys(expected)), (), len(expected))
-
-
-@pytest.mark.parametrize(
     ("references", "turns", "dangling"),
     [
-        (["D99:1"], (), ("D99:1",)),
-        (["D1:3; D99:1"], ("D1:3",), ("D99:1",)),
-        (["D1:39-42"], ("D1:39", "D1:40"), ("D1:42",)),
-        (["D1:3-D99:1"], ("D1:3",), ("D99:1",)),
-        (["see above"], (), ("see above",)),
-        ([7], (), ("7",)),
-        (["D1:3-999999"], tuple(f"D1:{n}" for n in range(3, 41)), ("D1:999999",)),
+        (["D8:6; D9:17"], "D8:6 D9:17", ()),
+        (["D:11:26"], "D11:26", ()),
+        (["D17;39"], "D17:39", ()),
+        (["['D1:3', 'D2:4']"], "D1:3 D2:4", ()),
+        (["1:3", "", " ", None], "D1:3", ()),
+        (["D1:3, 5, 7"], "D1:3 D1:5 D1:7", ()),
+        (["D1:3 – D1:6"], "D1:3 D1:4 D1:5 D1:6", ()),
+        (["D1:39-D2:2"], "D1:39 D1:40 D2:1 D2:2", ()),
+        (None, "", ()),
+        (["D1:3; D99:1", 7, "see above"], "D1:3", ("D99:1", "7", "see above")),
+        (["D1:39-42"], "D1:39 D1:40", ("D1:42",)),
+        (["D1:3-D99:1"], "D1:3", ("D99:1",)),
     ],
 )
-def test_what_names_no_turn_dangles(references, turns, dangling):
-    assert INDEX.resolve(PLACE, references) == Resolved(turns, dangling, len(turns) + len(dangling))
+def test_dirty_references(references, turns, dangling):
+    expected = turns.split()
+    assert INDEX.resolve(PLACE, references) == Resolved(tuple(expected), dangling, len(expected) + len(dangling))
 
 
 def test_ids_of_any_form_resolve_as_they_are():

@@ -95,13 +95,3 @@ def test_photos_elsewhere_are_refused(tmp_path, name):
     path = write(folder, session_1=[turn("D1:1", img_file=["there.jpg", name])])
     with pytest.raises(ImagePathError, match=r"session_1, D1:1\]: image .* (is not a usable path|is outside the data)"):
         read(path)
-
-
-def test_sessions_are_ordered_and_known_by_number(tmp_path):
-    path = write(tmp_path, session_10=[turn("D1:1")], session_9=[turn("D10:4", date_time="then")], session_11=[])
-    (dialogue,) = read(path).dialogues
-    assert [(s.id, [t.id for t in s.turns]) for s in dialogue.sessions] == [("S9", ["D10:4"]), ("S10", ["D1:1"])]
-    assert dialogue.turns[0].time == "then"
-    path = write(tmp_path, **{"Session_2 ": [turn("D1:1")], "session_2_date_time": "29.12.2023, 22:42:04"})
-    (session,) = read(path).dialogues[0].sessions
-    assert (session.id, session.time, len(session.turns)) == ("S2", "2023-12-29T22:42:04", 1)
