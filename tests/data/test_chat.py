@@ -85,7 +85,7 @@ def test_turns_without_words_are_left_out_and_counted(written, caplog):
         corpus = read(path)
         assert [(t.id, t.text) for t in corpus.dialogues[0].turns] == kept
         assert corpus.blank == 3
-        assert caplog.messages == [f"{path}: 3 turns without words or images are left out"]
+        assert caplog.messages == [f"{path}: turns without words or images, which are left out: 3"]
 
 
 ASKED = [

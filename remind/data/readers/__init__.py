@@ -91,7 +91,7 @@ def stream(path: str | Path, format: str | None = None) -> Iterator[Corpus]:
     if not first:
         raise DataError("holds no dialogues", path)
     if blank:
-        _log.warning("%s: %d turns without words or images are left out", path, blank)
+        _log.warning("%s: turns without words or images, which are left out: %d", path, blank)
 
 
 def format_of(path: str | Path, format: str | None = None) -> str:

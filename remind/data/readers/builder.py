@@ -131,7 +131,8 @@ def records(path: str | Path) -> Iterator[Record]:
 
 def _opened(path: Path) -> io.BufferedReader:
     if not os.path.isfile(path):
-        raise DataError("no such file" if not os.path.exists(path) else "is not a regular file; a file was expected", path)
+        what = "is not a regular file; a file was expected" if os.path.exists(path) else "no such file"
+        raise DataError(what, path)
     try:
         return path.open("rb")
     except OSError as error:
@@ -140,11 +141,13 @@ def _opened(path: Path) -> io.BufferedReader:
 
 def _is_line(path: Path, first: tuple[Place, bytes], *others: object) -> bool:
     """Whether the first line of a file is a record of its own."""
+    if not others and path.suffix.lower() != ".jsonl":
+        return False
     try:
         json.loads(first[1])
     except (ValueError, RecursionError):
         return False
-    return bool(others) or path.suffix.lower() == ".jsonl"
+    return True
 
 
 def _items(path: Path, file: io.BufferedReader) -> Iterator[Record]:

@@ -44,7 +44,7 @@ def drafts(paths: Sequence[Path]) -> Iterator[Draft]:
                 name = place.name(record[key], key)
             if turns is None:
                 chat = held.setdefault(name, _Chat(Place(path).at(name), name))
-                if "questions" not in record:
+                if "questions" not in record or _first(record, _WORDS) is not None:
                     chat.add(place, record)
             else:
                 chat = _Chat(place.at(name), name)
