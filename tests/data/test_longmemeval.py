@@ -55,6 +55,7 @@ def instance(**changes):
     }
 
 
+LOST = "answer_lost"
 TWICE = ["answer_b", "answer_b", "answer_a"]
 
 
@@ -62,15 +63,11 @@ TWICE = ["answer_b", "answer_b", "answer_a"]
     ("changes", "evidence", "lost"),
     [
         # no flags: all turns of the gold sessions
-        ({}, ("S2:T1", "S3:T1", "S3:T2"), ["answer_lost"]),
-        (
-            {"haystack_sessions": [[user("b"), user("c", has_answer=True)], [], []]},
-            ("S3:T2",),
-            ["answer_a", "answer_lost"],
-        ),
+        ({}, ("S2:T1", "S3:T1", "S3:T2"), [LOST]),
+        ({"haystack_sessions": [[user("b"), user("c", has_answer=True)], [], []]}, ("S3:T2",), ["answer_a", LOST]),
         ({"answer_session_ids": ["filler"]}, (), ["filler"]),
         # a gold turn without words is no evidence
-        ({"haystack_sessions": [[user("b")], [], [user("", has_answer=True)]]}, ("S3:T1",), ["answer_lost"]),
+        ({"haystack_sessions": [[user("b")], [], [user("", has_answer=True)]]}, ("S3:T1",), [LOST]),
         # an id of two sessions dangles only if both are empty
         ({"haystack_session_ids": TWICE, "answer_session_ids": ["answer_b"]}, ("S3:T1", "S3:T2"), []),
     ],

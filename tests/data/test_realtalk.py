@@ -66,24 +66,19 @@ def test_photos_beside_the_chat(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "a_opt.jpg").write_bytes(b"1")
     (tmp_path / "images" / "b.jpg").write_bytes(b"2")
-    path = write(
-        tmp_path,
-        session_1=[
-            turn("D1:1", img_file=["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"], blip_caption="cap", clean_text=""),
-            turn("D1:2", img_file=["c.jpg", "n" * 300]),
-            turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
-            turn("D1:4", blip_caption="no file named"),
-        ],
-    )
-    (dialogue,) = read(path).dialogues
-    assert [(image.index, image.path, image.caption, image.source) for image in dialogue.images] == [
-        (0, str((tmp_path / "a_opt.jpg").resolve()), "cap", "a.jpg"),
-        (1, str((tmp_path / "images" / "b.jpg").resolve()), None, "b.jpg"),
-        (2, None, None, "c.jpg"),
-        (3, None, None, "n" * 300),
-        (4, None, "seen", "http://x/1"),
-        (5, None, "no file named", None),
+    files = ["a_opt.jpg", "a.jpg", "b.jpg", "b_opt.jpg"]
+    turns = [
+        turn("D1:1", img_file=files, blip_caption="cap", clean_text=""),
+        turn("D1:2", img_file=["c.jpg", "n" * 300]),
+        turn("D1:3", img_url=["http://x/1"], blip_caption="seen"),
+        turn("D1:4", blip_caption="no file named"),
     ]
+    (dialogue,) = read(write(tmp_path, session_1=turns)).dialogues
+    assert [image.caption for image in dialogue.images] == ["cap", None, None, None, "seen", "no file named"]
+    paths = [str((tmp_path / name).resolve()) for name in ("a_opt.jpg", "images/b.jpg")]
+    assert [image.path for image in dialogue.images] == [*paths, None, None, None, None]
+    sources = ["a.jpg", "b.jpg", "c.jpg", "n" * 300, "http://x/1", None]
+    assert [image.source for image in dialogue.images] == sources
 
 
 @pytest.mark.parametrize("name", ["../c.jpg", "..", "/etc/hostname", "images/../../c.jpg", "a\0.jpg", "c.jpg"])
