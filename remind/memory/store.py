@@ -301,8 +301,9 @@ class Store:
         text, kind, when, tokens = row
         if text is None:
             text = self._words(number)
-        sources = tuple(name for (name,) in self._db.execute(f"SELECT id {_SOURCES}", (number,)))
-        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens)
+        found = self._db.execute(f"SELECT id, number {_SOURCES}", (number,)).fetchall()
+        sources = tuple(name for name, _ in found)
+        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens, found[0][1] if found else None)
         return self._read[1].setdefault(number, made)
 
     def kind(self, number: int) -> str:
