@@ -17,11 +17,10 @@ from remind.core.progress import track
 from remind.evaluation.answerers import model_hash
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
+from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import grounding_config
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.load import load_saes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.grounding.ground import load_saes
+from remind.models.backbone import Backbone, load_backbone
 from remind.pipeline.identity import versions
 from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
 from remind.viewing.turns import prompt_of

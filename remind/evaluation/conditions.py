@@ -13,7 +13,7 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.llm.offline import declines
 from remind.models.chat import Content
-from remind.models.pictures import Place, content_of, places_of
+from remind.models.images import Place, content_of, places_of
 from remind.reflect import summarise_all
 from remind.states.auxiliary import blind, told
 from remind.states.parquet import StateRecord, check_split, read_part, state_parts

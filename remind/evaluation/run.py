@@ -38,7 +38,7 @@ from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats
 from remind.llm.offline import OfflineLLM
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.pipeline.identity import versions
 from remind.states import prompts
 from remind.states.parquet import read_manifest

@@ -100,8 +100,8 @@ class GroundedSystem(RemindSystem):
         Raises:
             ModelError: no such backbone, or no folder of SAEs.
         """
-        from remind.grounding.load import load_saes
-        from remind.models.load import load_backbone
+        from remind.grounding.ground import load_saes
+        from remind.models.backbone import load_backbone
 
         saes, idf = load_saes(self.sae)
         return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
@@ -109,7 +109,7 @@ class GroundedSystem(RemindSystem):
     @cached_property
     def bounded(self) -> PerceptionConfig:
         """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
-        from remind.models.load import size_of
+        from remind.models.backbone import size_of
         from remind.pipeline.build import with_cap
         from remind.pipeline.config import BuildStatesConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.core.progress import reached, shares, without_loading_bars
-from remind.models.kernels import check_kernels
 
 #: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
@@ -34,7 +33,7 @@ class SentenceEncoder:
         load: whether to load it now; else at first use.
 
     Raises:
-        ModelError: the model cannot be loaded, or names external kernels; without `load` at first use.
+        ModelError: the model cannot be loaded; without `load` at first use.
     """
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
@@ -54,9 +53,6 @@ class SentenceEncoder:
             source = str(get_model_path())
         else:
             source = self.name
-            # its parts may have folders of their own
-            for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
-                check_kernels(folder)
         options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
             with without_loading_bars():
@@ -100,7 +96,11 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        hook = next(self._model.children()).register_forward_hook(self._progress_hook(texts))
+        # the library takes the longest texts first
+        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
+        size = self.batch_size
+        done = iter(shares([lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]))
+        hook = next(self._model.children()).register_forward_hook(lambda *_: reached(next(done, 1.0)))
         try:
             vectors: Tensor = self._model.encode(
                 list(texts),
@@ -112,14 +112,6 @@ class SentenceEncoder:
         finally:
             hook.remove()
         return vectors.float().cpu()
-
-    def _progress_hook(self, texts: Sequence[str]) -> Callable[..., None]:
-        """A hook that reports progress after each batch; the library takes the longest texts first."""
-        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
-        size = self.batch_size
-        costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
-        done = iter(shares(costs))
-        return lambda *_: reached(next(done, 1.0))
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         """Keep vectors [n, dimension], for example of an index; the least recently used ones are dropped first."""

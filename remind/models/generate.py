@@ -18,7 +18,7 @@ from remind.models.chat import Content, end_token_id, paths_of, prompt_ids
 
 if TYPE_CHECKING:
     from remind.models.backbone import Backbone
-    from remind.models.pictures import Pictures
+    from remind.models.images import Pictures
 
 #: too_long: prompt and answer exceed the model's context. error: the forward failed. server: no reply after all
 #: retries. refused: the server declines to answer. invalid: an unusable reply.

@@ -13,10 +13,10 @@ from remind.core.files import input_hashes, sha256_json
 from remind.core.processes import import_ahead, locked, shard_of
 from remind.core.progress import ProgressBar
 from remind.data.readers import mapping_files
-from remind.grounding.load import check_saes, folder_of_saes, load_saes
+from remind.grounding.ground import check_saes, folder_of_saes, load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
+from remind.models.backbone import BackboneSize, load_backbone, model_folder, size_of
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import BackboneSize, load_backbone, model_folder, size_of
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
 from remind.pipeline.config import LIBRARIES, BuildStatesConfig

@@ -15,10 +15,10 @@ from remind.core.processes import give_back_memory
 from remind.core.progress import listening, part, shares
 from remind.data.dialogue import Dialogue, Question
 from remind.grounding import Grounder
-from remind.grounding.load import load_saes
+from remind.grounding.ground import load_saes
 from remind.llm.auxiliary import ChatLLM, open_llm
+from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts
 from remind.pipeline.config import BuildStatesConfig

@@ -13,7 +13,7 @@ from remind.core.cache import Cache
 from remind.core.files import sha256_file, sha256_json
 from remind.data.dialogue import Dialogue, Question
 from remind.grounding import GroundingConfig
-from remind.models.pictures import file_hash
+from remind.models.images import file_hash
 from remind.pipeline.config import BuildStatesConfig
 from remind.states import prompts
 
@@ -145,7 +145,7 @@ def model_hash(name: str, cache: Cache) -> str:
     Raises:
         ModelError: no such model.
     """
-    from remind.models.load import model_folder
+    from remind.models.backbone import model_folder
 
     folder = model_folder(name)
     if folder is None:

@@ -7,9 +7,8 @@ import torch
 from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER, FactualState, Segment, Strategy
 from sae import TopKSAE
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from remind.core.errors import ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, select_blocks
-from remind.grounding.places import Part, token_places
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.grounding.codes import Part, token_places
+from remind.models.backbone import Backbone, load_backbone
 from remind.states import prompts
 from remind.states.pyramid import (
     MARKER,

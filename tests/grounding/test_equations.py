@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from remind.core.errors import ConfigError
 from remind.grounding import gaussian_smooth, guidance, token_resonance, turn_salience
+from remind.grounding.fusion import smooth_turns
 from remind.grounding.resonance import combine_layers, smooth_runs, standardise
-from remind.grounding.salience import smooth_turns
 from sae import SparseCodes
 
 D_SAE = 12

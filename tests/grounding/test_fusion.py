@@ -13,11 +13,22 @@ from torch import Tensor
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
+from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import design, fuse, standardise_turns
-from remind.grounding.matching import best_partners, content_tokens, match_each, question_codes
-from remind.grounding.signals import NamedDate, TurnIndex, closeness, named_dates, turn_dates
+from remind.grounding.fusion import (
+    NamedDate,
+    TurnIndex,
+    best_partners,
+    closeness,
+    content_tokens,
+    design,
+    fuse,
+    match_each,
+    named_dates,
+    question_codes,
+    standardise_turns,
+    turn_dates,
+)
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
@@ -188,7 +199,7 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
     found = best_partners(codes, turn, 5, query, idf)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
     # cut into blocks of single turns
-    monkeypatch.setattr("remind.grounding.matching._BLOCK", 1)
+    monkeypatch.setattr("remind.grounding.fusion._BLOCK", 1)
     torch.testing.assert_close(best_partners(codes, turn, 5, query, idf), found)
 
     inside = torch.tensor([[True, True], [False, False], [True, False], [True, True], [True, True]])

@@ -14,9 +14,7 @@ from torch import Tensor
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace, gaussian_smooth
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.places import Part
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.codes import Part, SparseEncoder, WindowedCodes
 from remind.models.backbone import Backbone
 from remind.states.pyramid import FactualState, Segment, Strategy, render
 from sae import TopKSAE

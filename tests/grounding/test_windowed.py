@@ -17,11 +17,8 @@ from hypothesis import strategies as st
 
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import encode
-from remind.grounding.codes import StateCodes
-from remind.grounding.encode import SparseEncoder, turn_idf
-from remind.grounding.windowed import WindowedCodes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.grounding.codes import SparseEncoder, StateCodes, WindowedCodes, turn_idf
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.pyramid import FactualState, Segment, Strategy
 from sae import SparseCodes
 from tests.grounding.conftest import saes_for

@@ -21,9 +21,8 @@ from transformers import (
 )
 
 from remind.core.errors import ImagePathError, ModelError
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 
 TEXT = "Ana: I've dropped bouldering for good.\nBen: Is that so?\n"

@@ -45,7 +45,7 @@ AWKWARD = [
 
 
 def minilm_tokenizer():
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
 
     return load_backbone("minilm").tokenizer
 

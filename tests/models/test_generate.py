@@ -7,10 +7,9 @@ import torch
 
 from remind.core.errors import ConfigError, ModelError
 from remind.models import generate as answer
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
 from remind.models.generate import Generation, batches, generate
-from remind.models.load import load_backbone
 
 PROMPTS = ["Who went hiking?", "A much longer question " * 12, "x", "Ana: hello there\nBo: hi <|im_end|> you"]
 

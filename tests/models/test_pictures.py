@@ -18,12 +18,10 @@ from remind.core.errors import ConfigError, ImagePathError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.conditions import Prompter
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.places import Part
-from remind.models.backbone import Backbone
+from remind.grounding.codes import Part
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.images import _qwen_vl_utils, read_image
-from remind.models.load import load_backbone
-from remind.models.pictures import Pictures, Place, content_of, places_of
+from remind.models.images import Pictures, Place, _qwen_vl_utils, content_of, places_of, read_image
 from remind.pipeline import record_of
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from tests.grounding.conftest import saes_for

@@ -11,10 +11,8 @@ from PIL import Image as Picture
 
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
-from remind.models.backbone import Backbone
-from remind.models.chat import open_image
-from remind.models.images import image_block, pixel_inputs, takes_images
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
+from remind.models.images import image_block, open_image, pixel_inputs, takes_images
 from remind.models.windows import batches, make_windows
 from sae.harvest import harvest
 

@@ -21,7 +21,7 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import sha256_json
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.conditions import load_questions
-from remind.models.load import load_backbone, size_of
+from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
 from remind.pipeline import BuildStatesConfig, build_states, identity

@@ -20,7 +20,7 @@ from sklearn.cluster import KMeans
 
 from remind.core.errors import DataError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Image, Session, Turn
-from remind.models.chat import opened
+from remind.models.images import opened
 from remind.perception.config import SegmentConfig
 from remind.refmem.cluster import cluster, groups, text_clusters
 from remind.refmem.config import ClusterConfig

@@ -24,11 +24,11 @@ from remind import PRAConfig, PRATrainer
 from remind.core.errors import ImagePathError, ModelError, RemindError
 from remind.core.files import sha256_file
 from remind.data.sample import sample_path
-from remind.grounding.load import load_saes
+from remind.grounding.ground import load_saes
 from remind.memory_training import checkpoint
-from remind.models.chat import PICTURE_FORMATS, open_image
+from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
+from remind.models.images import PICTURE_FORMATS, open_image
 from remind.refmem.images import ClipEncoder
 from remind.train_pra.run import read_config
 from sae import layer_folder, load_layers

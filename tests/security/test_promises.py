@@ -45,7 +45,7 @@ def test_every_promise_is_in_the_table() -> None:
 
 
 def test_the_page_names_the_image_formats() -> None:
-    from remind.models.chat import PICTURE_FORMATS
+    from remind.models.images import PICTURE_FORMATS
 
     text = PAGE.read_text(encoding="utf-8")
     assert all(re.search(rf"\b{name}\b", text, re.IGNORECASE) for name in PICTURE_FORMATS)

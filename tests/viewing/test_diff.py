@@ -15,9 +15,8 @@ from torch import Tensor
 from experiments.inside import InsideConfig, _row, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
 from remind.pipeline import record_of
 from remind.states.parquet import write_manifest, write_part
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
