@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -106,20 +105,6 @@ def assert_close(one: GroundingTrace, other: GroundingTrace) -> None:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_speakers_that_share_the_beginning_of_a_name(name: str) -> None:
-    """A name said in the text is text."""
-    lines = (*LINES, ("Ann", "Anna: and Ann: were here"), ("Anna", "Ann:"))
-    trace = grounder(name).trace(state(lines))
-    codes = trace.codes
-    speakers = (codes.part == Part.SPEAKER).tolist()
-    for turn, (speaker, _) in enumerate(lines):
-        places = [t for t, at in enumerate(codes.turn.tolist()) if at == turn and speakers[t]]
-        assert "".join(codes.text[slice(*codes.spans[t])] for t in places).strip() == f"{speaker}:"
-        for layer in codes.layers:
-            assert len(codes.speakers(layer)[turn].values) == len(backbone(name).tokenize(f"{speaker}:").ids)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("mode", ["joint", "windowed"])
 def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode, tmp_path: Path) -> None:
     states = [state(), state(LINES[::-1], Strategy(("Look for a red bicycle.",), entities=("park",)))]
@@ -132,24 +117,6 @@ def test_results_depend_neither_on_batch_size_nor_on_the_caches(name: str, mode,
         used = grounder(name, **settings, cached_dialogues=cached, codes_folder=str(tmp_path))
         assert [used.trace(states[n]).state for n in (0, 1, 1, 0)] == [plain[n].state for n in (0, 1, 1, 0)]
     assert len(list(tmp_path.rglob("*.safetensors"))) == (2 if mode == "windowed" else 0)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_strategies_with_parts_missing(name: str) -> None:
-    one = grounder(name)
-    for strategy in (Strategy(STRATEGY.reasoning), Strategy((" ",), speakers=("Ann",), entities=("",))):
-        x1 = one.ground(state(strategy=strategy))
-        assert x1.blocks
-        assert all(map(math.isfinite, x1.salience))
-        check_markers(x1)
-    trace = one.trace(state(strategy=Strategy(("",), scope=(" \n",))))
-    assert not any(bool(v.any()) for v in trace.guidance.values())
-    assert (trace.state.blocks, len(trace.state.salience)) == ((), len(LINES))
-    # neither gold evidence nor answers are read, and without captions their share does not count
-    plain = state()
-    question = replace(plain.question, evidence=("3",), answers=("the bicycle",), images=(0,))
-    saliences = {grounder(name, lam=lam).ground(replace(plain, question=question)).salience for lam in (0.0, 1.0)}
-    assert saliences == {one.ground(plain).salience}
 
 
 @pytest.mark.parametrize("name", BACKBONES)
