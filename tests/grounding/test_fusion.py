@@ -246,13 +246,3 @@ def test_the_grounder_fuses_what_it_grounds(
     assert trace.budget is not None
     assert marked
     assert int(trace.codes.turn_tokens[marked].sum()) <= trace.budget
-
-
-def test_salience_by_words_averages_layers(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    config, state = GroundingConfig(match="each", anchor_codes="question"), state_of((0, 2), (4, 6))
-    by_layer = [Grounder(minilm, {n: saes[n]}, None, config).ground(state).salience for n in (4, 5)]
-    both = Grounder(minilm, saes, None, config).ground(state).salience
-    spoken = [k for k, value in enumerate(both) if value != -math.inf]
-    assert spoken == [0, 1, 2, 4, 5]
-    expected = [sum(pair) / 2 for pair in zip(*(z([one[k] for k in spoken]) for one in by_layer), strict=True)]
-    assert [both[k] for k in spoken] == pytest.approx(expected, abs=1e-4)
