@@ -95,15 +95,6 @@ def test_a_failing_batch_is_tried_one_by_one(nano: Backbone, monkeypatch: pytest
     assert [o for i, o in enumerate(outputs) if i != 1] == [o for i, o in enumerate(plain) if i != 1]
 
 
-def test_done_prompts_are_skipped(nano: Backbone) -> None:
-    seen: list[int] = []
-    plain = generate(nano, PROMPTS, 4)
-    done = [False, True, True, False]
-    outputs = generate(nano, PROMPTS, 4, batch_size=2, done=done, on_output=lambda i, _: seen.append(i))
-    assert outputs == [plain[0], None, None, plain[3]]
-    assert sorted(seen) == [0, 3]
-
-
 def test_bad_settings_and_models_are_refused(nano: Backbone) -> None:
     for options in ({"max_new_tokens": 0}, {"batch_size": 0}):
         with pytest.raises(ConfigError, match=next(iter(options))):
