@@ -83,7 +83,7 @@ def prompt_hashes(llm: str) -> dict[str, str]:
 
 def sae_hashes(folder: Path) -> dict[str, str]:
     """Of everything an SAE's codes depend on, by layer: weights, configuration, idf."""
-    from sae.loading import sae_files
+    from sae.topk import sae_files
 
     return {str(file.relative_to(folder)): sha256_file(file) for file in sae_files(folder)}
 
