@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -352,7 +352,8 @@ class WindowedCodes:
         strategy: list[list[list[int]]] = []
         for kind in (rendered.reasoning, rendered.anchors):
             ids = [self.encoder.backbone.tokenize(rendered.text[slice(*span)]).ids for span in kind]
-            strategy.append([piece for one in ids for piece in _pieces(one, self.window_tokens)])
+            step = self.window_tokens
+            strategy.append([one[start : start + step] for one in ids for start in range(0, len(one), step)])
         asked = self.encoder.encode([*strategy[0], *strategy[1]])
         cut = sum(map(len, strategy[0]))
         layers = {
@@ -383,7 +384,15 @@ class WindowedCodes:
             offsets += [(place.start + start, place.start + end) for start, end in tokens.offsets]
         _, part = token_places(rendered, dialogue.turns, offsets)
         turn = torch.repeat_interleave(torch.tensor([len(one) for one in ids], dtype=torch.int64))
-        codes = self.encode_windows(list(self._windows(ids, set(ends))))
+        windows, window, step = list[list[int]](), list[int](), self.window_tokens
+        for position, one in enumerate(ids):
+            if window and (position in ends or len(window) + len(one) > step):
+                windows.append(window)
+                window = []
+            pieces = [one[start : start + step] for start in range(0, len(one), step)]
+            windows += pieces[:-1]
+            window = window + pieces[-1] if pieces else window
+        codes = self.encode_windows([*windows, window] if window else windows)
         return DialogueCodes(
             turn=turn,
             part=part,
@@ -391,19 +400,6 @@ class WindowedCodes:
             layers=codes,
             idf={layer: turn_idf(found, turn, self.encoder.saes[layer].d_sae) for layer, found in codes.items()},
         )
-
-    def _windows(self, turns: Sequence[list[int]], breaks: set[int]) -> Iterator[list[int]]:
-        """Token ids of all turns in order, cut into windows; none goes on at the turns of `breaks`."""
-        window = list[int]()
-        for position, ids in enumerate(turns):
-            if window and (position in breaks or len(window) + len(ids) > self.window_tokens):
-                yield window
-                window = []
-            pieces = _pieces(ids, self.window_tokens)
-            yield from pieces[:-1]
-            window = window + pieces[-1] if pieces else window
-        if window:
-            yield window
 
     def encode_windows(self, windows: list[list[int]]) -> dict[int, SparseCodes]:
         """`SparseEncoder.encode(windows)`, from disk where it is there, bit for bit what was computed then."""
@@ -436,7 +432,3 @@ class WindowedCodes:
         ]
         coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
         return sha256_json([model, coders, self.encoder.sink_ratio, str(backbone.dtype), backbone.device.type])
-
-
-def _pieces(ids: list[int], size: int) -> list[list[int]]:
-    return [ids[start : start + size] for start in range(0, len(ids), size)]

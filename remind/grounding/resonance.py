@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -274,24 +273,22 @@ def select_blocks(
     if window < 0 or min(lengths, default=0) < 0 or (budget is not None and budget < 0):
         raise ConfigError("budget, window and turn lengths must be 0 or more")
 
-    def around(turn: int) -> list[int]:
-        before = takewhile(lambda other: runs[other] == runs[turn], range(turn, max(-1, turn - window - 1), -1))
-        after = takewhile(lambda other: runs[other] == runs[turn], range(turn + 1, min(len(scores), turn + window + 1)))
-        return [*before, *after]
-
-    candidates = [turn for turn, score in enumerate(scores) if score != -math.inf]
+    least = -math.inf if threshold is None else threshold
     taken: set[int] = set()
-    if threshold is not None:
-        taken.update(other for turn in candidates if scores[turn] > threshold for other in around(turn))
-    else:
-        assert budget is not None
-        used = 0
-        for turn in sorted(candidates, key=lambda turn: -scores[turn]):
-            new = [other for other in around(turn) if other not in taken]
-            used += sum(lengths[other] for other in new)
-            if used > budget:
-                break
-            taken.update(new)
+    used = 0
+    for turn in sorted(range(len(scores)), key=lambda turn: -scores[turn]):
+        if not scores[turn] > least:
+            break
+        first = last = turn
+        while first > max(0, turn - window) and runs[first - 1] == runs[turn]:
+            first -= 1
+        while last < min(len(scores) - 1, turn + window) and runs[last + 1] == runs[turn]:
+            last += 1
+        new = [other for other in range(first, last + 1) if other not in taken]
+        used += sum(lengths[other] for other in new)
+        if budget is not None and used > budget:
+            break
+        taken.update(new)
     blocks: list[tuple[int, int]] = []
     for turn in sorted(taken):
         if blocks and blocks[-1][1] == turn - 1 and runs[turn - 1] == runs[turn]:

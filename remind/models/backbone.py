@@ -6,8 +6,8 @@ Weights are read from safetensors alone, and no code of a model's folder is run.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,9 @@ class Backbone:
         tokenizer: a fast one (character offsets are needed).
         processor: has an `image_processor`; None for text models.
         kind: "vlm", "causal" or "encoder".
+        n_layers: blocks of the language model; hidden states are numbered 0 (embeddings) to n_layers.
+        hidden_size: width of the hidden states.
+        causal: whether a token's state depends on earlier tokens only.
     """
 
     name: str
@@ -72,19 +75,10 @@ class Backbone:
     processor: Any
     kind: Kind
 
-    @property
-    def n_layers(self) -> int:
-        """Blocks of the language model; hidden states are numbered 0 (embeddings) to n_layers."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.model.config.get_text_config().hidden_size)
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token's state depends on earlier tokens only."""
-        return self.kind != "encoder"
+    def __post_init__(self) -> None:
+        text = self.model.config.get_text_config()
+        self.n_layers, self.hidden_size = int(text.num_hidden_layers), int(text.hidden_size)
+        self.causal = self.kind != "encoder"
 
     @property
     def max_length(self) -> int:
@@ -274,21 +268,22 @@ def describe(name: str) -> Description:
     folder = str(_built_in(name) or Path(name).expanduser())
     config = _config(folder)
     kind = kind_of(config, folder)
-    with _loading(folder, "its tokenizer cannot be used"):
+    processor: Any = None
+    try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenize(tokenizer, "")
+        if kind == "vlm" and is_torchvision_available():
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        elif kind == "vlm":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+            processor = ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
+    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
+        raise ModelError(f"{folder}: its tokenizer or processor cannot be loaded: {brief(error)}") from None
     # without its files transformers silently returns an empty tokenizer
     if not set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) - set(tokenizer.all_special_tokens):
         raise ModelError(f"{folder}: its tokenizer has no vocabulary; is tokenizer.json missing?")
-    processor: Any = None
-    if kind == "vlm":
-        with _loading(folder, "its processor cannot be loaded"):
-            if is_torchvision_available():
-                processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-            else:
-                from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-                processor = ImageProcessor(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
+    if processor is not None:
         tokenizer.chat_template = tokenizer.chat_template or getattr(processor, "chat_template", None)
     return Description(folder, config, kind, tokenizer, processor)
 
@@ -371,15 +366,6 @@ def kind_of(config: Any, name: str) -> Kind:
     )
 
 
-@contextmanager
-def _loading(name: str, failure: str) -> Iterator[None]:
-    """Turn any error of the library (OSError, ValueError, KeyError, validation errors) into a ModelError."""
-    try:
-        yield
-    except Exception as error:
-        raise ModelError(f"{name}: {failure}: {brief(error)}") from None
-
-
 def _check_name(name: str) -> None:
     folder = Path(name)
     if not folder.exists() and (folder.is_absolute() or name.count("/") != 1 or name.startswith(".")):
@@ -395,8 +381,10 @@ def _config(name: str) -> Any:
         if (folder / "adapter_config.json").is_file():
             raise ModelError(f"{name}: holds a LoRA adapter, not a model; export it first")
         raise ModelError(f"{name}: has no config.json: not a Hugging Face model folder")
-    with _loading(name, "no usable model configuration"):
+    try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # the library raises OSError, ValueError, KeyError, validation errors, ...
+        raise ModelError(f"{name}: no usable model configuration: {brief(error)}") from None
 
 
 def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> nn.Module:
