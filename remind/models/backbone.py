@@ -35,10 +35,6 @@ class ImageProcessor:
         self.image_processor = image_processor
         self.tokenizer = tokenizer
 
-    @property
-    def chat_template(self) -> str | None:
-        return self.tokenizer.chat_template
-
     def save_pretrained(self, folder: str | Path) -> None:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)

@@ -148,7 +148,9 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], image_tokens: Sequence
     if not tokenizer.chat_template:
         name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ModelError(f"{name}: the tokenizer has no chat template; name an instruction-tuned model")
-    texts = [text for message in messages for text in _texts(message)]
+    contents = [message["content"] for message in messages]
+    texts = [one for one in contents if isinstance(one, str)]
+    texts += [part["text"] for one in contents if not isinstance(one, str) for part in one if _is_text(part)]
     if not image_tokens and not _has_added_tokens(tokenizer, texts):
         rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
@@ -247,11 +249,6 @@ def _render(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, bool
         return chunks
     # some templates trim the messages
     return [(text if own else text.strip(), own) for text, own in chunks]
-
-
-def _texts(message: Message) -> list[str]:
-    content = message["content"]
-    return [content] if isinstance(content, str) else [part["text"] for part in content if _is_text(part)]
 
 
 def _is_text(part: Mapping[str, Any]) -> bool:

