@@ -57,8 +57,8 @@ class BuildStatesConfig:
     workers: Workers = 1
     """Number of processes, each with its own models, that build dialogues; 0: one per core."""
     shard: str | None = "auto"
-    """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1); slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last writes
-    out."""
+    """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1);
+    slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last finishes out."""
     cache: str = "~/.cache/remind"
     """Folder for indexes, codes and replies, by what they are made from; safe to delete."""
     keep_codes: bool = True

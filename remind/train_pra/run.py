@@ -25,8 +25,7 @@ from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
 from remind.core.run_folder import CONFIG, as_dict
 from remind.models import BUILT_IN
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 
