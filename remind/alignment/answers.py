@@ -7,11 +7,11 @@ higher state (on-policy self-distillation: SDPO, arXiv 2601.20802).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.utils import gather_object
 
 from remind.alignment.config import ExampleConfig
 from remind.alignment.examples import Batches, Example, pixels_of
@@ -19,62 +19,38 @@ from remind.core.cache import Cache
 from remind.core.progress import track
 from remind.models.backbone import Backbone
 from remind.models.chat import end_token_id
-from remind.models.generate import batches, check_generates, continue_rows, decoding
-
-#: Decoded questions per file: what is computed again after a kill.
-_BLOCK = 32
-#: Tensors by name and a JSON value.
-Entry = tuple[dict[str, Tensor], Any]
+from remind.models.generate import batches, continue_rows, decoding
 
 
-def shared_entries(
-    cache: Cache, kind: str, keys: Sequence[Any], compute: Callable[[int], Entry], accelerator: Any, description: str
-) -> list[Entry]:
-    """The entries of all keys, in order; what is missing is computed once, each process computing its share.
-
-    Args:
-        kind: subfolder. keys: JSON values. compute: gives the entry of a key by its place in `keys`.
-
-    Raises:
-        OSError: an entry cannot be written; then it is absent.
-    """
-    places = range(accelerator.process_index, len(keys), accelerator.num_processes)
-    own = [number for number in places if not cache.has(kind, keys[number])]
-    for number in track(own, description, len(own)) if own else ():
-        cache.write(kind, keys[number], *compute(number))
+def divided(pieces: int, accelerator: Any, description: str) -> Iterator[int]:
+    """The numbers of the pieces of work that this process does; ends when all processes have done theirs."""
+    own = range(accelerator.process_index, pieces, accelerator.num_processes)
+    yield from track(own, description, len(own)) if own else ()
     accelerator.wait_for_everyone()
-    entries = (cache.read(kind, key) for key in keys)
-    return [compute(number) if entry is None else entry for number, entry in enumerate(entries)]
 
 
-class Writer:
-    """Has a model answer questions from one level, in batches of similar length.
+def grouped(examples: Sequence[Example], level: int, config: ExampleConfig) -> list[list[int]]:
+    """Places of the examples that are answered together, in batches of similar length."""
+    return batches([len(example.prompts[level]) for example in examples], config.decode_batch)
 
-    Args:
-        temperature: 0: greedily.
 
-    Raises:
-        ModelError: a model that does not generate.
-    """
-
-    def __init__(self, backbone: Backbone, config: ExampleConfig, accelerator: Any, temperature: float = 0.0) -> None:
-        check_generates(backbone)
-        self.config, self.accelerator = config, accelerator
-        self.settings = decoding(backbone, config.max_decoded, temperature)
-        self.end = end_token_id(backbone.tokenizer)
-
-    def batches(self, examples: Sequence[Example], level: int) -> list[list[int]]:
-        """Places of the examples that are answered together."""
-        return batches([len(example.prompts[level]) for example in examples], self.config.decode_batch)
-
-    def answer(self, model: Any, examples: Sequence[Example], level: int, draw: str) -> list[list[int]]:
-        """Answers to a batch with their end token; `draw` fixes what is sampled."""
-        device, rows = self.accelerator.device, [example.prompts[level].tolist() for example in examples]
-        images = pixels_of(examples) or None
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.accelerator.autocast():
-            torch.manual_seed(int.from_bytes(hashlib.sha256(draw.encode()).digest()[:7], "little"))
-            # an answer that was cut off gets an end token, too: where nothing but edges counts, no token is a target
-            return [[*ids, self.end] for ids, _ in continue_rows(model, rows, self.settings, images)]
+def answer(
+    backbone: Backbone,
+    examples: Sequence[Example],
+    level: int,
+    config: ExampleConfig,
+    accelerator: Any,
+    temperature: float = 0.0,
+    draw: str = "",
+) -> list[list[int]]:
+    """Answers to a batch with their end token; at a temperature above 0 `draw` fixes what is sampled."""
+    device, end = accelerator.device, end_token_id(backbone.tokenizer)
+    rows, images = [example.prompts[level].tolist() for example in examples], pixels_of(examples) or None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), accelerator.autocast():
+        torch.manual_seed(int.from_bytes(hashlib.sha256(draw.encode()).digest()[:7], "little"))
+        found = continue_rows(backbone.model, rows, decoding(backbone, config.max_decoded, temperature), images)
+    # an answer that was cut off gets an end token, too: where nothing but edges counts, no token is a target
+    return [[*ids, end] for ids, _ in found]
 
 
 def decoded(
@@ -94,30 +70,21 @@ def decoded(
         Tokens with the end token by question id; questions that leave no room for an answer are not there.
 
     Raises:
-        ModelError: a model that does not generate. OSError: the cache cannot be written.
+        OSError: the cache cannot be written.
     """
-    level, writer = int(config.unlabelled[1:]), Writer(backbone, config, accelerator)
-    fit = [e for e in examples if 0 < len(e.prompts[level]) <= backbone.max_length - config.max_decoded]
-    blocks = [fit[start : start + _BLOCK] for start in range(0, len(fit), _BLOCK)]
-    about = ["decoded tokens", base, str(backbone.dtype), config.unlabelled, config.max_decoded, config.decode_batch]
-    keys = [[*about, hashlib.sha256(b"".join(e.content((level,)) for e in block)).hexdigest()] for block in blocks]
+    level, most = int(config.unlabelled[1:]), backbone.max_length - config.max_decoded
+    fit = [e for e in examples if 0 < len(e.prompts[level]) <= most]
+    groups = [[fit[place] for place in places] for places in grouped(fit, level, config)]
+    about = ["decoded tokens", base, str(backbone.dtype), config.unlabelled, config.max_decoded]
 
-    def compute(number: int) -> Entry:
-        block = blocks[number]
-        answers: dict[int, list[int]] = {}
-        for places in writer.batches(block, level):
-            found = writer.answer(backbone.model, [block[place] for place in places], level, "")
-            answers |= dict(zip(places, found, strict=True))
-        ordered = [answers[place] for place in range(len(block))]
-        tokens = torch.tensor([token for answer in ordered for token in answer], dtype=torch.int32)
-        return {"tokens": tokens, "lengths": torch.tensor([len(answer) for answer in ordered])}, None
+    def answers(group: list[Example]) -> list[list[int]]:
+        key = [*about, hashlib.sha256(b"".join(e.content((level,)) for e in group)).hexdigest()]
+        found: list[list[int]] = cache.json("decoded", key, lambda: answer(backbone, group, level, config, accelerator))
+        return found
 
-    entries = shared_entries(cache, "decoded", keys, compute, accelerator, f"answer from {config.unlabelled}")
-    return {
-        example.id: answer.tolist()
-        for block, (tensors, _) in zip(blocks, entries, strict=True)
-        for example, answer in zip(block, tensors["tokens"].split(tensors["lengths"].tolist()), strict=True)
-    }
+    for number in divided(len(groups), accelerator, f"answer from {config.unlabelled}"):
+        answers(groups[number])
+    return {e.id: ids for group in groups for e, ids in zip(group, answers(group), strict=True)}
 
 
 class StudentAnswers:
@@ -128,44 +95,38 @@ class StudentAnswers:
 
     Args:
         examples: those of the training split, in order. order: which of them a step has.
+
+    Attributes:
+        answers: tokens by step, written as text, and question id.
     """
 
-    def __init__(self, writer: Writer, order: Batches, examples: Sequence[Example]) -> None:
-        self.writer, self.order, self.examples = writer, order, examples
-        self._answers: dict[int, dict[str, list[int]]] = {}
+    def __init__(
+        self, backbone: Backbone, config: ExampleConfig, accelerator: Any, order: Batches, examples: Sequence[Example]
+    ) -> None:
+        self.backbone, self.config, self.accelerator = backbone, config, accelerator
+        self.order, self.examples = order, examples
+        self.answers: dict[str, dict[str, list[int]]] = {}
 
-    def at(self, step: int, total: int, model: Any) -> Mapping[str, list[int]]:
+    def at(self, step: int, total: int) -> Mapping[str, list[int]]:
         """Tokens by question id for the examples of a step.
 
         Args:
-            step: 0-based. total: how many steps there are. model: the language model at its present weights.
+            step: 0-based. total: how many steps there are.
         """
-        if step not in self._answers:
-            self._answer(step, total, model)
-        return self._answers[step]
-
-    def _answer(self, step: int, total: int, model: Any) -> None:
-        writer, every = self.writer, self.writer.config.refresh_steps
-        accelerator = writer.accelerator
-        coming = range(step, min((step // every + 1) * every, total))
-        questions = [(number, self.examples[place]) for number in coming for place in self.order.batch(number)]
-        examples = [example for _, example in questions]
-        # token ids + 1, so that 0 is what other processes fill in
-        size = (len(questions), writer.config.max_decoded + 1)
-        table = torch.zeros(size, dtype=torch.int64, device=accelerator.device)
-        for number, group in enumerate(writer.batches(examples, 0)):
-            if number % accelerator.num_processes == accelerator.process_index:
-                draw = f"{self.order.seed}:{step}:{number}"
-                answers = writer.answer(model, [examples[place] for place in group], 0, draw)
-                for place, ids in zip(group, answers, strict=True):
-                    table[place, : len(ids)] = torch.tensor(ids, device=table.device) + 1
-        self._answers = {number: {} for number in coming}
-        for (number, example), row in zip(questions, accelerator.reduce(table, "sum").cpu(), strict=True):
-            self._answers[number][example.id] = (row[row > 0] - 1).tolist()
-
-    def state(self, step: int) -> dict[str, dict[str, list[int]]]:
-        """What a checkpoint after `step` steps keeps."""
-        return {str(number): answers for number, answers in self._answers.items() if number >= step}
-
-    def restore(self, state: Mapping[str, dict[str, list[int]]]) -> None:
-        self._answers = {int(number): answers for number, answers in state.items()}
+        if str(step) not in self.answers:
+            config, every = self.config, self.config.refresh_steps
+            coming = range(step, min((step // every + 1) * every, total))
+            steps = [(number, self.examples[place]) for number in coming for place in self.order.batch(number)]
+            examples = [example for _, example in steps]
+            found: list[tuple[str, str, list[int]]] = []
+            for number, group in enumerate(grouped(examples, 0, config)):
+                if number % self.accelerator.num_processes == self.accelerator.process_index:
+                    some, draw = [examples[place] for place in group], f"{self.order.seed}:{step}:{number}"
+                    ids = answer(self.backbone, some, 0, config, self.accelerator, config.temperature, draw)
+                    found += [
+                        (str(steps[place][0]), examples[place].id, own) for place, own in zip(group, ids, strict=True)
+                    ]
+            self.answers = {str(number): {} for number in coming}
+            for key, name, own in gather_object(found):
+                self.answers[key][name] = own
+        return self.answers[str(step)]

@@ -49,7 +49,8 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
     def __post_init__(self) -> None:
         for part in (Objective, ExampleConfig, LoopConfig):
             part.__post_init__(self)
-        self.check()
+        if not self.trained:
+            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
         if self.targets != "gold" and not self.active:
             raise ConfigError(f"targets {self.targets}: nothing is distilled: no edge has gamma above 0")
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
@@ -108,11 +109,6 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
     def objective(self) -> Objective:
         """The fields that say what is minimised."""
         return Objective(**{field.name: getattr(self, field.name) for field in fields(Objective)})
-
-    @property
-    def examples(self) -> ExampleConfig:
-        """The fields that say which questions become examples."""
-        return ExampleConfig(**{field.name: getattr(self, field.name) for field in fields(ExampleConfig)})
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: edges are (student, teacher, gamma, alpha)."""

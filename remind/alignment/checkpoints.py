@@ -1,15 +1,16 @@
-"""Checkpoint folders of a run: transformers' `checkpoint-N` with our files, of which `complete` is written last."""
+"""Checkpoint folders of a run: transformers' `checkpoint-N`, of which trainer_state.json is written last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from remind.core.errors import ModelError
+from remind.core.errors import DataError, ModelError
+from remind.core.files import read_json
 
-#: Files beside transformers' own.
-COMPLETE, OURS, EMA = "complete", "pra.json", "ema.safetensors"
+EMA = "ema.safetensors"
 
 
 def checkpoints(run: str | Path) -> list[Path]:
@@ -18,14 +19,18 @@ def checkpoints(run: str | Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end."""
-    return (folder / COMPLETE).is_file()
+def kept(folder: Path) -> dict[str, Any] | None:
+    """What `PRATrainer` keeps in a checkpoint (`RunState`); None: not written to its end, or of another trainer."""
+    try:
+        state: dict[str, Any] = read_json(folder / "trainer_state.json")["stateful_callbacks"]["RunState"]["attributes"]
+    except (OSError, DataError, KeyError, TypeError):
+        return None
+    return state
 
 
 def newest(run: str | Path) -> Path | None:
     """The newest whole checkpoint of a run."""
-    return next((path for path in reversed(checkpoints(run)) if is_whole(path)), None)
+    return next((path for path in reversed(checkpoints(run)) if kept(path)), None)
 
 
 @contextmanager

@@ -39,9 +39,6 @@ class Edge:
     """Share α of KL(teacher || student); the rest is KL(student || teacher)."""
 
     def __post_init__(self) -> None:
-        for name in ("student", "teacher"):  # numbers in a list of a config file come as 0.0
-            if isinstance(level := getattr(self, name), float) and level.is_integer():
-                object.__setattr__(self, name, int(level))
         check_ranges(self, ConfigError)
         if self.student == self.teacher:
             raise ConfigError(
@@ -66,7 +63,7 @@ def edge_of(value: Any) -> Edge:
 
 if not TYPE_CHECKING:  # noqa: SIM108  (the parser of the command line evaluates the other form)
     # as they may be written; the objective makes edges of them
-    Edges = tuple[Edge | tuple[float, ...], ...]
+    Edges = tuple[Edge | tuple[int | float, ...], ...]
 else:
     Edges = tuple[Edge, ...]
 
@@ -117,10 +114,8 @@ class Objective:
                 "0 with teachers 1, 2 or both"
             )
         names = [edge.name for edge in self.edges]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"an edge occurs twice: {', '.join(names)}")
-        if len(set(self.hard_levels)) < len(self.hard_levels):
-            raise ConfigError(f"hard_levels {list(self.hard_levels)} are not distinct levels of 0, 1, 2")
+        if len({*names, *self.hard_levels}) < len(names) + len(self.hard_levels):
+            raise ConfigError(f"an edge ({', '.join(names)}) or one of hard_levels {self.hard_levels} occurs twice")
 
     @property
     def active(self) -> tuple[Edge, ...]:
@@ -147,11 +142,6 @@ class Objective:
         """Levels that any term reads at the present weights."""
         ends = {edge.student for edge in self.edges} | {edge.teacher for edge in self.edges} - self.taught
         return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
-
-    def check(self) -> None:
-        """Raise ConfigError if nothing is trained."""
-        if not self.trained:
-            raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
 
     def parts(self, values: Mapping[str, float]) -> dict[str, float]:
         """The summands of Eq. 7 by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
@@ -260,7 +250,7 @@ class LoopConfig:
     """Trackers, e.g. tensorboard or wandb, in addition to metrics.jsonl."""
     guard: Literal["warn", "stop", "off"] = "warn"
     """What happens when the held-out loss collapses. warn: print and record a warning. stop: save, and end the run with
-    an error. off: no check. Unless off, a run also warns if the model knows nothing of the answers before step 1."""
+    an error. off: no check."""
     guard_ce_rise: NonNegativeFloat = 0.8
     """Nats per token by which the cross-entropy under any state may rise above the lowest one measured so far, the one
     before the first step included. A measured collapse raised the teacher's from 0.31 to 1.97; this is half of it."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.examples import Example
@@ -24,7 +25,7 @@ _HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or 
 
 
 def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:
-    """Of a step; "head" and "block" (forward and backward of one, computed again) are not needed at the same time.
+    """Of a step; "logits" and "block" (forward and backward of one, computed again) are not needed at the same time.
 
     Sequential steps with live teachers are counted; other teachers have weights or caches of their own. Under FSDP
     weights, gradients and moments are divided among the processes.
@@ -34,36 +35,25 @@ def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> Memory
         tokens: of the longest prompt with its answer.
         answer: tokens of the longest answer.
     """
-    parameters = list(model.parameters())
-    trained = [part for part in parameters if part.requires_grad]
-    weights, gradients = (sum(p.numel() * p.element_size() for p in some) for some in (parameters, trained))
-    numbers = sum(part.numel() for part in trained)
-    moments = int(_EIGHT_BITS * numbers) if "8bit" in args.optim else 2 * gradients
-    text, head = model.config.get_text_config(), head_of(model).weight
-    layers, width, narrow = int(text.num_hidden_layers), head.shape[1], head.element_size()
-    rows = tokens * (args.per_device_train_batch_size or 1)
+    trained = [part for part in model.parameters() if part.requires_grad]
+    weights, gradients = (sum(p.numel() * p.element_size() for p in some) for some in (model.parameters(), trained))
+    moments = int(_EIGHT_BITS * sum(map(Tensor.numel, trained))) if "8bit" in args.optim else 2 * gradients
+    head, batch = head_of(model).weight, args.per_device_train_batch_size or 1
+    hidden = head.element_size() * tokens * batch * head.shape[1]
     kept = 1 if args.gradient_checkpointing else _SAVED
-    # keys and values of what x1 and x2 share
-    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    shared = 2 * heads * int(getattr(text, "head_dim", None) or width // text.num_attention_heads) * layers
-    wide = 4 * head.numel()
     parts = {
         "weights": weights,
         "gradients": gradients,
         "moments": moments,
-        "activations": narrow * rows * width * layers * kept,
-        # in float32: logits, the head where it is narrower, its gradient where it is trained
-        "head": 4 * _LOGITS * min(answer * rows // tokens, args.chunk) * head.shape[0]
-        + (wide if narrow < 4 else 0)
-        + (wide if head.requires_grad else 0),
-        "block": narrow * rows * (width * _BLOCK + (shared if args.prefix_sharing else 0)),
+        "activations": hidden * int(model.config.get_text_config().num_hidden_layers) * kept,
+        # in float32, and so are the head where it is narrower, and its gradient where it is trained
+        "logits": 4 * _LOGITS * min(answer * batch, args.chunk) * head.shape[0]
+        + 4 * head.numel() * ((head.element_size() < 4) + head.requires_grad),
+        "block": hidden * _BLOCK,
     }
     if args.sharded:
         parts |= {name: parts[name] // args.world_size for name in ("weights", "gradients", "moments")}
-        block = sum(p.numel() * p.element_size() for p in model.get_decoder().layers[0].parameters())
-        # embedding, head and a block with their gradients
-        parts["gathered"] = 2 * (2 * narrow * head.numel() + block)
-    return MemoryPlan(parts, _HINT, either=("head", "block"))
+    return MemoryPlan(parts, _HINT, either=("logits", "block"))
 
 
 def remedies(examples: Sequence[Example]) -> str:

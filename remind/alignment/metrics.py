@@ -40,8 +40,7 @@ def peak_memory(device: torch.device) -> float:
         torch.cuda.reset_peak_memory_stats(device)
         return peak / 2**30
     # kilobytes on Linux, bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def record(folder: str | Path, row: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import Backbone, inner_model
 from remind.models.chat import tokenize
-from remind.models.load import backbone_of, describe, load_backbone
+from remind.models.load import backbone_of, load_backbone
 from remind.states.pyramid import MARKER
 
 #: Weights that share a scale in NF4.
@@ -140,30 +140,21 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check_vocabulary(model: Any, largest: int) -> None:
-    """Raise ModelError where the tokenizer gives ids that the embedding or the head has no row for.
+@torch.no_grad()
+def check_head(model: Any, largest: int = 0) -> None:
+    """Raise ModelError unless the model's logits are those of `head_of` at its final hidden states, for all tokens.
+
+    The loss is computed that way; a model that does more to its logits would be trained on others than it generates
+    from.
 
     Args:
         largest: the highest token id of all examples.
     """
-    for what, rows in (("embedding", model.get_input_embeddings().weight), ("head", head_of(model).weight)):
-        if largest >= len(rows):
-            raise ModelError(
-                f"the tokenizer gives token {largest}, but the {what} of {type(model).__name__} has {len(rows)} rows: "
-                "they belong to different models"
-            )
-
-
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Raise ModelError unless the model's logits are those of `head_of` at its final hidden states.
-
-    The loss is computed that way; a model that does more to its logits would be trained on others than it generates
-    from.
-    """
-    was_training = model.training
+    was_training, head, name = model.training, head_of(model), type(model).__name__
+    rows = min(len(model.get_input_embeddings().weight), len(head.weight))
+    if largest >= rows:
+        raise ModelError(f"the tokenizer gives token {largest}, but {name} has {rows}: they belong to different models")
     model.eval()
-    head = head_of(model)
     ids = torch.arange(1, 5, device=head.weight.device)[None]
     hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     expected = model(input_ids=ids, use_cache=False).logits.float()
@@ -171,9 +162,7 @@ def check_head(model: Any) -> None:
     model.train(was_training)
     tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.05
     if not torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-        raise ModelError(
-            f"{type(model).__name__} does more to its logits than scale, cap and bias; it is not supported"
-        )
+        raise ModelError(f"{name} does more to its logits than scale, cap and bias; it is not supported")
 
 
 # the marker as a token of its own (Section 4.3)
@@ -219,31 +208,18 @@ def add_marker(backbone: Backbone) -> int:
 # a base model in 4 bits (NF4), as QLoRA trains adapters on it
 
 
-def nf4(name: str, dtype: str) -> Any:
+def nf4(dtype: str) -> Any:
     """The quantization config of transformers that puts the language model's blocks in NF4.
 
-    Embeddings, head, norms and vision tower stay as they are, and so do layers whose input is not a multiple of 64
-    wide: they have blocks that cross rows, which bitsandbytes reads back wrongly on CPUs.
-
-    Raises:
-        ModelError: no such model, or no bitsandbytes.
+    Embeddings, head, norms and vision tower stay as they are. Raises ModelError: no bitsandbytes.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig
+    from transformers import BitsAndBytesConfig
 
     optional("bitsandbytes", "A base in 4 bits")
-    known = describe(name)
-    kind: Any = AutoModelForImageTextToText if known.kind == "vlm" else AutoModelForCausalLM
-    with torch.device("meta"):
-        model = kind.from_config(known.config)
-    decoder = {id(layer) for layer in model.get_decoder().modules()}
-    kept = [
-        name
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and (id(layer) not in decoder or layer.in_features % _BLOCK)
-    ]
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=getattr(torch, dtype),
-        llm_int8_skip_modules=kept,
+        # patterns from the start of a layer's name: what is no part of a block, or of the vision tower
+        llm_int8_skip_modules=[r"(?!.*\.(layers|h)\.\d).*", r".*vis(ual|ion)"],
     )

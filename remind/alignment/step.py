@@ -7,25 +7,24 @@ levels are run forward first.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
-from remind.alignment.objective import FixedTeacher, Head, chunked_terms
-from remind.alignment.prefix import rest_of, shared_attention
-from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import inner_model
+from remind.alignment.objective import FixedTeachers, Head, chunked_terms
+from remind.core.errors import ModelError
+from remind.models.attention import Attention, exchanged_attention
+from remind.models.backbone import inner_model, position_ids
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """B samples, N answer positions in all.
 
     Attributes:
@@ -56,22 +55,12 @@ class MicroBatch:
     common: Tensor
     examples: tuple[Example, ...]
     graded: MicroBatch | None = None
-    pixels: Mapping[str, Tensor] = field(default_factory=dict)
+    pixels: Mapping[str, Tensor] = {}
 
     @property
     def own(self) -> list[Example]:
         """Those that count: others stand in where a process has none."""
         return [example for example, weight in zip(self.examples, self.weights.tolist(), strict=True) if weight > 0]
-
-    def to(self, device: torch.device | str) -> MicroBatch:
-        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(
-            self,
-            input_ids=tuple(ids.to(device) for ids in self.input_ids),
-            pixels={name: value.to(device) for name, value in self.pixels.items()},
-            graded=None if self.graded is None else self.graded.to(device),
-            **moved,
-        )
 
 
 def collate(samples: Sequence[tuple[Example, float]], always_graded: bool = False) -> MicroBatch:
@@ -116,14 +105,6 @@ def common_prefix(one: Tensor, other: Tensor) -> int:
     return int(differ[0]) if len(differ) else most
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a pass leaves besides its loss, all detached: final hidden states by level [N, d], values by name [B]."""
-
-    hidden: dict[int, Tensor]
-    values: dict[str, Tensor]
-
-
 def body_of(model: Any) -> Any:
     """The Hugging Face model without its output head; ends in the final norm. Sees through a PEFT wrapper."""
     model = inner_model(model)
@@ -134,11 +115,8 @@ def body_of(model: Any) -> Any:
 
 
 def head_of(model: Any) -> Head:
-    """The output head, with what the model does to its logits besides."""
-    return _head_of(inner_model(model))
-
-
-def _head_of(model: Any) -> Head:
+    """The output head, with what the model does to its logits besides. Sees through a PEFT wrapper."""
+    model = inner_model(model)
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     # PEFT wraps a tied head of which it trains single rows; `weight` of the wrapper has them in it
     plain = head.original_module if hasattr(head, "token_adapter") else head
@@ -146,6 +124,112 @@ def _head_of(model: Any) -> Head:
         raise ModelError(f"the output head of {type(model).__name__} is not a plain matrix: {type(head).__name__}")
     scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
     return Head(head.weight, plain.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+# Prefix sharing. x2 is x1 with a summary between its dialogue and its question, and a causal model computes the tokens
+# before the summary alike in both. While x1 goes forward (with its graph, checkpointed or not), each attention layer's
+# keys and values of those tokens are cached, detached; then only the rest of x2 goes forward, without gradient, and
+# attends to them. That is x2's own forward to the last bit but for the order of sums, so it is exact wherever x2 only
+# teaches and teachers are detached. Keys and values are freed layer by layer, before the backward pass begins.
+
+#: Kinds of layers whose tokens know of earlier ones by attention alone; windows are refused where they attend.
+_ALIKE = frozenset({"full_attention", "sliding_attention", "moe", "mlp"})
+
+
+@dataclass
+class SharedPrefix:
+    """Keys and values of the common tokens, by attention layer.
+
+    Attributes:
+        lengths: [B], common tokens of each sample.
+        cached: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
+        mask: [B, 1, S, longest + S], which of the cached and of its own tokens each of the S tokens may attend to; None
+            while keys and values are still being cached.
+    """
+
+    lengths: Tensor
+    cached: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.longest = int(self.lengths.max())
+
+    def attend(
+        self,
+        inner: Attention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attention of one layer, in place of its own."""
+        if self.mask is None:
+            self.cached[module] = (key[:, :, : self.longest].detach(), value[:, :, : self.longest].detach())
+            return inner(module, query, key, value, mask, **kwargs)
+        before = self.cached.pop(module)
+        key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+        # flash kernels take no mask, and this one is small
+        result: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, self.mask, **kwargs
+        )
+        return result
+
+    def expect(self, tokens: int) -> None:
+        """From here on attention is that of `tokens` tokens that follow each sample's prefix.
+
+        Raises:
+            ModelError: no attention layer has passed by here, so that there is nothing to attend to.
+        """
+        if not self.cached:
+            raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
+        device, n = self.lengths.device, len(self.lengths)
+        before = torch.arange(self.longest, device=device) < self.lengths[:, None]
+        own = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
+        before = before[:, None, None].expand(n, 1, tokens, -1)
+        self.mask = torch.cat([before, own.expand(n, 1, tokens, tokens)], dim=-1)
+
+
+@contextmanager
+def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
+    """Inside, the attention layers of `decoder` first keep, then (`SharedPrefix.expect`) read the common tokens.
+
+    Args:
+        decoder: the text model, with its `config`.
+        lengths: [B], common tokens of each sample, on the decoder's device.
+
+    Raises:
+        ModelError: an attention that cannot be shared.
+    """
+    kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
+    if kinds or getattr(decoder, "_is_stateful", False):
+        raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
+    state = SharedPrefix(lengths)
+    with exchanged_attention(decoder, state.attend, "set prefix_sharing false"):
+        try:
+            yield state
+        finally:
+            state.cached.clear()
+
+
+def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What follows each sample's prefix, padded on the right.
+
+    Args:
+        ids: [B, T], padded on the right; lengths, common: [B], whole and common tokens.
+        positions: [..., B, T] position ids.
+
+    Returns:
+        ids [B, S] and position ids [..., B, S]; padding is arbitrary.
+    """
+    size = int((lengths - common).max())
+    places = common[:, None] + torch.arange(size, device=ids.device)
+    places = places.clamp(max=ids.shape[1] - 1)
+    return ids.gather(1, places), positions.gather(-1, places.expand(*positions.shape[:-1], size))
+
+
+# the model as the step runs it
 
 
 class AlignmentModel(nn.Module):
@@ -166,13 +250,13 @@ class AlignmentModel(nn.Module):
 
     def encode(self, batch: MicroBatch, level: int) -> Tensor:
         """Final hidden states of the answer positions under a level, [N, d]."""
-        ids = batch.input_ids[level]
-        hidden = self._run(ids, self._positions(batch, level), batch.pixels)
+        hidden = self._run(batch.input_ids[level], self._positions(batch, level), batch.pixels)
         return hidden[batch.rows, batch.starts[level][batch.rows] + batch.offsets]
 
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph."""
-        positions = self._positions(batch, 2)
+        if (positions := self._positions(batch, 2)) is None:
+            raise ModelError("a model that takes no positions cannot share a prefix: set prefix_sharing false")
         with shared_attention(self._parts[1], batch.common) as prefix:
             one = self.encode(batch, 1)
             with torch.no_grad():
@@ -182,31 +266,16 @@ class AlignmentModel(nn.Module):
                 rest = self._run(ids, positions, {})
         return one, rest[batch.rows, (batch.starts[2] - batch.common)[batch.rows] + batch.offsets]
 
-    def _run(self, ids: Tensor, positions: Tensor, pixels: Mapping[str, Tensor]) -> Tensor:
+    def _run(self, ids: Tensor, positions: Tensor | None, pixels: Mapping[str, Tensor]) -> Tensor:
         """[B, T, d] final hidden states."""
-        body = self._parts[0]
-        extra: dict[str, Any] = dict(pixels)
-        if hasattr(body, "get_rope_index") or "position_ids" in inspect.signature(body.forward).parameters:
-            extra["position_ids"] = positions
-        hidden: Tensor = body(input_ids=ids, use_cache=False, **extra).last_hidden_state
+        extra = {} if positions is None else {"position_ids": positions}
+        hidden: Tensor = self._parts[0](input_ids=ids, use_cache=False, **pixels, **extra).last_hidden_state
         return hidden
 
-    def _positions(self, batch: MicroBatch, level: int) -> Tensor:
-        """[B, T], or [3, B, T] for multimodal RoPE.
-
-        They are always given: left to itself a model with multimodal RoPE may add offsets of an earlier image.
-        """
-        ids, body = batch.input_ids[level], self._parts[0]
-        places = torch.arange(ids.shape[1], device=ids.device)
-        if not hasattr(body, "get_rope_index"):
-            return places.expand_as(ids)
-        if not batch.pixels:
-            return places.expand(3, *ids.shape)
-        arguments: dict[str, Any] = {"input_ids": ids, "image_grid_thw": batch.pixels["image_grid_thw"]}
-        if "mm_token_type_ids" in inspect.signature(body.get_rope_index).parameters:
-            arguments["mm_token_type_ids"] = (ids == body.config.image_token_id).int()
-        positions: Tensor = body.get_rope_index(**arguments)[0]
-        return positions
+    def _positions(self, batch: MicroBatch, level: int) -> Tensor | None:
+        """Given wherever a model takes them: with multimodal RoPE it may add offsets of an earlier image by itself."""
+        shown = {"image_grid_thw": batch.pixels.get("image_grid_thw")}
+        return position_ids(self._parts[2], {"input_ids": batch.input_ids[level], **shown})
 
     def _shares(self, batch: MicroBatch) -> bool:
         """Whether all images are in the common prefix of x1 and x2."""
@@ -221,11 +290,11 @@ class AlignmentModel(nn.Module):
         batch: MicroBatch,
         levels: tuple[int, ...],
         teachers: Mapping[int, Tensor] | None = None,
-        fixed: Mapping[int, FixedTeacher] | None = None,
+        fixed: FixedTeachers | None = None,
         shared: bool = False,
         terms: bool = True,
         hard_only: bool = False,
-    ) -> tuple[Tensor, Trace]:
+    ) -> tuple[Tensor, dict[int, Tensor], dict[str, Tensor]]:
         """Run `levels`, and sum over samples weight · (mean over positions of the terms in which they learn).
 
         Args:
@@ -236,44 +305,31 @@ class AlignmentModel(nn.Module):
             hard_only: edges do not count.
 
         Returns:
-            The sum; and the trace. Plain values travel in a `Trace`, which wrappers that cast outputs leave alone.
+            The sum; and detached, final hidden states by level [N, d] and values by name [B].
         """
         hidden = dict(teachers or {})
         objective = self.hard_only if hard_only else self.objective
-        if terms and torch.is_grad_enabled() and not hard_only:
-            self._check_teachers(levels, fixed or {})
         both = shared and {1, 2} <= set(levels) and self._shares(batch)
         if both:
             with torch.set_grad_enabled(torch.is_grad_enabled() and 1 in objective.trained):
                 hidden[1], hidden[2] = self.encode_shared(batch)
         for level in levels:
-            if both and level > 0:
-                continue
-            with torch.set_grad_enabled(torch.is_grad_enabled() and level in objective.trained):
-                hidden[level] = self.encode(batch, level)
-        if not terms:
-            return torch.zeros((), device=batch.targets.device), Trace({k: hidden[k].detach() for k in levels}, {})
-        share = (batch.weights / batch.lengths)[batch.rows]
-        labelled = batch.labelled[batch.rows]
-        loss, positions = chunked_terms(
-            hidden, _head_of(self._parts[2]), batch.targets, share, objective, levels, fixed, labelled
-        )
-        values = {
-            name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
-            for name, value in positions.items()
-        }
-        return loss, Trace({level: h.detach() for level, h in hidden.items()}, values)
-
-    def _check_teachers(self, levels: tuple[int, ...], fixed: Mapping[int, FixedTeacher]) -> None:
-        taught = {edge.teacher for edge in self.objective.edges if edge.student in levels} & self.objective.taught
-        if missing := sorted(taught - fixed.keys()):
-            raise ConfigError(
-                f"teacher_model_kind {self.objective.teacher_model_kind}: no teacher was given for level {missing[0]}"
-            )
+            if not both or level == 0:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and level in objective.trained):
+                    hidden[level] = self.encode(batch, level)
+        loss, values = torch.zeros((), device=batch.targets.device), {}
+        if terms:
+            share, labelled = (batch.weights / batch.lengths)[batch.rows], batch.labelled[batch.rows]
+            head = head_of(self._parts[2])
+            loss, positions = chunked_terms(hidden, head, batch.targets, share, objective, levels, fixed, labelled)
+            values = {
+                name: torch.zeros_like(batch.weights).index_add_(0, batch.rows, value.double()) / batch.lengths
+                for name, value in positions.items()
+            }
+        return loss, {level: h.detach() for level, h in hidden.items()}, values
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """Levels that go forward together, whether a backward follows, and whether x1 and x2 share their prefix."""
 
     levels: tuple[int, ...]
@@ -281,21 +337,17 @@ class Pass:
     shared: bool = False
 
 
-def plan(objective: Objective, prefix_sharing: bool = False, together: bool | None = None) -> tuple[Pass, ...]:
+def plan(objective: Objective, prefix_sharing: bool = False) -> tuple[Pass, ...]:
     """The passes of a step: each level after its teachers, each run once unless edges form a cycle.
 
-    Levels that only teach, and do so with other weights (`teacher_model_kind` base or ema), are not run.
+    With target_grad flow all go at once. Levels that only teach, and do so with other weights (`teacher_model_kind`
+    base or ema), are not run.
 
     Args:
         prefix_sharing: compute what x1 and x2 have in common once. Where x2 needs gradients itself (a hard loss, an
             edge in which it learns, target_grad flow), or x1 has to wait for another level, nothing is shared.
-        together: all levels in one pass, as a reference; None: where target_grad is flow.
-
-    Raises:
-        ConfigError: nothing is trained.
     """
-    objective.check()
-    if together or (together is None and objective.target_grad == "flow"):
+    if objective.target_grad == "flow":
         shared = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
         return (Pass(tuple(sorted(objective.levels)), True, shared),)
     passes: list[Pass] = []
@@ -310,22 +362,14 @@ def plan(objective: Objective, prefix_sharing: bool = False, together: bool | No
             # a cycle: one teacher is read at the present weights first
             level = max(next(iter(missing.values())))
             passes.append(Pass((level,), False))
+        elif level == 1 and prefix_sharing and passes and passes[-1] == Pass((2,), False):
+            passes[-1] = Pass((1, 2), 1 in objective.trained, shared=True)
+            waiting.remove(1)
         else:
             passes.append(Pass((level,), level in objective.trained))
             waiting.remove(level)
         computed.add(level)
-    return tuple(_merged(passes) if prefix_sharing else passes)
-
-
-def _merged(passes: Sequence[Pass]) -> list[Pass]:
-    """With x2 and the x1 that follows it in one pass."""
-    merged: list[Pass] = []
-    for step in passes:
-        if merged and step.levels == (1,) and merged[-1] == Pass((2,), False):
-            merged[-1] = Pass((1, 2), step.backward, shared=True)
-        else:
-            merged.append(step)
-    return merged
+    return tuple(passes)
 
 
 def run(
@@ -334,7 +378,7 @@ def run(
     passes: Sequence[Pass],
     backward: Callable[[Tensor], Any] | None,
     unsynced: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    fixed: Mapping[int, FixedTeacher] | None = None,
+    fixed: FixedTeachers | None = None,
     hard_levels: Sequence[int] = (),
 ) -> dict[str, Tensor]:
     """Carry out the passes; gradients add up in the parameters.
@@ -346,8 +390,8 @@ def run(
         model: an `AlignmentModel`, possibly wrapped.
         backward: called with the loss of each pass that has one; None: no gradients at all (held-out loss).
         unsynced: context in which gradients are not yet exchanged between processes: all but the last backward.
-        fixed: teachers by level that replace the live ones; every level that teaches needs one if `teacher_model_kind`
-            is base or ema and the level does not run.
+        fixed: teachers that replace the live ones; every level that teaches needs one if `teacher_model_kind` is base
+            or ema and the level does not run.
         hard_levels: those whose hard loss counts, for samples with two answers.
 
     Returns:
@@ -360,21 +404,20 @@ def run(
     if batch.graded is not None and backward is not None:
         for level in hard_levels:
             with unsynced():
-                loss, trace = model(batch.graded, (level,), hard_only=True)
+                loss, _, found = model(batch.graded, (level,), hard_only=True)
                 backward(loss)
-            hard |= trace.values
+            hard |= {name: value for name, value in found.items() if name.startswith("hard")}
     for index, step in enumerate(passes):
         learns = backward is not None and step.backward
         with nullcontext() if index == last else unsynced(), torch.set_grad_enabled(learns):
-            loss, trace = model(batch, step.levels, hidden, fixed, step.shared)
+            loss, states, found = model(batch, step.levels, hidden, fixed, step.shared)
             if learns and backward is not None:
                 backward(loss)
         del loss
-        hidden.update(trace.hidden)
+        hidden |= states
         # a level that runs twice because of a cycle gives the same values twice
-        values.update(trace.values)
+        values |= found
     two = [place for place, example in enumerate(batch.examples) if example.gold is not None]
     for name in hard.keys() & values.keys() if two else ():
-        if name.startswith("hard"):
-            values[name][two] = hard[name]
+        values[name][two] = hard[name]
     return values

@@ -6,37 +6,26 @@ Live targets drift, because student and teacher share their weights; a slow or a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from remind.alignment.answers import Entry, shared_entries
-from remind.alignment.config import Objective
+from remind.alignment.answers import divided
 from remind.alignment.examples import Example
-from remind.alignment.objective import FixedTeacher, Head, HiddenTeacher, TopKTeacher, accumulation_dtype, bucketed
+from remind.alignment.objective import FixedTeachers, Head, accumulation_dtype, bucketed
 from remind.alignment.step import AlignmentModel, MicroBatch, collate, head_of
 from remind.core.cache import Cache
-from remind.core.errors import ConfigError
+from remind.core.errors import ModelError
 from remind.core.files import write_tensors
-
-#: Examples per file of base targets: what is computed again after a kill.
-_BLOCK = 16
-
-
-class Teachers(Protocol):
-    """Teachers with other weights than those of the model that learns."""
-
-    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
-        """Those of a microbatch, by level."""
-        ...
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -49,10 +38,11 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+@torch.no_grad()
 def teach(
     model: nn.Module, batch: MicroBatch, levels: tuple[int, ...], prefix_sharing: bool = False
 ) -> dict[int, Tensor]:
-    """Final hidden states of the answer positions under `levels`, without gradient: what a `HiddenTeacher` holds.
+    """Final hidden states of the answer positions under `levels`, as `FixedTeachers` hold them.
 
     Args:
         model: an `AlignmentModel`, possibly wrapped.
@@ -61,34 +51,25 @@ def teach(
     Returns:
         Level to [N, d], in the precision of the model.
     """
-    with torch.no_grad():
-        _, trace = model(batch, levels, shared=prefix_sharing, terms=False)
-    hidden: dict[int, Tensor] = trace.hidden
+    hidden: dict[int, Tensor] = model(batch, levels, shared=prefix_sharing, terms=False)[1]
     return hidden
 
 
 @torch.no_grad()
 def topk_targets(hidden: Tensor, head: Head, tau: float, k: int = 64, chunk: int = 128) -> tuple[Tensor, Tensor]:
-    """The fields of a `TopKTeacher`.
+    """What `FixedTeachers.topk` holds of a level.
 
     Args:
         hidden: [N, d]. head: its logits are float32 (float64 where hidden states are), `chunk` positions at a time.
-        k: tokens kept per position, at most V.
+        k: tokens kept per position; at most all.
 
     Returns:
         indices [N, k] int32, by falling probability; log_probs [N, k + 1] float32 (float64).
-
-    Raises:
-        ConfigError: k outside 1 to V.
     """
-    if not 1 <= k <= len(head.weight):
-        raise ConfigError(f"top-k of {k}: it must be between 1 and the {len(head.weight)} tokens of the vocabulary")
-    dtype = accumulation_dtype(hidden.dtype)
-    head = head.wide(dtype)
-    pieces = []
+    head, pieces = head.wide(accumulation_dtype(hidden.dtype)), []
     for piece in hidden.split(chunk):
         scaled = head.logits(piece) / tau
-        indices = scaled.topk(k, dim=-1).indices
+        indices = scaled.topk(min(k, scaled.shape[-1]), dim=-1).indices
         pieces.append((indices.int(), bucketed(scaled, F.log_softmax(scaled, dim=-1), indices)))
     indices, log_probs = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return indices, log_probs
@@ -131,7 +112,8 @@ class Ema:
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
 
-    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
+    def of(self, module: nn.Module, batch: MicroBatch) -> FixedTeachers:
+        """The teachers of a microbatch; `module`: the `AlignmentModel` of the model, possibly wrapped."""
         _reshard(module)
         with self.swapped():
             # the student's own head will do where it never changes
@@ -139,7 +121,7 @@ class Ema:
             hidden = teach(module, batch, self.levels, self.prefix_sharing)
             # FSDP may still hold whole weights, and would go on with them
             _reshard(module)
-        return {level: HiddenTeacher(states, head) for level, states in hidden.items()}
+        return FixedTeachers(hidden, head)
 
     def save(self, path: Path, writes: bool) -> None:
         """Write the averages; every process calls it, since shards are gathered."""
@@ -159,10 +141,11 @@ class Ema:
 
 def _kept(head: Head) -> Head | None:
     """A copy of a head that is trained; None: the student's own will do."""
-    if not head.trained:
+    if not any(part is not None and part.requires_grad for part in head[:2]):
         return None
-    bias = None if head.bias is None else whole(head.bias).clone()
-    return head._replace(weight=whole(head.weight).clone(), bias=bias)
+    return head._replace(
+        weight=whole(head.weight).clone(), bias=None if head.bias is None else whole(head.bias).clone()
+    )
 
 
 def _reshard(module: nn.Module) -> None:
@@ -182,7 +165,7 @@ class BaseTargets:
 
     Args:
         module: the model as it is before training, on the device it runs on; its head is kept where it is trained.
-        examples: those of the training split, in order.
+        examples: those of the training split.
         base: fingerprint of the weights.
 
     Raises:
@@ -192,50 +175,42 @@ class BaseTargets:
     def __init__(
         self, module: AlignmentModel, examples: Sequence[Example], base: str, cache: Cache, accelerator: Any
     ) -> None:
-        self.objective: Objective = module.objective
-        self.levels = tuple(sorted(self.objective.taught))
-        head = head_of(module.model)
-        hidden = self.objective.base_targets == "hidden"
-        self.head = _kept(head) if hidden else None
-        about: list[Any] = [base, str(head.weight.dtype), self.levels, self.objective.base_targets]
-        if not hidden:
-            about += [self.objective.topk, self.objective.tau]
-        blocks = [list(examples[start : start + _BLOCK]) for start in range(0, len(examples), _BLOCK)]
-        keys = [[about, self._content(block)] for block in blocks]
-        entries = shared_entries(
-            cache, "targets", keys, lambda n: self._compute(module, blocks[n]), accelerator, "base targets"
-        )
-        self._rows: dict[str, dict[str, Tensor]] = {}
-        for block, (tensors, _) in zip(blocks, entries, strict=True):
-            lengths = tensors.pop("lengths").tolist()
-            columns = {name: values.split(lengths) for name, values in tensors.items()}
-            for place, example in enumerate(block):
-                self._rows[example.id] = {name: rows[place] for name, rows in columns.items()}
+        self.objective, self.cache = module.objective, cache
+        self.levels, head = tuple(sorted(self.objective.taught)), head_of(module.model)
+        self.head = _kept(head) if self.objective.base_targets == "hidden" else None
+        self.about: list[Any] = [base, str(head.weight.dtype), self.levels, self.objective.base_targets]
+        if self.objective.base_targets == "topk":
+            self.about += [self.objective.topk, self.objective.tau]
+        for number in divided(len(examples), accelerator, "base targets"):
+            key = self._key(examples[number])
+            if cache.read("targets", key) is None:
+                cache.write("targets", key, self._compute(module, examples[number]))
 
-    def of(self, module: nn.Module, batch: MicroBatch) -> Mapping[int, FixedTeacher]:
-        def column(name: str) -> Tensor:
-            rows = [self._rows[example.id][name] for example in batch.examples]
-            return torch.cat(rows).to(batch.targets.device)
-
+    def of(self, module: nn.Module, batch: MicroBatch) -> FixedTeachers:
+        """The teachers of a microbatch. Raises ModelError where they are no longer on disk."""
+        entries = [self.cache.read("targets", self._key(example)) for example in batch.examples]
+        rows = [entry[0] for entry in entries if entry is not None]
+        if len(rows) < len(entries):
+            raise ModelError(
+                f"{self.cache.folder}: base targets are missing; resume the run, which computes them again"
+            )
+        columns = {name: torch.cat([row[name] for row in rows]).to(batch.targets.device) for name in rows[0]}
         if self.objective.base_targets == "hidden":
-            return {level: HiddenTeacher(column(f"hidden{level}"), self.head) for level in self.levels}
-        return {level: TopKTeacher(column(f"indices{level}"), column(f"log_probs{level}")) for level in self.levels}
+            return FixedTeachers({level: columns[f"hidden{level}"] for level in self.levels}, self.head)
+        names = {level: (f"indices{level}", f"log_probs{level}") for level in self.levels}
+        return FixedTeachers(topk={level: (columns[one], columns[other]) for level, (one, other) in names.items()})
 
-    @torch.no_grad()
-    def _compute(self, module: AlignmentModel, block: list[Example]) -> Entry:
+    def _compute(self, module: AlignmentModel, example: Example) -> dict[str, Tensor]:
         head = head_of(module.model)
-        rows: dict[str, list[Tensor]] = {}
-        for example in block:
-            batch = collate([(example, 1.0)]).to(head.weight.device)
-            for level, h in teach(module, batch, self.levels).items():
-                targets = {f"hidden{level}": h}
-                if self.objective.base_targets == "topk":
-                    indices, log_probs = topk_targets(h, head, self.objective.tau, self.objective.topk)
-                    targets = {f"indices{level}": indices, f"log_probs{level}": log_probs}
-                for name, value in targets.items():
-                    rows.setdefault(name, []).append(value.cpu())
-        lengths = torch.tensor([len(example.answer) for example in block])
-        return {"lengths": lengths, **{name: torch.cat(values) for name, values in rows.items()}}, None
+        targets: dict[str, Tensor] = {}
+        batch = send_to_device(collate([(example, 1.0)]), head.weight.device)
+        for level, hidden in teach(module, batch, self.levels).items():
+            if self.objective.base_targets == "hidden":
+                targets[f"hidden{level}"] = hidden
+            else:
+                indices, log_probs = topk_targets(hidden, head, self.objective.tau, self.objective.topk)
+                targets |= {f"indices{level}": indices, f"log_probs{level}": log_probs}
+        return {name: value.cpu() for name, value in targets.items()}
 
-    def _content(self, block: Sequence[Example]) -> str:
-        return hashlib.sha256(b"".join(example.content((0, *self.levels)) for example in block)).hexdigest()
+    def _key(self, example: Example) -> list[Any]:
+        return [self.about, hashlib.sha256(example.content(self.levels)).hexdigest()]

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.examples import Example, Examples
-from remind.alignment.step import plan
+from remind.alignment.step import Pass
 from remind.alignment.teachers import Ema
 from remind.models.nano import nano_tokenizer
 
@@ -118,7 +118,10 @@ def trained(case: Case, folder: Path, processes: int = 1, **changes: Any) -> Wat
     watch.trainer = trainer = PRATrainer(made, args, processing_class=TOKENIZER, callbacks=[watch])
     trainer.train_dataset = Examples([example_of(sample) for sample in samples])
     if case.step == "joint":
-        trainer._passes = plan(trainer.objective, case.sharing, together=True)
+        levels = tuple(sorted(trainer.objective.levels))
+        trainer._passes = (
+            Pass(levels, True, case.sharing and {1, 2} <= set(levels) and 2 not in trainer.objective.trained),
+        )
     watch.loss = trainer.train().training_loss
     return watch
 
