@@ -14,11 +14,7 @@ from transformers import TrainingArguments
 from remind.alignment.config import ExampleConfig, LoopConfig, Objective
 from remind.core import optional
 from remind.core.errors import ConfigError
-
-_DEEPSPEED = (
-    "training under DeepSpeed is not supported: a step runs the model several times before it goes backward, at which "
-    "ZeRO-3 fails (DeepSpeed issue 5321); use DDP, or FSDP with fsdp_version 2"
-)
+from sae.ranges import check_ranges
 
 
 @dataclass
@@ -47,14 +43,18 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
     use_cache: bool = True
 
     def __post_init__(self) -> None:
-        for part in (Objective, ExampleConfig, LoopConfig):
-            part.__post_init__(self)
+        Objective.__post_init__(self)
+        for part in (ExampleConfig, LoopConfig):
+            check_ranges(self, ConfigError, part)
+        if self.targets == "decoded" and self.unlabelled == "skip":
+            raise ConfigError("targets decoded: unlabelled must name the state to answer from, x2 or x1")
         if not self.trained:
             raise ConfigError("nothing is trained: no hard level counts and no edge has gamma above 0")
         if self.targets != "gold" and not self.active:
             raise ConfigError(f"targets {self.targets}: nothing is distilled: no edge has gamma above 0")
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-            raise ConfigError(_DEEPSPEED)
+            # a step runs the model several times before it goes backward, at which ZeRO-3 fails (their issue 5321)
+            raise ConfigError("training under DeepSpeed is not supported; use DDP, or FSDP with fsdp_version 2")
         self._share_batch(int(os.environ.get("WORLD_SIZE", "1")))
         given: Any = self
         if hasattr(given, "activation_checkpointing") and given.activation_checkpointing is None:
@@ -75,20 +75,15 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
 
     def _share_batch(self, processes: int) -> None:
         pieces = processes * self.gradient_accumulation_steps
-        if self.batch_size % pieces:
+        share, rest = divmod(self.batch_size, pieces)
+        if rest or self.per_device_train_batch_size not in (None, share):
             raise ConfigError(
-                f"batch_size {self.batch_size} does not divide by {processes} processes x "
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps}: use a multiple of {pieces}"
-            )
-        share = self.batch_size // pieces
-        if self.per_device_train_batch_size not in (None, share):
-            raise ConfigError(
-                f"per_device_train_batch_size {self.per_device_train_batch_size}: set batch_size, which is global "
-                f"({self.batch_size}, that is {share} a process and microbatch)"
+                f"batch_size {self.batch_size} is global, gives per_device_train_batch_size, and must divide by "
+                f"{processes} processes x gradient_accumulation_steps {self.gradient_accumulation_steps}: use a "
+                f"multiple of {pieces}"
             )
         self.per_device_train_batch_size = share
-        if self.per_device_eval_batch_size is None:
-            self.per_device_eval_batch_size = self.batch_size // processes
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes
 
     @property
     def sharded(self) -> bool:

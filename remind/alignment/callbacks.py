@@ -1,4 +1,4 @@
-"""Callbacks of a training run: the collapse guard, probes, and the bar on the screen.
+"""Callbacks of a training run: the collapse guard, and probes.
 
 Live targets can drift: a student is drawn to a teacher that shares its weights, and both lose what they knew. The loss
 then falls while the held-out cross-entropy of the teachers rises.
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from remind.alignment.config import N_LEVELS
 from remind.alignment.metrics import record
-from remind.core.progress import ProgressBar, warn
+from remind.core.progress import warn
 
 REMEDY = "set teacher_model_kind ema or base, or hard_levels [0, 1, 2], or lower learning_rate, in a new run"
 
@@ -95,21 +95,3 @@ class Probe(TrainerCallback):
         row = self.measure(model)
         if state.is_world_process_zero:
             record(args.output_dir, {"step": state.global_step, "kind": self.kind, **row})
-
-
-class Bar(TrainerCallback):
-    """The progress bar of our commands, with an ETA and the loss, in place of transformers' printed dictionaries."""
-
-    bar: ProgressBar | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = ProgressBar("train", state.max_steps, state.global_step)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            loss = next((f"loss {row['loss']:.4f}" for row in reversed(state.log_history) if "loss" in row), "")
-            self.bar.step(note=loss)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.__exit__()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from remind.core.errors import DataError, ModelError
+from remind.core.errors import DataError
 from remind.core.files import read_json
 
 EMA = "ema.safetensors"
@@ -31,15 +29,3 @@ def kept(folder: Path) -> dict[str, Any] | None:
 def newest(run: str | Path) -> Path | None:
     """The newest whole checkpoint of a run."""
     return next((path for path in reversed(checkpoints(run)) if kept(path)), None)
-
-
-@contextmanager
-def read_from(folder: Path) -> Iterator[None]:
-    """Raise ModelError for a damaged file of a checkpoint, or one that holds more than tensors and plain values."""
-    try:
-        yield
-    except Exception as error:  # of safetensors, torch and its restricted unpickler
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{folder}: a file of it cannot be read ({reason}); remove it to go on from an older one"
-        ) from None

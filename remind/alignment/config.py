@@ -143,16 +143,6 @@ class Objective:
         ends = {edge.student for edge in self.edges} | {edge.teacher for edge in self.edges} - self.taught
         return frozenset(ends | (set(self.hard_levels) if self.lambda_hard > 0 else set()))
 
-    def parts(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The summands of Eq. 7 by name (`hard`, `dist01`, …), from values by name (`hard0`, `dist01`, …)."""
-        parts: dict[str, float] = {}
-        if self.lambda_hard > 0 and self.hard_levels:
-            parts["hard"] = self.lambda_hard * sum(values[f"hard{level}"] for level in self.hard_levels)
-        for edge in self.active:
-            name = f"dist{edge.name}"
-            parts[name] = (1 - self.lambda_hard) * self.tau**2 * edge.gamma * values[name]
-        return parts
-
 
 @dataclass
 class ExampleConfig:
@@ -197,11 +187,6 @@ class ExampleConfig:
     it is plain text."""
     train_vision: bool = False
     """Train the vision tower too; otherwise it is frozen. Only images shown as pixels reach it."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError, ExampleConfig)
-        if self.targets == "decoded" and self.unlabelled == "skip":
-            raise ConfigError("targets decoded: unlabelled must name the state to answer from, x2 or x1")
 
 
 @dataclass
@@ -257,9 +242,6 @@ class LoopConfig:
     guard_entropy_share: Share = 0.2
     """Share of its first value below which the entropy under a state counts as collapsed, provided the cross-entropy
     there is no lower than at the start: more certain, but not more accurate. The default is a choice, not measured."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, ConfigError, LoopConfig)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from remind.alignment.config import ExampleConfig
 from remind.core.errors import DataError, ModelError
@@ -168,7 +169,7 @@ def examples_of(tokenizer: Any, rows: Iterable[Any], shown: Pictures | None = No
 
 
 @dataclass
-class Examples:
+class Examples(Dataset[tuple[Example, float]]):
     """Examples of one split, and how many questions were left out, by reason.
 
     As a dataset its keys are those of `Batches`: a place with the sample's weight in the loss.
@@ -182,6 +183,10 @@ class Examples:
 
     def __getitem__(self, key: tuple[int, float]) -> tuple[Example, float]:
         return self.items[key[0]], key[1]
+
+    def labelled(self) -> int:
+        """How many have a gold answer."""
+        return sum(item.labelled or item.gold is not None for item in self.items)
 
     def levels(self) -> frozenset[int]:
         """Levels that all examples have."""

@@ -25,12 +25,14 @@ def summary(objective: Objective, means: Mapping[str, float]) -> dict[str, float
         `ce0`, … and `entropy0`, …; and `share_hard`, `share_dist01`, …: what each adds to the total, as a share of it
         (Figure 14).
     """
-    parts = objective.parts(means)
+    levels = [f"hard{level}" for level in objective.hard_levels if f"hard{level}" in means]
+    hard, others = sum(means[name] for name in levels), {k: value for k, value in means.items() if k not in levels}
+    parts = {"hard": objective.lambda_hard * hard} if levels and objective.lambda_hard > 0 else {}
+    share = (1 - objective.lambda_hard) * objective.tau**2
+    parts |= {f"dist{edge.name}": share * edge.gamma * means[f"dist{edge.name}"] for edge in objective.active}
     total = sum(parts.values())
     shares = {f"share_{name}": part / total if total else 0.0 for name, part in parts.items()}
-    levels = [f"hard{level}" for level in objective.hard_levels if f"hard{level}" in means]
-    others = {name: value for name, value in means.items() if name not in levels}
-    return {"total": total, "hard": sum(means[name] for name in levels), **others, **shares}
+    return {"total": total, "hard": hard, **others, **shares}
 
 
 def peak_memory(device: torch.device) -> float:

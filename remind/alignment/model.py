@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,11 @@ from torch import Tensor, nn
 
 from remind.alignment.config import LoraConfig
 from remind.alignment.step import body_of, head_of
-from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
 from remind.models.backbone import Backbone, inner_model
 from remind.models.chat import tokenize
 from remind.models.load import backbone_of, load_backbone
 from remind.states.pyramid import MARKER
-
-#: Weights that share a scale in NF4.
-_BLOCK = 64
 
 
 def opened(
@@ -72,16 +67,17 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+    # blocks that cross rows are read back wrongly on CPUs, and give no gradient, silently
+    small = {name: m for name, m in model.named_modules() if type(m).__name__ == "Linear4bit"}
+    if odd := [name for name, layer in small.items() if layer.in_features % 64]:
+        raise ModelError(f"{odd[0]} in 4 bits: its input is no multiple of 64; name it in llm_int8_skip_modules")
     tower = getattr(body_of(model), "visual", None) if vision else None
     if vision and tower is None:
         raise ModelError(f"train_vision: {type(model).__name__} has no vision tower")
     if lora is not None:
-        with warnings.catch_warnings():
-            # peft still asks by the old name, which is nothing that a user could change
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            from peft import get_peft_model
+        from peft import get_peft_model
 
-            model = get_peft_model(model, _peft_config(model, lora, tower, marker))
+        model = get_peft_model(model, _peft_config(model, lora, tower, marker))
     elif inner_model(model) is model:
         model.requires_grad_(False)
         model.get_decoder().requires_grad_(True)
@@ -203,23 +199,3 @@ def add_marker(backbone: Backbone) -> int:
         for weight in rows:
             weight[token] = weight[pieces].double().mean(0).to(weight.dtype)
     return token
-
-
-# a base model in 4 bits (NF4), as QLoRA trains adapters on it
-
-
-def nf4(dtype: str) -> Any:
-    """The quantization config of transformers that puts the language model's blocks in NF4.
-
-    Embeddings, head, norms and vision tower stay as they are. Raises ModelError: no bitsandbytes.
-    """
-    from transformers import BitsAndBytesConfig
-
-    optional("bitsandbytes", "A base in 4 bits")
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-        # patterns from the start of a layer's name: what is no part of a block, or of the vision tower
-        llm_int8_skip_modules=[r"(?!.*\.(layers|h)\.\d).*", r".*vis(ual|ion)"],
-    )

@@ -7,8 +7,8 @@ levels are run forward first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -191,44 +191,6 @@ class SharedPrefix:
         self.mask = torch.cat([before, own.expand(n, 1, tokens, tokens)], dim=-1)
 
 
-@contextmanager
-def shared_attention(decoder: Any, lengths: Tensor) -> Iterator[SharedPrefix]:
-    """Inside, the attention layers of `decoder` first keep, then (`SharedPrefix.expect`) read the common tokens.
-
-    Args:
-        decoder: the text model, with its `config`.
-        lengths: [B], common tokens of each sample, on the decoder's device.
-
-    Raises:
-        ModelError: an attention that cannot be shared.
-    """
-    kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
-    if kinds or getattr(decoder, "_is_stateful", False):
-        raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
-    state = SharedPrefix(lengths)
-    with exchanged_attention(decoder, state.attend, "set prefix_sharing false"):
-        try:
-            yield state
-        finally:
-            state.cached.clear()
-
-
-def rest_of(ids: Tensor, lengths: Tensor, common: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What follows each sample's prefix, padded on the right.
-
-    Args:
-        ids: [B, T], padded on the right; lengths, common: [B], whole and common tokens.
-        positions: [..., B, T] position ids.
-
-    Returns:
-        ids [B, S] and position ids [..., B, S]; padding is arbitrary.
-    """
-    size = int((lengths - common).max())
-    places = common[:, None] + torch.arange(size, device=ids.device)
-    places = places.clamp(max=ids.shape[1] - 1)
-    return ids.gather(1, places), positions.gather(-1, places.expand(*positions.shape[:-1], size))
-
-
 # the model as the step runs it
 
 
@@ -254,17 +216,27 @@ class AlignmentModel(nn.Module):
         return hidden[batch.rows, batch.starts[level][batch.rows] + batch.offsets]
 
     def encode_shared(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph."""
-        if (positions := self._positions(batch, 2)) is None:
-            raise ModelError("a model that takes no positions cannot share a prefix: set prefix_sharing false")
-        with shared_attention(self._parts[1], batch.common) as prefix:
+        """Final hidden states under x1 and x2, [N, d] each; what they have in common runs once, and x2 has no graph.
+
+        Raises:
+            ModelError: an attention that cannot be shared.
+        """
+        decoder, positions = self._parts[1], self._positions(batch, 2)
+        kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
+        if kinds or getattr(decoder, "_is_stateful", False) or positions is None:
+            raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
+        prefix, common = SharedPrefix(batch.common), batch.common
+        with exchanged_attention(decoder, prefix.attend, "set prefix_sharing false"):
             one = self.encode(batch, 1)
             with torch.no_grad():
-                lengths = batch.starts[2] + batch.lengths
-                ids, positions = rest_of(batch.input_ids[2], lengths, batch.common, positions)
-                prefix.expect(ids.shape[1])
-                rest = self._run(ids, positions, {})
-        return one, rest[batch.rows, (batch.starts[2] - batch.common)[batch.rows] + batch.offsets]
+                # what follows each sample's prefix, padded on the right
+                size = int((batch.starts[2] + batch.lengths - common).max())
+                places = common[:, None] + torch.arange(size, device=common.device)
+                places = places.clamp(max=batch.input_ids[2].shape[1] - 1)
+                positions = positions.gather(-1, places.expand(*positions.shape[:-1], size))
+                prefix.expect(size)
+                rest = self._run(batch.input_ids[2].gather(1, places), positions, {})
+        return one, rest[batch.rows, (batch.starts[2] - common)[batch.rows] + batch.offsets]
 
     def _run(self, ids: Tensor, positions: Tensor | None, pixels: Mapping[str, Tensor]) -> Tensor:
         """[B, T, d] final hidden states."""

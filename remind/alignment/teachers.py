@@ -39,23 +39,6 @@ def whole(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def teach(
-    model: nn.Module, batch: MicroBatch, levels: tuple[int, ...], prefix_sharing: bool = False
-) -> dict[int, Tensor]:
-    """Final hidden states of the answer positions under `levels`, as `FixedTeachers` hold them.
-
-    Args:
-        model: an `AlignmentModel`, possibly wrapped.
-        prefix_sharing: compute what x1 and x2 have in common once.
-
-    Returns:
-        Level to [N, d], in the precision of the model.
-    """
-    hidden: dict[int, Tensor] = model(batch, levels, shared=prefix_sharing, terms=False)[1]
-    return hidden
-
-
-@torch.no_grad()
 def topk_targets(hidden: Tensor, head: Head, tau: float, k: int = 64, chunk: int = 128) -> tuple[Tensor, Tensor]:
     """What `FixedTeachers.topk` holds of a level.
 
@@ -112,13 +95,14 @@ class Ema:
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
 
+    @torch.no_grad()
     def of(self, module: nn.Module, batch: MicroBatch) -> FixedTeachers:
         """The teachers of a microbatch; `module`: the `AlignmentModel` of the model, possibly wrapped."""
         _reshard(module)
         with self.swapped():
             # the student's own head will do where it never changes
             head = _kept(head_of(self.model))
-            hidden = teach(module, batch, self.levels, self.prefix_sharing)
+            hidden = module(batch, self.levels, shared=self.prefix_sharing, terms=False)[1]
             # FSDP may still hold whole weights, and would go on with them
             _reshard(module)
         return FixedTeachers(hidden, head)
@@ -200,11 +184,12 @@ class BaseTargets:
         names = {level: (f"indices{level}", f"log_probs{level}") for level in self.levels}
         return FixedTeachers(topk={level: (columns[one], columns[other]) for level, (one, other) in names.items()})
 
+    @torch.no_grad()
     def _compute(self, module: AlignmentModel, example: Example) -> dict[str, Tensor]:
         head = head_of(module.model)
         targets: dict[str, Tensor] = {}
         batch = send_to_device(collate([(example, 1.0)]), head.weight.device)
-        for level, hidden in teach(module, batch, self.levels).items():
+        for level, hidden in module(batch, self.levels, terms=False)[1].items():
             if self.objective.base_targets == "hidden":
                 targets[f"hidden{level}"] = hidden
             else:

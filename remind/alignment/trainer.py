@@ -19,6 +19,8 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from pickle import UnpicklingError
+from statistics import fmean
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -34,7 +36,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from remind.alignment.answers import StudentAnswers, decoded
 from remind.alignment.arguments import PRAConfig, rounding_optimizer
 from remind.alignment.callbacks import REMEDY, CollapseGuard
-from remind.alignment.checkpoints import EMA, checkpoints, kept, newest, read_from
+from remind.alignment.checkpoints import EMA, checkpoints, kept, newest
 from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
 from remind.alignment.memory import is_out_of_memory, memory_plan, remedies
@@ -49,8 +51,6 @@ from remind.core.processes import Termination, sole_writer
 from remind.core.progress import without_loading_bars
 from remind.models.pictures import Pictures
 
-#: What transformers adds to a measurement and our rows do not have.
-_OF_TRANSFORMERS = ("epoch", "loss", "runtime", "steps_per_second", "samples_per_second")
 #: Arguments besides those of the objective and the examples that a resumed run must keep.
 _KEPT = (
     *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "optim"),
@@ -90,6 +90,11 @@ class PRATrainer(Trainer):
 
     model: Any
     args: PRAConfig
+    eval_split = "dev"  #: as rows of held-out measurements are marked
+    _wrapped: nn.Module | None = None
+    _teachers: BaseTargets | Ema | None = None
+    _student: StudentAnswers | None = None
+    _stop, _began = 0, 0.0
 
     def __init__(
         self,
@@ -137,7 +142,7 @@ class PRATrainer(Trainer):
             optimizer_cls_and_kwargs=rounding_optimizer(args),
             **kwargs,
         )
-        self.eval_split = "dev"
+        self._cache = Cache(args.cache or Path(args.output_dir) / "cache")
         self.guard = CollapseGuard(args.guard, args.guard_ce_rise, args.guard_entropy_share)
         self.add_callback(self.guard)
         self.add_callback(RunState(self))
@@ -147,11 +152,7 @@ class PRATrainer(Trainer):
             args.eval_strategy = type(args.eval_strategy)("no")
         if train_dataset is not None:
             self._check_examples()
-        self._wrapped: nn.Module | None = None
-        self._teachers: BaseTargets | Ema | None = None
-        self._student: StudentAnswers | None = None
-        self._stop, self._began = 0, 0.0
-        self._row: dict[str, Any] = {}
+        #: Metrics of the steps since the last line of the log.
         self._rows: list[dict[str, Any]] = []
         self._signals = Termination()
         #: By microbatch of the step under way: its samples that count here, and their values by name.
@@ -191,40 +192,34 @@ class PRATrainer(Trainer):
             raise DataError(f"nothing to train on: {why}")
         if missing := sorted((self.objective.levels | self.objective.taught) - train.levels()):
             raise DataError(f"an edge or hard level needs x{missing[0]}, and the data have no such column")
-        if not self.objective.active and not any(e.labelled or e.gold is not None for e in train.items):
+        if not self.objective.active and not train.labelled():
             raise ConfigError("nothing is trained: no question has a gold answer, and no edge has gamma above 0")
         everything = [*train.items, *self.eval_dataset.items]
         pictured = [bool(example.images) for example in everything]
-        if args.train_vision and not any(example.images for example in train.items):
+        if args.train_vision and not any(pictured[: len(train)]):
             raise ConfigError("train_vision: no training example shows an image as pixels (images pixels)")
-        together = self.accelerator.num_processes > 1 and (args.train_vision or self._sharded)
-        if together and any(pictured) and not all(pictured):
+        # processes that wait for each other in the tower, or in every forward, must all run the same parts
+        together = self._sharded or (args.train_vision and self.accelerator.num_processes > 1)
+        if together and any(pictured) and (not all(pictured) or (self._sharded and args.prefix_sharing)):
             raise ConfigError(
                 f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image, and several "
-                "processes with train_vision or FSDP need one in each: use DDP and a frozen tower, or captions"
+                "processes with train_vision or FSDP need one in each, and under FSDP prefix_sharing false: use DDP "
+                "and a frozen tower, or captions"
             )
-        if self._sharded and any(pictured) and args.prefix_sharing:
-            # whether a batch can share may differ from process to process, and each forward gathers weights
-            raise ConfigError("images pixels: under FSDP set prefix_sharing false")
         if leads and left_out:
             print(f"left out of training: {left_out}", file=sys.stderr)
         longest = max(example.longest for example in everything)
         answer = max(len(answer) for example in everything for answer in example.answers)
         memory_plan(self.model, args, longest, answer).check(self.accelerator.device, say=leads)
 
-    @property
-    def _cache(self) -> Cache:
-        return Cache(self.args.cache or Path(self.args.output_dir) / "cache")
-
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """The model on the device it is to be run on, and afterwards back where FSDP takes it from."""
-        home = self.backbone.device
-        if home != self.accelerator.device:
+        """The model on the device it is to be run on, also where FSDP takes it from the CPU."""
+        if self._sharded:
             self.model.to(self.accelerator.device)
         yield
-        if home != self.accelerator.device:
-            self.model.to(home)
+        if self._sharded:
+            self.model.to("cpu")
 
     def get_train_dataloader(self) -> DataLoader:
         """Microbatches of this process; which samples a step has depends on seed and step alone."""
@@ -232,11 +227,10 @@ class PRATrainer(Trainer):
         self._order = self._batches(self.train_dataset, args.batch_size, args.gradient_accumulation_steps)
         # under FSDP processes run as many passes, also where one has no sample with two answers
         two = self._sharded and any(e.gold is not None for e in self.train_dataset.items)
-        self._collate = partial(collate, always_graded=two)
+        function: Any = partial(collate, always_graded=two)
         if args.targets == "on_policy":
-            own = self.train_dataset.items
+            own, function = self.train_dataset.items, list
             self._student = StudentAnswers(self.backbone, args, self.accelerator, self._order, own)
-        function = self._collate if self._student is None else list
         workers = args.dataloader_num_workers
         return _Loader(self.train_dataset, batch_sampler=self._order, collate_fn=function, num_workers=workers)
 
@@ -258,9 +252,7 @@ class PRATrainer(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         return Batches(len(examples), size, pieces, state.process_index, state.num_processes, seed, shuffle)
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], None]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
         """The microbatches of a step. Samples have been counted: each carries its weight in the mean over the batch."""
         return list(islice(epoch_iterator, num_batches)), None
 
@@ -282,12 +274,10 @@ class PRATrainer(Trainer):
         """The loss, detached; the values of all samples are kept for the end of the step."""
         if self._student is not None:
             answers = self._student.at(self.state.global_step, self.state.max_steps)
-            inputs = self._collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
+            inputs = collate([(e.answering(answers[e.id]), weight) for e, weight in inputs])
         batch: MicroBatch = send_to_device(inputs, self.accelerator.device)
         total = torch.zeros((), device=batch.targets.device)
         own = batch.weights > 0
-        if self.accelerator.num_processes == 1 and not own.any():
-            return total
 
         def backward(loss: Tensor) -> None:
             total.add_(loss.detach())
@@ -329,7 +319,7 @@ class PRATrainer(Trainer):
         if not all(map(isfinite, means.values())):
             self._fail("the loss is not finite")
         seconds = perf_counter() - self._began
-        self._row = {
+        row = {
             "step": self.state.global_step + 1,
             "kind": "train",
             **summary(self.objective, means),
@@ -341,13 +331,14 @@ class PRATrainer(Trainer):
             "tokens_per_second": tokens / seconds,
             "memory_gib": peak_memory(self.accelerator.device),
         }
+        self._rows.append(row)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         norm = super()._get_grad_norm(model, grad_norm)
         value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not isfinite(value):
             self._fail("the gradient is not finite")
-        self._row["grad_norm"] = value
+        self._rows[-1]["grad_norm"] = value
         return value
 
     def _fail(self, what: str) -> NoReturn:
@@ -369,13 +360,8 @@ class PRATrainer(Trainer):
     # evaluation
 
     @torch.no_grad()
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+    def evaluation_loop(  # type: ignore[override]
+        self, dataloader: DataLoader, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         """Held-out loss under the levels that the questions have, teachers live.
 
@@ -385,7 +371,7 @@ class PRATrainer(Trainer):
         examples: Any = dataloader.dataset
         module = self._wrapped or AlignmentModel(self.model, self.objective).to(self.accelerator.device)
         passes = (Pass(tuple(sorted(examples.levels())), False),)
-        was_training = module.training
+        was_training, began = module.training, perf_counter()
         module.eval()
         seen: list[dict[str, Tensor]] = []
         count = 0
@@ -398,6 +384,9 @@ class PRATrainer(Trainer):
         module.train(was_training)
         n, means = self._reduced(seen, count)
         figures = summary(self.objective, means)
+        if self.is_in_train and self.is_world_process_zero():
+            row = {"step": self.state.global_step, "kind": "eval", "split": self.eval_split, **figures}
+            record(self.args.output_dir, {**row, "samples": int(n), "seconds": perf_counter() - began})
         figures["loss"] = figures["total"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=int(n))
@@ -405,9 +394,8 @@ class PRATrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The terms of the steps since the last line are averaged beside transformers' numbers."""
         if "loss" in logs and self._rows:
-            names = [name for name, value in self._rows[-1].items() if isinstance(value, float) and name != "lr"]
-            for name in names:
-                logs.setdefault(name, sum(row[name] for row in self._rows) / len(self._rows))
+            names = [name for name, value in self._rows[-1].items() if isinstance(value, float)]
+            logs = {name: fmean(row[name] for row in self._rows) for name in names} | logs
             self._rows = []
         super().log(logs, start_time)
 
@@ -433,7 +421,11 @@ class PRATrainer(Trainer):
             start = self._start(out, resume_from_checkpoint)
             self._teach()
             self.args.eval_on_start = start is None and self.args.eval_strategy != "no"
-            result = super().train(str(start) if start else None, **kwargs)
+            try:
+                result = super().train(str(start) if start else None, **kwargs)
+            except (SafetensorError, UnpicklingError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ModelError(f"{start}: a file of it cannot be read ({reason}); remove it, and resume") from None
         if self.guard.collapse is not None:
             raise ModelError(f"{self.guard.collapse}; saved in {newest(out)}; {REMEDY}, or guard warn to continue")
         if self._stop and self.state.global_step < self.state.max_steps:
@@ -472,7 +464,7 @@ class PRATrainer(Trainer):
             write_rows(out / METRICS, [row for row in read_metrics(out) if row["step"] <= step])
         return start
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> Any:
         """What a resumed run must keep, as JSON values."""
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
@@ -485,8 +477,7 @@ class PRATrainer(Trainer):
         adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         parts = [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")]
         kept["adapters"] = [sorted(part) if isinstance(part, set) else part for part in parts]
-        settings: dict[str, Any] = json.loads(json.dumps(kept))
-        return settings
+        return json.loads(json.dumps(kept))
 
     def _teach(self) -> None:
         """Targets of the model as it is before training, while it is."""
@@ -495,9 +486,7 @@ class PRATrainer(Trainer):
             with self._at_work():
                 self._teachers = BaseTargets(module, self.train_dataset.items, self.base, self._cache, self.accelerator)
 
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
-    ) -> tuple[nn.Module, DataLoader]:
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         model = self.model
         # accelerate is to wrap the step, of which the model is a part
         self.model = self.model_wrapped = AlignmentModel(model, self.objective)
@@ -516,24 +505,15 @@ class PRATrainer(Trainer):
             if self._sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
             folder = Path(resume_from_checkpoint)
-            with read_from(folder):
-                self._load_optimizer_and_scheduler(resume_from_checkpoint)
-                self._load_scaler(resume_from_checkpoint)
-                if isinstance(self._teachers, Ema):
-                    self._teachers.restore(folder / EMA)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
+            if isinstance(self._teachers, Ema):
+                self._teachers.restore(folder / EMA)
             saved = kept(folder) or {}
             self.guard.first, self.guard.lowest = saved["guard"]
             if self._student is not None:
                 self._student.answers = saved["answers"]
         return wrapped, loader
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with read_from(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with read_from(Path(checkpoint or "")):
-            super()._load_rng_state(checkpoint)
 
     def _configure_fsdp(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -615,8 +595,7 @@ class RunState(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
         if state.is_world_process_zero:
-            record(args.output_dir, trainer._row)
-        trainer._rows.append(trainer._row)
+            record(args.output_dir, trainer._rows[-1])
         trainer._seen, trainer._began = [], 0.0
         if state.global_step >= state.max_steps and args.eval_strategy != "no":
             control.should_evaluate = True
@@ -625,12 +604,6 @@ class RunState(TrainerCallback, ExportableState):
             control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = {name.removeprefix("eval_"): value for name, value in kwargs["metrics"].items()}
-        name = args.metric_for_best_model
-        saves = args.save_strategy != "no" and state.global_step > 0
-        if name and saves and metrics[name] < (state.best_metric or float("inf")):
+        name, saves = args.metric_for_best_model, args.save_strategy != "no" and state.global_step > 0
+        if name and saves and kwargs["metrics"][f"eval_{name}"] < (state.best_metric or float("inf")):
             control.should_save = True
-        if state.is_world_process_zero and self.trainer.is_in_train:
-            row = {"step": state.global_step, "kind": "eval", "split": self.trainer.eval_split, **metrics}
-            row |= {"samples": len(self.trainer.eval_dataset), "seconds": metrics["runtime"]}
-            record(args.output_dir, {name: value for name, value in row.items() if name not in _OF_TRANSFORMERS})

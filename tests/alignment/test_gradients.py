@@ -78,7 +78,7 @@ class Watch(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         parameters = self.trainer.model.named_parameters()
         self.gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
-        self.total = self.trainer._row["total"]
+        self.total = self.trainer._rows[-1]["total"]
         for examples, values in self.trainer._seen:
             for name, column in values.items():
                 own = zip((example.id for example in examples), column.tolist(), strict=True)
