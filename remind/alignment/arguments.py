@@ -55,7 +55,17 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         if self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
             # a step runs the model several times before it goes backward, at which ZeRO-3 fails (their issue 5321)
             raise ConfigError("training under DeepSpeed is not supported; use DDP, or FSDP with fsdp_version 2")
-        self._share_batch(int(os.environ.get("WORLD_SIZE", "1")))
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        pieces = processes * self.gradient_accumulation_steps
+        share, rest = divmod(self.batch_size, pieces)
+        if rest or self.per_device_train_batch_size not in (None, share):
+            raise ConfigError(
+                f"batch_size {self.batch_size} is global, gives per_device_train_batch_size, and must divide by "
+                f"{processes} processes x gradient_accumulation_steps {self.gradient_accumulation_steps}: use a "
+                f"multiple of {pieces}"
+            )
+        self.per_device_train_batch_size = share
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes
         given: Any = self
         if hasattr(given, "activation_checkpointing") and given.activation_checkpointing is None:
             given.activation_checkpointing = given.gradient_checkpointing  # its name in later versions
@@ -68,22 +78,10 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
             given.accelerator_config = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
         TrainingArguments.__post_init__(self)
         given._n_gpu = min(given._n_gpu, 1)  # one process trains on one GPU
-        if self.world_size != int(os.environ.get("WORLD_SIZE", "1")):
+        if self.world_size != processes:
             raise ConfigError("launched as processes that did not connect; see configs/accelerate/cpu_2.yaml")
         if self.mixed_precision not in ("no", "bf16"):
             raise ConfigError(f"mixed_precision {self.mixed_precision} is not supported; use no or bf16")
-
-    def _share_batch(self, processes: int) -> None:
-        pieces = processes * self.gradient_accumulation_steps
-        share, rest = divmod(self.batch_size, pieces)
-        if rest or self.per_device_train_batch_size not in (None, share):
-            raise ConfigError(
-                f"batch_size {self.batch_size} is global, gives per_device_train_batch_size, and must divide by "
-                f"{processes} processes x gradient_accumulation_steps {self.gradient_accumulation_steps}: use a "
-                f"multiple of {pieces}"
-            )
-        self.per_device_train_batch_size = share
-        self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes
 
     @property
     def sharded(self) -> bool:

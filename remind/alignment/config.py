@@ -261,5 +261,3 @@ class LoraConfig:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         object.__setattr__(self, "target_modules", tuple(self.target_modules))
-        if not self.target_modules:
-            raise ConfigError("lora needs at least one target module")

@@ -139,12 +139,10 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
 
 def record_of(row: Any) -> StateRecord:
     """A question with the spans of its turns, where it is a row of Parquet."""
-    if isinstance(row, StateRecord):
-        return row
     from remind.states.parquet import record_of_row
 
     try:
-        return record_of_row(row)
+        return row if isinstance(row, StateRecord) else record_of_row(row)
     except (KeyError, TypeError, AttributeError):
         name = str(row.get("question_id")) if isinstance(row, Mapping) else None
         raise DataError("images pixels needs rows with all columns of a states folder", record=name) from None
@@ -159,13 +157,20 @@ def _int32(ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
-def examples_of(tokenizer: Any, rows: Iterable[Any], shown: Pictures | None = None) -> list[Example]:
-    """`example_of` of all rows in order. Raises as `example_of`; ImagePathError: images that cannot be shown."""
-    if shown is not None:
+def examples_of(tokenizer: Any, rows: Iterable[Any] | None, shown: Pictures | None = None) -> list[Example]:
+    """`example_of` of all rows in order.
+
+    Raises:
+        DataError: a question that occurs twice; and as `example_of`. ImagePathError: images that cannot be shown.
+    """
+    if shown is not None and rows is not None:
         rows = [record_of(row) for row in rows]
         shown.check((row.question_id, [picture.path for picture in row.pictures]) for row in rows)
-    shown_rows = track(rows, "tokenise", len(rows)) if isinstance(rows, Sized) and len(rows) else rows
-    return [example_of(tokenizer, row, shown, number) for number, row in enumerate(shown_rows)]
+    rows = track(rows, "tokenise", len(rows)) if isinstance(rows, Sized) and len(rows) else rows or ()
+    examples = [example_of(tokenizer, row, shown, number) for number, row in enumerate(rows)]
+    if twice := [name for name, count in Counter(example.id for example in examples).items() if count > 1]:
+        raise DataError("the question occurs twice", record=twice[0])
+    return examples
 
 
 @dataclass

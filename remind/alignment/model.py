@@ -94,22 +94,17 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
 
 def _peft_config(model: Any, lora: Any, tower: Any, marker: int | None) -> Any:
     names = {id(module): name for name, module in model.named_modules()}
-    if not isinstance(lora, LoraConfig):
-        config = replace(lora)
-    else:
-        # vision towers may use the same names, so the pattern is tied to the language model
-        decoder = re.escape(names[id(model.get_decoder())])
-        for layer in lora.target_modules:
-            if not any(re.fullmatch(rf"{decoder}\.(.*\.)?{re.escape(layer)}", name) for name in names.values()):
-                raise ModelError(f"lora: the language model has no layer {layer!r}")
+    config = replace(lora)
+    if isinstance(lora, LoraConfig):
         from peft import LoraConfig as PeftConfig
 
-        config = PeftConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            target_modules=rf"{decoder}\.(.*\.)?({'|'.join(map(re.escape, lora.target_modules))})",
-            task_type="CAUSAL_LM",
+        # vision towers may use the same names, so the pattern is tied to the language model
+        layers = (
+            rf"{re.escape(names[id(model.get_decoder())])}\.(.*\.)?({'|'.join(map(re.escape, lora.target_modules))})"
         )
+        if not any(re.fullmatch(layers, name) for name in names.values()):
+            raise ModelError(f"lora: the language model has none of the layers {', '.join(lora.target_modules)}")
+        config = PeftConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=layers, task_type="CAUSAL_LM")
     if getattr(config, "lora_dropout", 0):
         raise ConfigError("lora_dropout must be 0: with dropout, equal contexts have unequal distributions")
     if tower is not None:
@@ -127,12 +122,11 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        if not parameter.is_floating_point():
-            digest.update(name.encode())
-            continue
-        flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // 64)][:64].double().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
+        digest.update(name.encode())
+        if parameter.is_floating_point():
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 64)][:64].double().cpu()
+            digest.update(f"{tuple(parameter.shape)}".encode() + sample.numpy().tobytes())
     return digest.hexdigest()
 
 

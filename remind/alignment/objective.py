@@ -78,29 +78,27 @@ class FixedTeachers:
     more than that of all tokens.
 
     Attributes:
-        hidden: final hidden states that predict the answer, [N, d], in the order of `MicroBatch.targets`.
+        levels: for exact teachers final hidden states that predict the answer, [N, d], in the order of
+            `MicroBatch.targets`; else tokens [N, k] of any integer type, and their natural log-probabilities at the τ
+            of the objective, with that of all other tokens last, [N, k + 1].
         head: that of the hidden states; None: the student's own, which must then be frozen.
-        topk: tokens [N, k] of any integer type; and their natural log-probabilities at the τ of the objective, with
-            that of all other tokens last, [N, k + 1].
     """
 
-    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    levels: Mapping[int, Tensor | tuple[Tensor, Tensor]] = field(default_factory=dict)
     head: Head | None = None
-    topk: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    @property
-    def levels(self) -> frozenset[int]:
-        return frozenset({*self.hidden, *self.topk})
 
     def at(
         self, part: slice, levels: Collection[int], head: Head, tau: float
     ) -> tuple[dict[int, Target], dict[int, Tensor]]:
         """Targets of some positions by level, and of exact teachers the logits; `head`: in the precision wanted."""
-        logits = {level: head.logits(self.hidden[level][part]) for level in levels if level in self.hidden}
-        targets: dict[int, Target] = {level: (F.log_softmax(z / tau, dim=-1), None) for level, z in logits.items()}
-        for level in (level for level in levels if level in self.topk):
-            indices, log_probs = self.topk[level]
-            targets[level] = (log_probs[part].to(head.weight.dtype), indices[part].long())
+        targets, logits = dict[int, Target](), dict[int, Tensor]()
+        for level in levels:
+            teacher = self.levels[level]
+            if isinstance(teacher, Tensor):
+                logits[level] = head.logits(teacher[part])
+                targets[level] = (F.log_softmax(logits[level] / tau, dim=-1), None)
+            else:
+                targets[level] = (teacher[1][part].to(head.weight.dtype), teacher[0][part].long())
         return targets, logits
 
 
@@ -184,10 +182,10 @@ def position_terms(
     fixed = fixed or {}
     dtype = accumulation_dtype(next(iter(logits.values())).dtype)
     wide = {level: z.to(dtype) for level, z in logits.items()}
-    available = wide.keys() | fixed.keys()
-    edges = [e for e in objective.edges if e.student in students and e.student in wide and e.teacher in available]
+    learning, available = wide.keys() & set(students), wide.keys() | fixed.keys()
+    edges = [edge for edge in objective.edges if edge.student in learning and edge.teacher in available]
     needed = {edge.student for edge in edges} | {edge.teacher for edge in edges} - fixed.keys()
-    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in sorted(needed)}
+    soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in needed}
     pairs = {}
     for edge in edges:
         if edge.teacher in fixed:
@@ -200,7 +198,7 @@ def position_terms(
 
     values: dict[str, Tensor] = {}
     total = torch.zeros(targets.shape, dtype=dtype, device=targets.device)
-    for level in (level for level in objective.hard_levels if level in students and level in wide):
+    for level in (level for level in objective.hard_levels if level in learning):
         loss = F.cross_entropy(wide[level], targets, reduction="none")
         values[f"hard{level}"] = loss = loss if labelled is None else torch.where(labelled, loss, 0)
         if objective.lambda_hard > 0:
@@ -212,7 +210,7 @@ def position_terms(
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
     if monitor:
         with torch.no_grad():
-            for level in sorted(set(students) & set(wide)):
+            for level in sorted(learning):
                 values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level], targets)
             for edge in edges:
                 values[f"jsd{edge.name}"] = _jsd(*pairs[edge])
@@ -250,27 +248,28 @@ def chunked_terms(
     learning = set(students) & hidden.keys()
     wanted = {edge.teacher for edge in objective.edges if edge.student in learning}
     # a level that no term reads costs no logits
-    levels = tuple(sorted((learning | wanted - fixed.levels) & hidden.keys()))
+    levels = tuple(sorted((learning | wanted - fixed.levels.keys()) & hidden.keys()))
     values: dict[str, Tensor] = {}
     gold = torch.ones_like(targets, dtype=torch.bool) if labelled is None else labelled
-    settings = (objective, levels, tuple(students), fixed, wanted & fixed.levels, gold, values, head.scale, head.cap)
+    settings = (
+        objective,
+        levels,
+        tuple(students),
+        fixed,
+        wanted & fixed.levels.keys(),
+        targets,
+        position_weights,
+        gold,
+        values,
+    )
     inputs = (hidden[level] for level in levels)
-    loss = _ChunkedTerms.apply(head.weight, head.bias, targets, position_weights, settings, *inputs)
-    return loss, values
+    return _ChunkedTerms.apply(head.weight, head.bias, (*settings, head.scale, head.cap), *inputs), values
 
 
 class _ChunkedTerms(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        position_weights: Tensor,
-        settings: tuple[Any, ...],
-        *hidden: Tensor,
-    ) -> Tensor:
-        objective, levels, students, fixed, taught, gold, values, scale, cap = settings
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], *hidden: Tensor) -> Tensor:
+        objective, levels, students, fixed, taught, targets, position_weights, gold, values, scale, cap = settings
         parts: dict[str, list[Tensor]] = {}
         with torch.autocast(weight.device.type, enabled=False):
             dtype = accumulation_dtype(hidden[0].dtype)
@@ -287,7 +286,7 @@ class _ChunkedTerms(torch.autograd.Function):
                     parts.setdefault(name, []).append(value)
             values.update({name: torch.cat(pieces) for name, pieces in parts.items()})
             loss = (values.pop("total") * position_weights.to(dtype)).sum()
-        ctx.save_for_backward(weight, bias, targets, position_weights, *hidden)
+        ctx.save_for_backward(weight, bias, *hidden)
         ctx.settings = settings
         return loss
 
@@ -295,9 +294,9 @@ class _ChunkedTerms(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        weight, bias, targets, position_weights, *hidden = ctx.saved_tensors
-        objective, levels, students, fixed, taught, gold, _, scale, cap = ctx.settings
-        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[5:]
+        weight, bias, *hidden = ctx.saved_tensors
+        objective, levels, students, fixed, taught, targets, position_weights, gold, _, scale, cap = ctx.settings
+        (trains_head, trains_bias), trains = ctx.needs_input_grad[:2], ctx.needs_input_grad[3:]
         dtype = accumulation_dtype(hidden[0].dtype)
         head = Head(weight, bias, scale, cap).wide(dtype)
         teachers_head = head if fixed.head is None else fixed.head.wide(dtype)
@@ -324,7 +323,7 @@ class _ChunkedTerms(torch.autograd.Function):
                     if product is not None and grad_bias is not None:
                         grad_bias += product.sum(0)
         heads = (None if g is None else g.to(weight.dtype) for g in (grad_head, grad_bias))
-        return (*heads, None, None, None, *grad_hidden)
+        return (*heads, None, *grad_hidden)
 
 
 def pra_loss(

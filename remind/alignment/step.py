@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import N_LEVELS, Objective
 from remind.alignment.examples import Example, pixels_of
 from remind.alignment.objective import FixedTeachers, Head, chunked_terms
 from remind.core.errors import ModelError
+from remind.core.memory import MemoryPlan
 from remind.models.attention import Attention, exchanged_attention
 from remind.models.backbone import inner_model, position_ids
 
@@ -136,61 +138,6 @@ def head_of(model: Any) -> Head:
 _ALIKE = frozenset({"full_attention", "sliding_attention", "moe", "mlp"})
 
 
-@dataclass
-class SharedPrefix:
-    """Keys and values of the common tokens, by attention layer.
-
-    Attributes:
-        lengths: [B], common tokens of each sample.
-        cached: [B, heads, longest, head_dim] keys and values; those past a sample's length are never read.
-        mask: [B, 1, S, longest + S], which of the cached and of its own tokens each of the S tokens may attend to; None
-            while keys and values are still being cached.
-    """
-
-    lengths: Tensor
-    cached: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    mask: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.longest = int(self.lengths.max())
-
-    def attend(
-        self,
-        inner: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The attention of one layer, in place of its own."""
-        if self.mask is None:
-            self.cached[module] = (key[:, :, : self.longest].detach(), value[:, :, : self.longest].detach())
-            return inner(module, query, key, value, mask, **kwargs)
-        before = self.cached.pop(module)
-        key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
-        # flash kernels take no mask, and this one is small
-        result: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
-            module, query, key, value, self.mask, **kwargs
-        )
-        return result
-
-    def expect(self, tokens: int) -> None:
-        """From here on attention is that of `tokens` tokens that follow each sample's prefix.
-
-        Raises:
-            ModelError: no attention layer has passed by here, so that there is nothing to attend to.
-        """
-        if not self.cached:
-            raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
-        device, n = self.lengths.device, len(self.lengths)
-        before = torch.arange(self.longest, device=device) < self.lengths[:, None]
-        own = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
-        before = before[:, None, None].expand(n, 1, tokens, -1)
-        self.mask = torch.cat([before, own.expand(n, 1, tokens, tokens)], dim=-1)
-
-
 # the model as the step runs it
 
 
@@ -221,20 +168,46 @@ class AlignmentModel(nn.Module):
         Raises:
             ModelError: an attention that cannot be shared.
         """
-        decoder, positions = self._parts[1], self._positions(batch, 2)
+        decoder, positions, common = self._parts[1], self._positions(batch, 2), batch.common
         kinds = set(getattr(decoder.config, "layer_types", None) or ()) - _ALIKE
         if kinds or getattr(decoder, "_is_stateful", False) or positions is None:
             raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
-        prefix, common = SharedPrefix(batch.common), batch.common
-        with exchanged_attention(decoder, prefix.attend, "set prefix_sharing false"):
+        longest = int(common.max())
+        # by layer: keys and values of the common tokens, [B, heads, longest, head_dim]; those past a sample's are not read
+        cached: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        mask: Tensor | None = None
+
+        def attend(
+            inner: Attention,
+            module: nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            *its_mask: Any,
+            **kwargs: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            if mask is None:
+                cached[module] = (key[:, :, :longest].detach(), value[:, :, :longest].detach())
+                return inner(module, query, key, value, *its_mask, **kwargs)
+            before = cached.pop(module)
+            key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+            # flash kernels take no mask, and this one is small
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+        with exchanged_attention(decoder, attend, "set prefix_sharing false"):
             one = self.encode(batch, 1)
+            if not cached:
+                raise ModelError("the attention of this model cannot be shared: set prefix_sharing false")
             with torch.no_grad():
                 # what follows each sample's prefix, padded on the right
-                size = int((batch.starts[2] + batch.lengths - common).max())
+                size, n = int((batch.starts[2] + batch.lengths - common).max()), len(common)
                 places = common[:, None] + torch.arange(size, device=common.device)
                 places = places.clamp(max=batch.input_ids[2].shape[1] - 1)
                 positions = positions.gather(-1, places.expand(*positions.shape[:-1], size))
-                prefix.expect(size)
+                # [B, 1, S, longest + S]: which of the cached and of its own tokens each of the S tokens attends to
+                before = torch.arange(longest, device=common.device) < common[:, None]
+                own = torch.ones(size, size, dtype=torch.bool, device=common.device).tril()
+                mask = torch.cat([before[:, None, None].expand(n, 1, size, -1), own.expand(n, 1, size, size)], dim=-1)
                 rest = self._run(batch.input_ids[2].gather(1, places), positions, {})
         return one, rest[batch.rows, (batch.starts[2] - common)[batch.rows] + batch.offsets]
 
@@ -393,3 +366,60 @@ def run(
     for name in hard.keys() & values.keys() if two else ():
         values[name][two] = hard[name]
     return values
+
+
+# the memory that a step needs
+
+#: Tensors of [positions, V] in float32 while a chunk of `chunked_terms` is differentiated: logits of two levels, their
+#: log-softmax, probabilities, differences and gradients. Measured.
+_LOGITS = 10
+#: Vectors as wide as the hidden state that a block has at once for a token, and that it keeps for its backward pass.
+#: Measured on blocks with adapters in bfloat16; a rough figure.
+_BLOCK, _SAVED = 46, 38
+#: Bytes of both moments of a weight in 8 bits, with their scales.
+_EIGHT_BITS = 2.03
+_HINT = "peft_config, 4 bits, optim adamw_torch_8bit, gradient_checkpointing or more gradient_accumulation_steps"
+
+
+def memory_plan(model: Any, args: PRAConfig, tokens: int, answer: int) -> MemoryPlan:
+    """Of a step; "logits" and "block" (forward and backward of one, computed again) are not needed at the same time.
+
+    Sequential steps with live teachers are counted; other teachers have weights or caches of their own. Under FSDP
+    weights, gradients and moments are divided among the processes.
+
+    Args:
+        model: prepared for training: its parameters know whether they learn.
+        tokens: of the longest prompt with its answer.
+        answer: tokens of the longest answer.
+    """
+    trained = [part for part in model.parameters() if part.requires_grad]
+    weights, gradients = (sum(p.numel() * p.element_size() for p in some) for some in (model.parameters(), trained))
+    moments = int(_EIGHT_BITS * sum(map(Tensor.numel, trained))) if "8bit" in args.optim else 2 * gradients
+    head, batch = head_of(model).weight, args.per_device_train_batch_size or 1
+    hidden = head.element_size() * tokens * batch * head.shape[1]
+    kept = 1 if args.gradient_checkpointing else _SAVED
+    parts = {
+        "weights": weights,
+        "gradients": gradients,
+        "moments": moments,
+        "activations": hidden * int(model.config.get_text_config().num_hidden_layers) * kept,
+        # in float32, and so are the head where it is narrower, and its gradient where it is trained
+        "logits": 4 * _LOGITS * min(answer * batch, args.chunk) * head.shape[0]
+        + 4 * head.numel() * ((head.element_size() < 4) + head.requires_grad),
+        "block": hidden * _BLOCK,
+    }
+    if args.sharded:
+        parts |= {name: parts[name] // args.world_size for name in ("weights", "gradients", "moments")}
+    return MemoryPlan(parts, _HINT, either=("logits", "block"))
+
+
+def out_of_memory(error: BaseException, examples: Sequence[Example]) -> str | None:
+    """What to say where memory was short, on a device or, by torch's text, on the CPU; None: it is another error."""
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "not enough memory" not in str(error):
+        return None
+    lengths = {e.id: "/".join(str(len(prompt) + len(e.answer)) for prompt in e.prompts) for e in examples}
+    each = ", ".join(f"{name} ({tokens})" for name, tokens in lengths.items())
+    return (
+        f"at questions {each} (tokens under x0/x1/x2 with the answer): raise gradient_accumulation_steps, set "
+        "gradient_checkpointing true, lower chunk, or lower max_length with on_long skip (a new run)"
+    )

@@ -8,10 +8,10 @@ accelerate's.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -33,17 +33,14 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from remind.alignment.answers import StudentAnswers, decoded
 from remind.alignment.arguments import PRAConfig, rounding_optimizer
 from remind.alignment.callbacks import REMEDY, CollapseGuard
-from remind.alignment.checkpoints import EMA, checkpoints, kept, newest
 from remind.alignment.config import ExampleConfig, Objective
 from remind.alignment.examples import Batches, Example, Examples, examples_of, select
-from remind.alignment.memory import is_out_of_memory, memory_plan, remedies
-from remind.alignment.metrics import METRICS, peak_memory, read_metrics, record, summary
+from remind.alignment.metrics import METRICS, checkpoints, kept, newest, read_metrics, record, summary
 from remind.alignment.model import add_marker, check_head, fingerprint, opened, trainable
-from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, plan, run
-from remind.alignment.teachers import BaseTargets, Ema
+from remind.alignment.step import AlignmentModel, MicroBatch, Pass, collate, memory_plan, out_of_memory, plan, run
+from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import write_rows
@@ -51,6 +48,8 @@ from remind.core.processes import Termination, sole_writer
 from remind.core.progress import without_loading_bars
 from remind.models.pictures import Pictures
 
+#: Averages of the weights, in a checkpoint.
+EMA = "ema.safetensors"
 #: Arguments besides those of the objective and the examples that a resumed run must keep.
 _KEPT = (
     *("batch_size", "learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "optim"),
@@ -123,7 +122,7 @@ class PRATrainer(Trainer):
         self.base = fingerprint(self.backbone.model)
         pixels = args.images == "pixels"
         self.shown = Pictures(self.backbone, args.image_tokens, args.image_root) if pixels else None
-        train, held_out = self._tokenised(train_dataset), self._tokenised(eval_dataset)
+        train, held_out = (self._examples(rows) for rows in (train_dataset, eval_dataset))
         ids = (ids for example in [*train, *held_out] for ids in (*example.prompts, example.answer) if len(ids))
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
         trained: Any = trainable(self.backbone.model, peft_config, args.train_vision, marker)
@@ -162,11 +161,8 @@ class PRATrainer(Trainer):
 
     # data
 
-    def _tokenised(self, rows: Iterable[Any] | None) -> list[Example]:
-        examples = examples_of(self.backbone.tokenizer, () if rows is None else rows, self.shown)
-        if twice := [name for name, count in Counter(example.id for example in examples).items() if count > 1]:
-            raise DataError("the question occurs twice", record=twice[0])
-        return examples
+    def _examples(self, rows: Iterable[Any] | None) -> list[Example]:
+        return examples_of(self.backbone.tokenizer, rows, self.shown)
 
     def _selected(self, examples: list[Example], held_out: bool = False) -> Examples:
         """Those that can be used, with decoded answers where `targets` and `unlabelled` ask for them.
@@ -241,7 +237,7 @@ class PRATrainer(Trainer):
             eval_dataset: rows as for training; None: those given to the trainer.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        examples = rows if isinstance(rows, Examples) else self._selected(self._tokenised(rows), held_out=True)
+        examples = rows if isinstance(rows, Examples) else self._selected(self._examples(rows), held_out=True)
         if not len(examples):
             raise DataError("no held-out questions: give the trainer an eval_dataset")
         size = (self.args.per_device_eval_batch_size or 1) * self.accelerator.num_processes
@@ -329,7 +325,7 @@ class PRATrainer(Trainer):
             "answer_tokens": int(answers),
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
-            "memory_gib": peak_memory(self.accelerator.device),
+            "memory_gib": _peak_memory(self.accelerator.device),
         }
         self._rows.append(row)
 
@@ -351,11 +347,10 @@ class PRATrainer(Trainer):
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if (what := out_of_memory(error, examples)) is None:
                 raise
             saved = newest(self.args.output_dir)
-            what = f"out of memory in {where}, {remedies(examples)}; the newest checkpoint is {saved}"
-            raise ModelError(what) from None
+            raise ModelError(f"out of memory in {where}, {what}; the newest checkpoint is {saved}") from None
 
     # evaluation
 
@@ -490,10 +485,8 @@ class PRATrainer(Trainer):
         model = self.model
         # accelerate is to wrap the step, of which the model is a part
         self.model = self.model_wrapped = AlignmentModel(model, self.objective)
-        try:
-            wrapped, loader = super()._prepare_for_training(max_steps, train_dataloader, None)
-        finally:
-            self.model = model
+        wrapped, loader = super()._prepare_for_training(max_steps, train_dataloader, None)
+        self.model = model
         self.callback_handler.model = model
         self._wrapped = wrapped
         kind, on_policy = self.objective.teacher_model_kind, self.args.targets == "on_policy"
@@ -561,6 +554,16 @@ class PRATrainer(Trainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """Not estimated: a step reads several prompts; `tokens` in the metrics counts what it reads."""
         return 0
+
+
+def _peak_memory(device: torch.device) -> float:
+    """GiB this process has needed at most: on a GPU of its memory since the last call, else of main memory."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
+    # kilobytes on Linux, bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 class _Loader(DataLoader):  # type: ignore[type-arg]

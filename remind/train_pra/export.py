@@ -13,8 +13,7 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
-from remind.alignment.checkpoints import kept, newest
-from remind.alignment.metrics import read_metrics
+from remind.alignment.metrics import kept, newest, read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars

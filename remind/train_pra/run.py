@@ -17,8 +17,8 @@ from transformers import BitsAndBytesConfig, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from remind.alignment.arguments import PRAConfig
-from remind.alignment.checkpoints import kept, newest
 from remind.alignment.config import LoraConfig, Objective
+from remind.alignment.metrics import kept, newest
 from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
 from remind.core import optional

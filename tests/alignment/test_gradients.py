@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from remind import PRAConfig, PRATrainer
 from remind.alignment.examples import Example, Examples
 from remind.alignment.step import Pass
-from remind.alignment.teachers import Ema
+from remind.alignment.targets import Ema
 from remind.models.nano import nano_tokenizer
 
 RECORDED = read()
