@@ -67,8 +67,6 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         self.per_device_train_batch_size = share
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes
         given: Any = self
-        if hasattr(given, "activation_checkpointing") and given.activation_checkpointing is None:
-            given.activation_checkpointing = given.gradient_checkpointing  # its name in later versions
         device = torch.accelerator.current_accelerator(check_available=True)
         # without it, processes without a GPU would each train alone; Apple's GPUs have no float64, in which metrics
         # are summed
@@ -88,16 +86,6 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         """Whether parameters are sharded among the processes (FSDP2)."""
         return bool(self.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
-    def check_precision(self, model: nn.Module) -> None:
-        """Raise ConfigError where the optimiser's steps would be rounded away."""
-        narrow = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
-        widened = self.sharded and self.mixed_precision == "bf16"
-        if narrow and not widened and self.optim != "adamw_torch_8bit":
-            raise ConfigError(
-                "weights in bfloat16 do not move at small learning rates: set optim adamw_torch_8bit, or dtype float32 "
-                "(with bf16 true), or a peft_config"
-            )
-
     @property
     def objective(self) -> Objective:
         """The fields that say what is minimised."""
@@ -110,13 +98,19 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         return {**super().to_dict(), **ours}
 
 
-def rounding_optimizer(args: PRAConfig) -> tuple[Any, dict[str, Any]] | None:
+def rounding_optimizer(args: PRAConfig, model: nn.Module) -> tuple[Any, dict[str, Any]] | None:
     """For optim adamw_torch_8bit: torchao's AdamW, told to round bfloat16 weights stochastically.
 
     Raises:
-        ConfigError: no C++ compiler. ModelError: no torchao.
+        ConfigError: another optimiser, whose steps would be rounded away; or no C++ compiler. ModelError: no torchao.
     """
     if args.optim != "adamw_torch_8bit":
+        narrow = any(p.requires_grad and p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+        if narrow and not (args.sharded and args.mixed_precision == "bf16"):
+            raise ConfigError(
+                "weights in bfloat16 do not move at small learning rates: set optim adamw_torch_8bit, or dtype float32 "
+                "(with bf16 true), or a peft_config"
+            )
         return None
     if shutil.which("g++") is None:
         raise ConfigError("optim adamw_torch_8bit is compiled when it starts: install a C++ compiler (g++)")

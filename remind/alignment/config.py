@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from remind.core.errors import ConfigError
-from sae.ranges import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    Share,
-    ShareBelowOne,
-    check_ranges,
-)
+from sae.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Share, ShareBelowOne, check_ranges
 
 N_LEVELS = 3
 Level = Annotated[int, Range(ge=0, le=N_LEVELS - 1)]

@@ -224,11 +224,9 @@ def select(examples: Iterable[Example], config: ExampleConfig, model_length: int
             selected.left_out["without a gold answer"] += 1
         elif answer > config.max_answer or example.longest + own > limit:
             if config.on_long == "error" and not held_out:
-                raise DataError(
-                    f"prompt and answer of {example.longest + own} tokens, of which the answer {answer + own}; at most "
-                    f"{limit} and {config.max_answer} fit: build shorter states, or set on_long skip",
-                    record=example.id,
-                )
+                what = f"prompt and answer of {example.longest + own} tokens, of which the answer {answer + own}"
+                why = f"at most {limit} and {config.max_answer} fit: build shorter states, or set on_long skip"
+                raise DataError(f"{what}; {why}", record=example.id)
             selected.left_out["too long"] += 1
         else:
             selected.items.append(example if answer else replace(example, labelled=False))

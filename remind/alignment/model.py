@@ -164,6 +164,7 @@ def marker_id(tokenizer: Any) -> int | None:
     return token
 
 
+@torch.no_grad()
 def add_marker(backbone: Backbone) -> int:
     """Give the marker a token of its own, unless it has one; its rows are the mean over the tokens of its text.
 
@@ -189,7 +190,6 @@ def add_marker(backbone: Backbone) -> int:
     rows: list[Tensor] = [model.get_input_embeddings().weight]
     if head_of(model).weight is not rows[0]:
         rows.append(head_of(model).weight)
-    with torch.no_grad():
-        for weight in rows:
-            weight[token] = weight[pieces].double().mean(0).to(weight.dtype)
+    for weight in rows:
+        weight[token] = weight[pieces].double().mean(0).to(weight.dtype)
     return token

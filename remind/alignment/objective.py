@@ -186,16 +186,6 @@ def position_terms(
     edges = [edge for edge in objective.edges if edge.student in learning and edge.teacher in available]
     needed = {edge.student for edge in edges} | {edge.teacher for edge in edges} - fixed.keys()
     soft = {level: F.log_softmax(wide[level] / objective.tau, dim=-1) for level in needed}
-    pairs = {}
-    for edge in edges:
-        if edge.teacher in fixed:
-            log_probs, indices = fixed[edge.teacher]
-            student = bucketed(wide[edge.student] / objective.tau, soft[edge.student], indices)
-            pairs[edge] = (student, log_probs.detach())
-        else:
-            teacher = soft[edge.teacher].detach() if objective.target_grad == "detach" else soft[edge.teacher]
-            pairs[edge] = (soft[edge.student], teacher)
-
     values: dict[str, Tensor] = {}
     total = torch.zeros(targets.shape, dtype=dtype, device=targets.device)
     for level in (level for level in objective.hard_levels if level in learning):
@@ -204,16 +194,22 @@ def position_terms(
         if objective.lambda_hard > 0:
             total = total + objective.lambda_hard * loss
     for edge in edges:
-        distance = _distance(*pairs[edge], edge.alpha)
-        values[f"dist{edge.name}"] = distance
+        student = soft[edge.student]
+        if edge.teacher in fixed:
+            teacher, indices = fixed[edge.teacher]
+            student = bucketed(wide[edge.student] / objective.tau, student, indices)
+        else:
+            teacher = soft[edge.teacher]
+        if edge.teacher in fixed or objective.target_grad == "detach":
+            teacher = teacher.detach()
+        values[f"dist{edge.name}"] = distance = _distance(student, teacher, edge.alpha)
         if edge in objective.active:
             total = total + (1 - objective.lambda_hard) * objective.tau**2 * edge.gamma * distance
+        if monitor:
+            values[f"jsd{edge.name}"] = _jsd(student.detach(), teacher.detach())
     if monitor:
-        with torch.no_grad():
-            for level in sorted(learning):
-                values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level], targets)
-            for edge in edges:
-                values[f"jsd{edge.name}"] = _jsd(*pairs[edge])
+        for level in sorted(learning):
+            values[f"ce{level}"], values[f"entropy{level}"] = cross_entropies(wide[level].detach(), targets)
     return total, values
 
 
@@ -359,9 +355,10 @@ def pra_loss(
 
 def _check(logits: Sequence[Tensor], targets: Tensor) -> None:
     shape = logits[0].shape
-    if any(z.ndim != 2 or z.shape != shape for z in logits):
-        raise DataError(f"logits must be three [L, V] of one shape, not {[tuple(z.shape) for z in logits]}")
-    if targets.shape != shape[:1] or shape[0] == 0:
-        raise DataError(f"targets {tuple(targets.shape)} do not fit logits {tuple(shape)}; L must be 1 or more")
+    if any(z.ndim != 2 or z.shape != shape for z in logits) or targets.shape != shape[:1] or not len(targets):
+        raise DataError(
+            f"logits must be three [L, V] of one shape, targets [L], and L 1 or more, not "
+            f"{[tuple(z.shape) for z in logits]} and {tuple(targets.shape)}"
+        )
     if targets.dtype.is_floating_point or int(targets.min()) < 0 or int(targets.max()) >= shape[1]:
         raise DataError(f"targets must be token ids from 0 to {shape[1] - 1}")

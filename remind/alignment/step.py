@@ -173,7 +173,7 @@ class AlignmentModel(nn.Module):
         if kinds or getattr(decoder, "_is_stateful", False) or positions is None:
             raise ModelError("layers that are not attention cannot share a prefix: set prefix_sharing false")
         longest = int(common.max())
-        # by layer: keys and values of the common tokens, [B, heads, longest, head_dim]; those past a sample's are not read
+        # by layer: keys and values of the common tokens, [B, heads, longest, head_dim]; padding is not read
         cached: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         mask: Tensor | None = None
 

@@ -47,31 +47,21 @@ def grouped(examples: Sequence[Example], level: int, config: ExampleConfig) -> l
 
 
 def answer(
-    backbone: Backbone,
-    examples: Sequence[Example],
-    level: int,
-    config: ExampleConfig,
-    accelerator: Any,
-    temperature: float = 0.0,
-    draw: str = "",
+    backbone: Backbone, examples: Sequence[Example], level: int, config: ExampleConfig, accelerator: Any, draw: str = ""
 ) -> list[list[int]]:
-    """Answers to a batch with their end token; at a temperature above 0 `draw` fixes what is sampled."""
+    """Answers to a batch with their end token: greedy, or at `config.temperature` those that `draw` fixes."""
     device, end = accelerator.device, end_token_id(backbone.tokenizer)
     rows, images = [example.prompts[level].tolist() for example in examples], pixels_of(examples) or None
+    settings = decoding(backbone, config.max_decoded, config.temperature if draw else 0.0)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), accelerator.autocast():
         torch.manual_seed(int.from_bytes(hashlib.sha256(draw.encode()).digest()[:7], "little"))
-        found = continue_rows(backbone.model, rows, decoding(backbone, config.max_decoded, temperature), images)
+        found = continue_rows(backbone.model, rows, settings, images)
     # an answer that was cut off gets an end token, too: where nothing but edges counts, no token is a target
     return [[*ids, end] for ids, _ in found]
 
 
 def decoded(
-    backbone: Backbone,
-    examples: Sequence[Example],
-    config: ExampleConfig,
-    cache: Cache,
-    base: str,
-    accelerator: Any,
+    backbone: Backbone, examples: Sequence[Example], config: ExampleConfig, cache: Cache, base: str, accelerator: Any
 ) -> Mapping[str, list[int]]:
     """Greedy answers under `config.unlabelled`, each decoded once and kept on disk; the processes divide the work.
 
@@ -134,7 +124,7 @@ class StudentAnswers:
             for number, group in enumerate(grouped(examples, 0, config)):
                 if number % self.accelerator.num_processes == self.accelerator.process_index:
                     some, draw = [examples[place] for place in group], f"{self.order.seed}:{step}:{number}"
-                    ids = answer(self.backbone, some, 0, config, self.accelerator, config.temperature, draw)
+                    ids = answer(self.backbone, some, 0, config, self.accelerator, draw)
                     found += [
                         (str(steps[place][0]), examples[place].id, own) for place, own in zip(group, ids, strict=True)
                     ]

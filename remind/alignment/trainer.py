@@ -127,8 +127,6 @@ class PRATrainer(Trainer):
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
         trained: Any = trainable(self.backbone.model, peft_config, args.train_vision, marker)
         self.backbone = replace(self.backbone, model=trained)
-        if optimizers[0] is None:
-            args.check_precision(trained)
         super().__init__(
             model=trained,
             args=args,
@@ -138,7 +136,7 @@ class PRATrainer(Trainer):
             processing_class=processing_class or self.backbone.processor or self.backbone.tokenizer,
             callbacks=list(callbacks or ()),
             optimizers=optimizers,
-            optimizer_cls_and_kwargs=rounding_optimizer(args),
+            optimizer_cls_and_kwargs=None if optimizers[0] else rounding_optimizer(args, trained),
             **kwargs,
         )
         self._cache = Cache(args.cache or Path(args.output_dir) / "cache")
@@ -372,8 +370,7 @@ class PRATrainer(Trainer):
         count = 0
         for batch in dataloader:
             batch = send_to_device(batch, self.accelerator.device)
-            where = f"the held-out loss after step {self.state.global_step}"
-            values = self._in_memory(batch.examples, where, partial(run, module, batch, passes, None))
+            values = self._in_memory(batch.examples, "the held-out loss", partial(run, module, batch, passes, None))
             seen.append({name: value[batch.weights > 0] for name, value in values.items()})
             count += len(batch.own)
         module.train(was_training)
@@ -464,18 +461,18 @@ class PRATrainer(Trainer):
         values = self.args.to_dict()
         ours = [field.name for kind in (Objective, ExampleConfig) for field in fields(kind) if field.name not in _FREE]
         kept = {name: values[name] for name in (*_KEPT, *ours)}
+        adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
         kept |= {
             "sharded": self._sharded,
             "base model": self.base,
             "training examples": self.train_dataset.fingerprint(),
+            "adapters": [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")],
         }
-        adapters = (getattr(self.model, "peft_config", None) or {}).get("default")
-        parts = [getattr(adapters, name, None) for name in ("r", "lora_alpha", "target_modules")]
-        kept["adapters"] = [sorted(part) if isinstance(part, set) else part for part in parts]
-        return json.loads(json.dumps(kept))
+        return json.loads(json.dumps(kept, default=sorted))
 
     def _teach(self) -> None:
         """Targets of the model as it is before training, while it is."""
+        self._teachers = None
         if self.objective.teacher_model_kind == "base" and self.objective.taught and self.args.targets != "on_policy":
             module = AlignmentModel(self.model.eval(), self.objective)
             with self._at_work():
@@ -489,17 +486,15 @@ class PRATrainer(Trainer):
         self.model = model
         self.callback_handler.model = model
         self._wrapped = wrapped
-        kind, on_policy = self.objective.teacher_model_kind, self.args.targets == "on_policy"
-        if kind == "ema" or (kind == "base" and on_policy and self.objective.taught):
+        if self.objective.taught and self._teachers is None:
             # targets at answers that are not known yet cannot be cached: an average that never moves gives them
-            decay = 1.0 if kind == "base" else self.objective.ema_decay
+            decay = 1.0 if self.objective.teacher_model_kind == "base" else self.objective.ema_decay
             self._teachers = Ema(model, decay, sorted(self.objective.taught), self.args.prefix_sharing)
         if resume_from_checkpoint is not None:
             if self._sharded:
                 self._load_from_checkpoint(resume_from_checkpoint, model)
             folder = Path(resume_from_checkpoint)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
-            self._load_scaler(resume_from_checkpoint)
             if isinstance(self._teachers, Ema):
                 self._teachers.restore(folder / EMA)
             saved = kept(folder) or {}
