@@ -64,11 +64,9 @@ class CollapseGuard(TrainerCallback):
             lowest = self.lowest[ce] = min(self.lowest.get(ce, metrics[ce]), metrics[ce])
             if not metrics[ce] - lowest <= self.ce_rise:
                 collapses.append(f"cross-entropy under x{level} has risen from {lowest:.3f} to {metrics[ce]:.3f}")
-            if metrics[entropy] < self.entropy_share * self.first[entropy] and metrics[ce] >= self.first[ce]:
-                collapses.append(
-                    f"entropy under x{level} has fallen from {self.first[entropy]:.3f} to {metrics[entropy]:.3f}, "
-                    f"the cross-entropy has not ({self.first[ce]:.3f}, now {metrics[ce]:.3f})"
-                )
+            before, now = self.first[entropy], metrics[entropy]
+            if now < self.entropy_share * before and metrics[ce] >= self.first[ce]:
+                collapses.append(f"entropy under x{level} has fallen from {before:.3f} to {now:.3f}, but not {ce}")
         return collapses
 
 

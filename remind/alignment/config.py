@@ -33,9 +33,7 @@ class Edge:
     def __post_init__(self) -> None:
         check_ranges(self, ConfigError)
         if self.student == self.teacher:
-            raise ConfigError(
-                f"edge {self.student} -> {self.teacher}: student and teacher are two of the levels 0, 1, 2"
-            )
+            raise ConfigError(f"edge {self.student} -> {self.teacher}: they must be two of the levels 0, 1, 2")
 
     @property
     def name(self) -> str:
@@ -97,14 +95,9 @@ class Objective:
         self.hard_levels = tuple(self.hard_levels)
         check_ranges(self, ConfigError, Objective)
         if self.target_grad == "flow" and self.teacher_model_kind != "live":
-            raise ConfigError(
-                f"target_grad flow needs teacher_model_kind live: {self.teacher_model_kind} teachers do not learn"
-            )
+            raise ConfigError("target_grad flow needs teacher_model_kind live: other teachers do not learn")
         if self.teacher_model_kind == "base" and (wrong := [e.name for e in self.edges if e.student != 0]):
-            raise ConfigError(
-                f"teacher_model_kind base takes edges into level 0 only, not {', '.join(wrong)}: set edges to student "
-                "0 with teachers 1, 2 or both"
-            )
+            raise ConfigError(f"teacher_model_kind base takes edges into level 0 only, not {', '.join(wrong)}")
         names = [edge.name for edge in self.edges]
         if len({*names, *self.hard_levels}) < len(names) + len(self.hard_levels):
             raise ConfigError(f"an edge ({', '.join(names)}) or one of hard_levels {self.hard_levels} occurs twice")

@@ -111,9 +111,7 @@ def example_of(tokenizer: Any, row: Any, shown: Pictures | None = None, number: 
     Raises:
         DataError: no text, or no target. ModelError: a tokenizer without a chat template.
     """
-    values = row if isinstance(row, Mapping) else getattr(row, "__dict__", None)
-    if values is None:
-        raise DataError(f"a row of the data is {type(row).__name__}, not a mapping", record=f"row {number}")
+    values = row if isinstance(row, Mapping) else getattr(row, "__dict__", {})
     name = str(values.get("question_id") or f"row {number}")
     if missing := [column for column in ("x0", "target") if column not in values]:
         raise DataError(f"the data have no column {missing[0]}; there are {', '.join(values)}", record=name)

@@ -44,7 +44,7 @@ def opened(
     return backbone
 
 
-def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = None) -> nn.Module:
+def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = None) -> Any:
     """Set which parameters are trained: the language model and its head, or adapters on it.
 
     Dropout is off everywhere, since equal contexts must have equal distributions.
@@ -88,8 +88,7 @@ def trainable(model: Any, lora: Any, vision: bool = False, marker: int | None = 
             tower.requires_grad_(True)
     elif vision or marker is not None:
         raise ConfigError("a model that has adapters already can take neither train_vision nor marker_token")
-    trained: nn.Module = model.train()
-    return trained
+    return model.train()
 
 
 def _peft_config(model: Any, lora: Any, tower: Any, marker: int | None) -> Any:

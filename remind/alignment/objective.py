@@ -356,9 +356,7 @@ def pra_loss(
 def _check(logits: Sequence[Tensor], targets: Tensor) -> None:
     shape = logits[0].shape
     if any(z.ndim != 2 or z.shape != shape for z in logits) or targets.shape != shape[:1] or not len(targets):
-        raise DataError(
-            f"logits must be three [L, V] of one shape, targets [L], and L 1 or more, not "
-            f"{[tuple(z.shape) for z in logits]} and {tuple(targets.shape)}"
-        )
+        shapes = [tuple(part.shape) for part in (*logits, targets)]
+        raise DataError(f"logits must be three [L, V] of one shape and targets [L], L 1 or more, not {shapes}")
     if targets.dtype.is_floating_point or int(targets.min()) < 0 or int(targets.max()) >= shape[1]:
         raise DataError(f"targets must be token ids from 0 to {shape[1] - 1}")

@@ -224,11 +224,9 @@ class AlignmentModel(nn.Module):
 
     def _shares(self, batch: MicroBatch) -> bool:
         """Whether all images are in the common prefix of x1 and x2."""
-        if not batch.pixels:
-            return True
         ids = batch.input_ids[2]
         after = torch.arange(ids.shape[1], device=ids.device) >= batch.common[:, None]
-        return not bool((after & (ids == self._parts[0].config.image_token_id)).any())
+        return not batch.pixels or not bool((after & (ids == self._parts[0].config.image_token_id)).any())
 
     def forward(
         self,
@@ -293,8 +291,7 @@ def plan(objective: Objective, prefix_sharing: bool = False) -> tuple[Pass, ...]
             edge in which it learns, target_grad flow), or x1 has to wait for another level, nothing is shared.
     """
     if objective.target_grad == "flow":
-        shared = prefix_sharing and {1, 2} <= objective.levels and 2 not in objective.trained
-        return (Pass(tuple(sorted(objective.levels)), True, shared),)
+        return (Pass(tuple(sorted(objective.levels)), True),)
     passes: list[Pass] = []
     waiting, computed = set(objective.levels), set[int]()
     while waiting:

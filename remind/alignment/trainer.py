@@ -112,8 +112,7 @@ class PRATrainer(Trainer):
         self.objective, self._sharded = args.objective, args.sharded
         self._passes = plan(self.objective, args.prefix_sharing)
         if self._sharded and (quantization_config is not None or args.targets == "on_policy"):
-            what = "a model in 4 bits cannot be sharded" if quantization_config else "a sharded model cannot answer"
-            raise ConfigError(f"{what}; use DDP (configs/accelerate/ddp_2gpu.yaml)")
+            raise ConfigError("a sharded model can neither be in 4 bits nor answer: use DDP (ddp_2gpu.yaml)")
         torch.manual_seed(args.seed)  # of the adapters' first values
         # FSDP shards what is on the CPU; otherwise weights go straight to their device
         device = "cpu" if self._sharded else str(args.device)
@@ -125,7 +124,7 @@ class PRATrainer(Trainer):
         train, held_out = (self._examples(rows) for rows in (train_dataset, eval_dataset))
         ids = (ids for example in [*train, *held_out] for ids in (*example.prompts, example.answer) if len(ids))
         check_head(self.backbone.model, max((int(some.max()) for some in ids), default=0))
-        trained: Any = trainable(self.backbone.model, peft_config, args.train_vision, marker)
+        trained = trainable(self.backbone.model, peft_config, args.train_vision, marker)
         self.backbone = replace(self.backbone, model=trained)
         super().__init__(
             model=trained,
@@ -182,8 +181,7 @@ class PRATrainer(Trainer):
         train, args, leads = self.train_dataset, self.args, self.is_world_process_zero()
         left_out = ", ".join(f"{count} {reason}" for reason, count in train.left_out.items())
         if not train.items:
-            why = f"every question is left out: {left_out}" if left_out else "there are no questions"
-            raise DataError(f"nothing to train on: {why}")
+            raise DataError(f"nothing to train on; questions left out: {left_out or 'none'}")
         if missing := sorted((self.objective.levels | self.objective.taught) - train.levels()):
             raise DataError(f"an edge or hard level needs x{missing[0]}, and the data have no such column")
         if not self.objective.active and not train.labelled():
@@ -196,9 +194,8 @@ class PRATrainer(Trainer):
         together = self._sharded or (args.train_vision and self.accelerator.num_processes > 1)
         if together and any(pictured) and (not all(pictured) or (self._sharded and args.prefix_sharing)):
             raise ConfigError(
-                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image, and several "
-                "processes with train_vision or FSDP need one in each, and under FSDP prefix_sharing false: use DDP "
-                "and a frozen tower, or captions"
+                f"images pixels: {pictured.count(False)} of {len(pictured)} examples have no image; train_vision and "
+                "FSDP need one in each, and FSDP prefix_sharing false: use DDP and a frozen tower, or captions"
             )
         if leads and left_out:
             print(f"left out of training: {left_out}", file=sys.stderr)
@@ -353,9 +350,7 @@ class PRATrainer(Trainer):
     # evaluation
 
     @torch.no_grad()
-    def evaluation_loop(  # type: ignore[override]
-        self, dataloader: DataLoader, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, description: str, **kwargs: Any) -> EvalLoopOutput:  # type: ignore[override]
         """Held-out loss under the levels that the questions have, teachers live.
 
         Returns:
@@ -379,8 +374,8 @@ class PRATrainer(Trainer):
         if self.is_in_train and self.is_world_process_zero():
             row = {"step": self.state.global_step, "kind": "eval", "split": self.eval_split, **figures}
             record(self.args.output_dir, {**row, "samples": int(n), "seconds": perf_counter() - began})
-        figures["loss"] = figures["total"]
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        metrics = {f"{prefix}_{name}": value for name, value in {**figures, "loss": figures["total"]}.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=int(n))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -433,9 +428,7 @@ class PRATrainer(Trainer):
         broken = [folder for folder in found if not kept(folder)]
         # those of another trainer have no mark either, but their runs have no metrics of ours
         if (found and not resume) or (broken and not (out / METRICS).is_file()):
-            raise ConfigError(
-                f"{out} already holds a run; choose another output_dir, or resume it if it is of PRATrainer"
-            )
+            raise ConfigError(f"{out} already holds a run; choose another output_dir, or resume it if it is ours")
         self.accelerator.wait_for_everyone()
         if leads:
             for folder in broken:
@@ -526,9 +519,7 @@ class PRATrainer(Trainer):
         except (SafetensorError, RuntimeError, OSError) as error:
             folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             reason = " ".join(str(error).split())[:200]
-            raise ModelError(
-                f"{folder}: cannot be written ({reason}); make room there: the checkpoints before it are as they were"
-            ) from None
+            raise ModelError(f"{folder} cannot be written ({reason}); checkpoints before it are as they were") from None
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -579,8 +570,7 @@ class RunState(TrainerCallback, ExportableState):
         self.trainer = trainer
 
     def state(self) -> dict[str, Any]:
-        trainer, student = self.trainer, self.trainer._student
-        coming = {} if student is None else student.answers
+        trainer, coming = self.trainer, self.trainer._student.answers if self.trainer._student else {}
         answers = {step: own for step, own in coming.items() if int(step) >= trainer.state.global_step}
         guard = [trainer.guard.first, trainer.guard.lowest]
         kept = {"settings": trainer._kept, "base_fingerprint": trainer.base, "guard": guard, "answers": answers}
