@@ -12,15 +12,12 @@ import pytest
 import torch
 from forked import Forked
 from torch import Tensor
-from transformers import TrainerCallback
 
 from remind import PRAConfig, PRATrainer
-from remind.alignment.answers import StudentAnswers, Writer
 from remind.alignment.config import LoraConfig
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.core.errors import ConfigError, ModelError
-from remind.core.files import read_json
+from remind.alignment.targets import StudentAnswers, Writer
 from remind.models.chat import end_token_id
 from remind.models.generate import generate
 from remind.models.load import load_backbone
@@ -109,29 +106,6 @@ def test_they_are_decoded_once(rows: list[StateRecord], tmp_path: Path, monkeypa
     assert len(list((tmp_path / "cache").rglob("*"))) > 3
 
 
-def test_questions_that_leave_no_room_for_an_answer_are_left_out(rows: list[StateRecord], tmp_path: Path) -> None:
-    backbone = load_backbone("nano")
-    trainer = PRATrainer(
-        backbone.model,
-        PRAConfig(str(tmp_path), max_decoded=backbone.max_length - 20, on_long="skip"),
-        rows,
-        processing_class=backbone.tokenizer,
-    )
-    assert trainer.train_dataset.left_out() == {"without_target": ["q004"]}
-
-
-def test_a_cache_that_cannot_be_written_ends_the_run_in_a_line(
-    rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        trainer_of(tmp_path, rows)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 # the student's own
 
 
@@ -176,30 +150,6 @@ def test_answers_are_the_students_from_x0_at_the_weights_of_the_refresh(
     assert not (tmp_path / "cache").exists()  # nothing is decoded beforehand
 
 
-def test_a_run_stopped_between_refreshes_goes_on_to_the_same_bits(
-    runs: Any, rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {"targets": "on_policy", "temperature": 1.0, "refresh_steps": 4, "batch_size": 1, "max_steps": 6}
-    trainer_of(tmp_path / "whole", rows, **told).train()
-
-    class Stop(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = True
-
-    first = trainer_of(tmp_path / "r", rows, save_steps=3, **told)
-    first.add_callback(Stop())
-    first.train()
-    # the answers of the fourth step, of weights that are gone by now
-    assert read_json(tmp_path / "r" / "checkpoint-3" / "pra.json")["answers"].keys() == {"3"}
-    asked = Asked(monkeypatch)
-    trainer_of(tmp_path / "r", rows, **told).train(resume_from_checkpoint=True)
-    assert [step for step, _, _ in asked.given] == [3, 4, 5]
-    for name in ("model", "optimizer"):
-        runs.assert_identical(runs.weights(tmp_path / "r", name=name), runs.weights(tmp_path / "whole", name=name))
-    train_rows = [runs.timeless(tmp_path / name)[-3:] for name in ("whole", "r")]
-    assert train_rows[0] == train_rows[1]
-
-
 def test_samples_are_those_of_the_seed_and_of_the_distribution(
     make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,23 +171,13 @@ def test_samples_are_those_of_the_seed_and_of_the_distribution(
     assert first(4, temperature=1e-4) == greedily
 
 
-def test_what_cannot_answer_is_refused(
-    rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ModelError, match="encoder"):
-        trainer_of(tmp_path, rows, model="minilm")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="a sharded model cannot answer"):
-        trainer_of(tmp_path, rows, targets="on_policy")
-
-
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch
 from remind import PRAConfig, PRATrainer
 from remind.alignment import answers
-from remind.alignment.answers import StudentAnswers, Writer
+from remind.alignment.targets import StudentAnswers, Writer
 
 answers._BLOCK = 2
 written, answer = [], Writer.answer

@@ -17,7 +17,6 @@ from remind.alignment.examples import Batches, Examples, example_of, examples_of
 from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import read_json
-from remind.models.chat import end_token_id, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.parquet import StateRecord, write_records
@@ -48,17 +47,6 @@ def refused(error: type[RemindError], message: str, *arguments: Any, **settings:
 
 
 # rows
-
-
-def test_an_example_is_prompt_target_and_end_token(tokenizer: Any, make_record: Any) -> None:
-    record = make_record(1)
-    example = example_of(tokenizer, record)
-    assert [p.tolist() for p in example.prompts] == [
-        prompt_ids(tokenizer, level.text) for level in (record.x0, record.x1, record.x2)
-    ]
-    assert example.answer[-1] == end_token_id(tokenizer)
-    assert tokenizer.decode(example.answer[:-1]) == record.target
-    assert example.tokens_under((0, 1, 2)) == sum(map(len, example.prompts)) + 3 * (len(example.answer) - 1)
 
 
 def test_rows_of_all_kinds_are_the_same_examples(make_record: Any, tmp_path: Path, runs: Any) -> None:
@@ -100,22 +88,6 @@ def test_rows_that_cannot_be_used_are_refused_in_a_line(make_record: Any, tmp_pa
         PRATrainer(backbone.model, PRAConfig(str(tmp_path)), [row], processing_class=backbone.tokenizer)
 
 
-def test_only_the_levels_that_an_edge_needs_must_be_there(make_record: Any, tmp_path: Path, runs: Any) -> None:
-    rows = [runs.row(make_record(n)) for n in range(3)]
-    short = [{key: value for key, value in row.items() if key != "x2"} for row in rows]
-    refused(DataError, r"an edge or hard level needs x2, ", tmp_path, short)
-    refused(DataError, "needs x2, ", tmp_path, [*rows[:2], short[2]])
-    two = {"edges": [(0, 1)], "max_steps": 2, "warmup_steps": 0, "eval_strategy": "no", "disable_tqdm": True}
-    trainer_of(tmp_path / "short", short, **two).train()
-    trainer_of(tmp_path / "whole", rows, **two).train()
-    totals = [[row["total"] for row in read_metrics(tmp_path / name)] for name in ("short", "whole")]
-    assert totals[0] == totals[1]
-    # what is measured on held-out questions, too
-    metrics = trainer_of(tmp_path / "r", short, short, edges=[(0, 1)]).evaluate()
-    assert "eval_ce1" in metrics
-    assert "eval_ce2" not in metrics
-
-
 def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: Any) -> None:
     records = [make_record(1), make_record(2, words=200), make_record(3, target="x " * 300)]
     records += [make_record(4 + n, target=target) for n, target in enumerate(EMPTY)]
@@ -137,13 +109,6 @@ def test_too_long_is_an_error_or_counted(tokenizer: Any, make_record: Any) -> No
     # room for what the student may answer
     with pytest.raises(DataError, match=r"prompt and max_decoded of \d+ tokens, at most 120"):
         chosen(tokenizer, records[:1], targets="on_policy", max_decoded=100, max_length=120)
-
-
-def test_the_fingerprint_sees_any_token(tokenizer: Any, make_record: Any) -> None:
-    one, other = (chosen(tokenizer, [make_record(1), make_record(2)]) for _ in range(2))
-    assert one.fingerprint() == other.fingerprint()
-    other.items[1].prompts[2][3] += 1
-    assert one.fingerprint() != other.fingerprint()
 
 
 # what the command reads
@@ -189,14 +154,6 @@ def test_states_without_a_training_split_and_those_that_leak(
 
 
 # questions without an answer
-
-
-def test_held_out_questions_that_cannot_be_used_measure_nothing(make_record: Any, tmp_path: Path) -> None:
-    rows = [make_record(0)]
-    for number, record in enumerate((make_record(9, target=None), make_record(9, words=300))):
-        out = tmp_path / f"r{number}"
-        trainer_of(out, rows, [record], max_length=200, max_steps=1, disable_tqdm=True).train()
-        assert [row["kind"] for row in read_metrics(out)] == ["train"]
 
 
 def test_a_partly_labelled_run(runs: Any, states: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-from remind.alignment.checkpoints import COMPLETE
 from remind.alignment.config import LoraConfig
+from remind.alignment.metrics import COMPLETE
 from remind.alignment.model import add_marker, marker_id, nf4, opened
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.models.chat import prompt_ids
@@ -190,19 +190,6 @@ def test_the_markers_rows_are_exported(
     assert torch.equal(again.model.get_input_embeddings().weight, rows)
 
 
-def test_an_untied_head_and_one_in_bfloat16(tmp_path: Path, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: nothing is trained in bfloat16")
-    # compiled, its optimiser would take minutes to begin
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    base = nano_folder(tmp_path / "base", tie=False)
-    run = make_run(tmp_path, None, optim="adamw_torch_8bit", dtype="bfloat16", model=str(base))
-    out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    again = load_backbone(out, dtype="auto")
-    assert again.model.dtype == torch.bfloat16
-    assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
-    assert torch.equal(logits(again.model, again.tokenizer), trained_logits(run))
-
-
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marker"])
 def test_adapters_alone_go_on_the_base_model(marked: bool, tmp_path: Path, make_run: Any) -> None:
     from peft import PeftModel
@@ -286,11 +273,3 @@ def test_how_images_were_shown_is_read_from_exports_and_runs(run: Path, tmp_path
     file.write_text(json.dumps({"config": {"data": {"images": "pixels", "image_tokens": "many"}}}))
     with pytest.raises(DataError, match=r"image_tokens is not a number"):
         images_in_training(tmp_path)
-
-
-def test_a_run_of_before_is_named_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("states: s\nout: o\ntrainer: {lr: 1.0e-05}\nteacher: {k: 64}\n")
-    (tmp_path / "data.json").write_text("{}")
-    for read in (read_config, trained_backbone, images_in_training):
-        with pytest.raises(ConfigError, match=r"^[^\n]*not the config of a training run of this version[^\n]*$"):
-            read(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from remind.alignment.checkpoints import checkpoints
+from remind.alignment.metrics import checkpoints
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.metrics import METRICS
 from remind.alignment.trainer import PRATrainer

@@ -14,7 +14,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from remind import PRAConfig, PRATrainer
 from remind.alignment.arguments import rounding_optimizer
 from remind.alignment.config import LoraConfig, Objective
-from remind.alignment.memory import memory_plan
+from remind.alignment.step import memory_plan
 from remind.alignment.model import trainable
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.core.errors import ConfigError

@@ -14,9 +14,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGen
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, check_head, check_vocabulary, fingerprint, marker_id, nf4, trainable
+from remind.alignment.model import add_marker, check_head, check_vocabulary, marker_id, nf4, trainable
 from remind.alignment.step import body_of, head_of
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids, tokenize
 from remind.models.load import load_backbone
@@ -82,20 +82,6 @@ def test_the_marker_gets_one_token_once(tie: bool, spare: bool) -> None:
     check_head(own.model)
 
 
-def test_prompts_use_it_and_special_tokens_in_them_stay_text() -> None:
-    tokenizer = nano_tokenizer()
-    own = backbone()
-    token = add_marker(own)
-    assert token not in prompt_ids(tokenizer, TEXT)
-    ids = prompt_ids(own.tokenizer, TEXT)
-    # not the one that Ana said
-    assert ids.count(token) == 2
-    end = own.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    # the template's own; not the one that was said
-    assert ids.count(end) == prompt_ids(tokenizer, "x").count(end)
-    assert own.tokenizer.decode(ids) == tokenizer.decode(prompt_ids(tokenizer, TEXT))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
 def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> None:
@@ -145,23 +131,6 @@ def test_adapters_are_on_the_language_model_alone() -> None:
         trainable(backbone().model, LoraConfig(r=2, target_modules=("q_proj", "odd_proj")))
 
 
-def test_nothing_is_dropped_out() -> None:
-    """Equal contexts must have equal distributions."""
-    from peft import LoraConfig as PeftConfig
-
-    own = backbone()
-    own.model.model.visual.drop = nn.Dropout(0.5)
-    for layer in own.model.get_decoder().layers:
-        layer.self_attn.attention_dropout = 0.5
-    model: Any = trainable(own.model, PeftConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    assert model.training
-    assert not any(module.p for module in model.modules() if isinstance(module, nn.Dropout))
-    ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
-    assert torch.equal(logits(model, ids), logits(model, ids))
-    with pytest.raises(ConfigError, match=r"^lora_dropout must be 0[^\n]*$"):
-        trainable(backbone().model, PeftConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1))
-
-
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_the_vision_tower_is_trained_by_option_alone(lora: LoraConfig | None) -> None:
     def towers(model: Any) -> set[bool]:
@@ -204,26 +173,6 @@ def test_a_tokenizer_of_another_model_is_refused(make_record: Any, tmp_path: Pat
     own.model.lm_head = nn.Linear(32, 200, bias=False)
     with pytest.raises(ModelError, match="the head of"):
         check_vocabulary(own.model, 299)
-
-
-def test_a_model_that_does_more_to_its_logits_is_refused() -> None:
-    own = backbone()
-    check_head(own.model)
-    own.model.lm_head.register_forward_hook(lambda module, given, found: found * 1.5)
-    with pytest.raises(ModelError, match="does more to its logits"):
-        check_head(own.model)
-
-
-def test_a_fingerprint_tells_base_models_apart() -> None:
-    one, same, other = backbone().model, backbone().model, backbone(tie=False).model
-    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
-    with torch.no_grad():
-        same.model.language_model.layers[1].mlp.up_proj.weight.mul_(1.01)
-    assert fingerprint(one) != fingerprint(same)
-    marked = [backbone(), backbone()]
-    for each in marked:
-        add_marker(each)
-    assert fingerprint(marked[0].model) == fingerprint(marked[1].model)
 
 
 # 4 bits

@@ -17,7 +17,7 @@ import torch
 import yaml
 from forked import Forked
 
-from remind.alignment.checkpoints import checkpoints
+from remind.alignment.metrics import checkpoints
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.examples import Batches, example_of
 from remind.core.cli import parse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
 from remind.alignment.model import trainable
-from remind.alignment.objective import HiddenTeacher
-from remind.alignment.step import AlignmentModel, collate, head_of
-from remind.alignment.teachers import BaseTargets, Ema, trained_parameters
+from remind.alignment.step import AlignmentModel
+from remind.alignment.targets import BaseTargets, Ema, trained_parameters
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError
 from remind.models.nano import VOCAB_SIZE
@@ -62,48 +60,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [row for row in read_metrics(run) if row["kind"] == "train"]
 
 
-def hidden_by_hand(model: Any, example: Example, level: int) -> Tensor:
-    """Final hidden states that predict the answer, of one sample without padding."""
-    ids = torch.cat([example.prompts[level], example.answer[:-1]]).long()[None]
-    with torch.no_grad():
-        output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
-    states: Tensor = output.hidden_states[-1][0]
-    return states[len(example.prompts[level]) - 1 :]
-
-
 # running averages
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_the_average_teaches_and_the_weights_come_back(
-    make_model: Any, make_examples: Any, lora: LoraConfig | None
-) -> None:
-    model = trainable(make_model(), lora)
-    ema = Ema(model, 0.75, (1, 2))
-    first = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
-    generator = torch.Generator().manual_seed(0)
-    for parameter in trained_parameters(model).values():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    ema.update()
-    present = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
-
-    other = copy.deepcopy(model)
-    for name, parameter in trained_parameters(other).items():
-        parameter.data.copy_(0.75 * first[name] + 0.25 * present[name])
-    some = make_examples([(5, 7, 9, 4), (8, 6, 12, 1)])
-    found = ema.of(AlignmentModel(model, EMA), collate([(example, 0.5) for example in some]))
-    assert found.keys() == {1, 2}
-    for level, teacher in found.items():
-        assert isinstance(teacher, HiddenTeacher)
-        torch.testing.assert_close(teacher.hidden, torch.cat([hidden_by_hand(other, one, level) for one in some]))
-        assert not teacher.hidden.requires_grad
-        # where it is trained the teacher has a head of its own
-        assert (teacher.head is None) == (lora is not None)
-        if teacher.head is not None:
-            torch.testing.assert_close(teacher.head.weight, head_of(other).weight.detach())
-    for name, parameter in trained_parameters(model).items():
-        assert torch.equal(parameter, present[name])
-        assert parameter.grad is None
 
 
 def test_an_average_of_bfloat16_weights_is_float32(make_model: Any) -> None:
@@ -159,24 +116,6 @@ def test_the_average_of_a_run_is_that_of_its_weights(
 def targets(model: Any, examples: list[Example], folder: Path, base: str = "base", **changes: Any) -> BaseTargets:
     module = AlignmentModel(model, replace(BASE, **changes))
     return BaseTargets(module, examples, base, Cache(folder, checked=False), One())
-
-
-def test_hidden_targets_are_the_models(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
-    model = trainable(make_model(), None)
-    examples = make_examples([(5, 7, 9, 4), (8, 6, 12, 1), (3, 9, 4, 2)])
-    found = targets(model, examples, tmp_path)
-    chosen = [examples[2], examples[0]]
-    teachers = found.of(model, collate([(example, 0.5) for example in chosen]))
-    for level in (1, 2):
-        teacher = teachers[level]
-        assert isinstance(teacher, HiddenTeacher)
-        torch.testing.assert_close(
-            teacher.hidden, torch.cat([hidden_by_hand(model, example, level) for example in chosen])
-        )
-        # the copy stays when the head is trained
-        assert teacher.head is not None
-        assert torch.equal(teacher.head.weight, head_of(model).weight)
-        assert teacher.head.weight.data_ptr() != head_of(model).weight.data_ptr()
 
 
 def test_targets_are_kept_by_all_they_follow_from(make_model: Any, make_examples: Any, tmp_path: Path) -> None:
