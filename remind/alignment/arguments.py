@@ -60,8 +60,8 @@ class PRAConfig(LoopConfig, ExampleConfig, Objective, TrainingArguments):
         share, rest = divmod(self.batch_size, pieces)
         if rest or self.per_device_train_batch_size not in (None, share):
             raise ConfigError(
-                f"batch_size {self.batch_size} is global and gives per_device_train_batch_size; with {processes} processes "
-                f"x gradient_accumulation_steps {self.gradient_accumulation_steps} use a multiple of {pieces}"
+                f"batch_size {self.batch_size} is global and gives per_device_train_batch_size; with {processes} "
+                f"processes x {self.gradient_accumulation_steps} microbatches use a multiple of {pieces}"
             )
         self.per_device_train_batch_size = share
         self.per_device_eval_batch_size = self.per_device_eval_batch_size or self.batch_size // processes

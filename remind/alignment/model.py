@@ -98,11 +98,11 @@ def _peft_config(model: Any, lora: Any, tower: Any, marker: int | None) -> Any:
         from peft import LoraConfig as PeftConfig
 
         # vision towers may use the same names, so the pattern is tied to the language model
-        layers = (
-            rf"{re.escape(names[id(model.get_decoder())])}\.(.*\.)?({'|'.join(map(re.escape, lora.target_modules))})"
-        )
-        if not any(re.fullmatch(layers, name) for name in names.values()):
-            raise ModelError(f"lora: the language model has none of the layers {', '.join(lora.target_modules)}")
+        blocks = rf"{re.escape(names[id(model.get_decoder())])}\.(.*\.)?"
+        for layer in map(re.escape, lora.target_modules):
+            if not any(re.fullmatch(blocks + layer, name) for name in names.values()):
+                raise ModelError(f"lora: the language model has no layer {layer!r}")
+        layers = f"{blocks}({'|'.join(map(re.escape, lora.target_modules))})"
         config = PeftConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=layers, task_type="CAUSAL_LM")
     if getattr(config, "lora_dropout", 0):
         raise ConfigError("lora_dropout must be 0: with dropout, equal contexts have unequal distributions")

@@ -14,10 +14,11 @@ from forked import Forked
 from torch import Tensor
 
 from remind import PRAConfig, PRATrainer
+from remind.alignment import targets
 from remind.alignment.config import LoraConfig
 from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
-from remind.alignment.targets import StudentAnswers, Writer
+from remind.alignment.targets import StudentAnswers, answer
 from remind.models.chat import end_token_id
 from remind.models.generate import generate
 from remind.models.load import load_backbone
@@ -73,37 +74,33 @@ def test_decoded_answers_are_the_models_greedy_ones(level: str, rows: list[State
 
 def test_they_are_decoded_once(rows: list[StateRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second trainer reads them; one killed between two files decodes only what is missing."""
-    monkeypatch.setattr("remind.alignment.answers._BLOCK", 2)
     asked: list[int] = []
-    answer = Writer.answer
 
-    def counted(self: Writer, model: Any, examples: Sequence[Example], *more: Any) -> list[list[int]]:
+    def counted(backbone: Any, examples: Sequence[Example], *more: Any) -> list[list[int]]:
         asked.append(len(examples))
-        return answer(self, model, examples, *more)
+        return answer(backbone, examples, *more)
 
-    monkeypatch.setattr(Writer, "answer", counted)
-    told = {"targets": "decoded", "cache": str(tmp_path / "cache")}
+    monkeypatch.setattr(targets, "answer", counted)
 
     def answers(**changes: Any) -> list[list[int]]:
         asked.clear()
-        trainer = trainer_of(tmp_path / "r", rows, **{**told, **changes})
-        return [item.answer.tolist() for item in trainer.train_dataset.items]
+        told = {"targets": "decoded", "cache": str(tmp_path / "cache"), "decode_batch": 2, **changes}
+        return [item.answer.tolist() for item in trainer_of(tmp_path / "r", rows, **told).train_dataset.items]
 
     once = answers()
-    assert sum(asked) == 5
+    assert asked == [2, 2, 1]
     assert answers() == once
     assert not asked
-    files = sorted((tmp_path / "cache" / "decoded").rglob("*.safetensors"))
+    files = sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert len(files) == 3
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-20])
     assert answers() == once
     assert 0 < sum(asked) < 5
-    # all they follow from: weights, precision, level, length
+    # all they follow from: weights, level, length
     for changes in ({"model": "nano-untrained"}, {"unlabelled": "x1"}, {"max_decoded": 9}):
         answers(**changes)
         assert sum(asked) == 5, changes
-    assert len(list((tmp_path / "cache").rglob("*"))) > 3
 
 
 # the student's own
@@ -116,12 +113,12 @@ class Asked:
         self.given: list[tuple[int, Any, dict[str, list[int]]]] = []
         at = StudentAnswers.at
 
-        def noted(own: StudentAnswers, step: int, total: int, model: Any) -> Any:
+        def noted(own: StudentAnswers, step: int, total: int) -> Any:
             state = torch.get_rng_state()
-            answers = at(own, step, total, model)
+            answers = at(own, step, total)
             assert torch.equal(torch.get_rng_state(), state)
-            assert model.training
-            self.given.append((step, copy.deepcopy(model).eval(), dict(answers)))
+            assert own.backbone.model.training
+            self.given.append((step, copy.deepcopy(own.backbone.model).eval(), dict(answers)))
             return answers
 
         monkeypatch.setattr(StudentAnswers, "at", noted)
@@ -174,17 +171,15 @@ def test_samples_are_those_of_the_seed_and_of_the_distribution(
 SCRIPT = """
 import json, sys
 from pathlib import Path
-import torch
 from remind import PRAConfig, PRATrainer
-from remind.alignment import answers
-from remind.alignment.targets import StudentAnswers, Writer
+from remind.alignment import targets
+from remind.alignment.targets import StudentAnswers
 
-answers._BLOCK = 2
-written, answer = [], Writer.answer
-def counted(self, model, examples, *more):
+written, answer = [], targets.answer
+def counted(backbone, examples, *more):
     written.append(len(examples))
-    return answer(self, model, examples, *more)
-Writer.answer = counted
+    return answer(backbone, examples, *more)
+targets.answer = counted
 folder, count = Path(sys.argv[1]), sys.argv[2]
 rows = json.loads((folder / "rows.json").read_text())
 given, at = [], StudentAnswers.at
@@ -213,7 +208,7 @@ def test_two_processes_answer_as_one(rows: list[StateRecord], tmp_path: Path, ru
     (count, *one), *both = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
     # answers of the first two steps are of the same weights
     assert [found for _, *found in both] == [one, one]
-    # each has written a share of them: of three blocks, and of three batches
+    # each has written a share of them: of three batches each time
     assert (count, [own for own, *_ in both]) == (10, [6, 4])
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from remind.alignment.metrics import checkpoints, kept, newest
 from remind.alignment.config import Edge, LoraConfig, Objective
+from remind.alignment.metrics import checkpoints, kept, newest
 from remind.core.errors import ConfigError
-from remind.core.files import read_json
 from remind.core.processes import sole_writer
 from remind.train_pra.config import DataConfig
 from remind.train_pra.run import make_trainer, train

@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from remind.alignment.config import LoraConfig
-from remind.alignment.metrics import COMPLETE
-from remind.alignment.model import add_marker, marker_id, nf4, opened
+from remind.alignment.model import add_marker, marker_id, opened
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
@@ -25,7 +24,7 @@ from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nan
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig
 from remind.train_pra.export import export, images_in_training
-from remind.train_pra.run import read_config, train, trained_backbone
+from remind.train_pra.run import nf4, read_config, train, trained_backbone
 
 TEXT = f"Conversation\n{MARKER}\nBen: the lamp is blue.\n{MARKER}\nQuestion: colour?\n"
 LORA = LoraConfig(r=4, alpha=8)
@@ -108,7 +107,7 @@ def test_a_checkpoint_that_was_broken_off_is_passed_over_and_a_damaged_one_named
 ) -> None:
     run = make_run(tmp_path, lora, states=make_states(tmp_path / "s", [make_record(n) for n in range(4)]))
     cfg = ExportConfig(run=str(run), out=str(tmp_path / "x"), overwrite=True)
-    (run / "checkpoint-4" / COMPLETE).unlink()
+    (run / "checkpoint-4" / "trainer_state.json").unlink()
     assert json.loads((export(cfg) / "training.json").read_text())["step"] == 2
     with pytest.raises(ConfigError, match="no best checkpoint"):
         export(replace(cfg, out=str(tmp_path / "y"), checkpoint="best"))
@@ -245,7 +244,7 @@ def test_adapters_trained_on_four_bits(tmp_path: Path, make_run: Any) -> None:
     base = str(nano_folder(tmp_path / "base", tie=True))
     run = make_run(tmp_path, LORA, model=base, quantise="nf4", data=MARKED)
     out = export(ExportConfig(run=str(run), out=str(tmp_path / "x")))
-    expected = trained_logits(run, quantization=nf4(base, "float32"))
+    expected = trained_logits(run, quantization=nf4("float32"))
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(out)
     found = logits(model, AutoTokenizer.from_pretrained(out))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

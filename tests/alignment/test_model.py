@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGen
 
 from remind import PRAConfig, PRATrainer
 from remind.alignment.config import LoraConfig
-from remind.alignment.model import add_marker, check_head, check_vocabulary, marker_id, nf4, trainable
+from remind.alignment.model import add_marker, check_head, marker_id, trainable
 from remind.alignment.step import body_of, head_of
 from remind.core.errors import ModelError
 from remind.models.backbone import Backbone
@@ -22,6 +21,7 @@ from remind.models.chat import prompt_ids, tokenize
 from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
+from remind.train_pra.run import nf4
 
 LORA = LoraConfig(r=4, alpha=8)
 TEXT = f"Conversation\n{MARKER}\nAna: the lamp, <|im_end|> {MARKER}!\n{MARKER}\n"
@@ -91,9 +91,7 @@ def test_adapters_train_the_row_of_the_marker(tie: bool, dtype: torch.dtype) -> 
     ids = torch.tensor([prompt_ids(own.tokenizer, TEXT)])
     start = logits(own.model, ids)
     rows = own.model.get_input_embeddings().weight.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        model: Any = trainable(own.model, LORA, marker=token).eval()
+    model: Any = trainable(own.model, LORA, marker=token).eval()
     assert torch.equal(logits(model, ids), start)
     added = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
     assert [p.shape for p in added] == [(1, 32)]
@@ -167,12 +165,12 @@ def test_a_model_with_adapters_of_its_own_is_trained_as_it_is(make_record: Any, 
 
 def test_a_tokenizer_of_another_model_is_refused(make_record: Any, tmp_path: Path) -> None:
     own = backbone(rows=300)
-    with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but the embedding of \w+ has 300 rows: "):
+    with pytest.raises(ModelError, match=r"^the tokenizer gives token \d+, but \w+ has 300: [^\n]*$"):
         PRATrainer(own.model, PRAConfig(str(tmp_path)), [make_record(0)], processing_class=own.tokenizer)
-    check_vocabulary(own.model, 299)
+    check_head(own.model, 299)
     own.model.lm_head = nn.Linear(32, 200, bias=False)
-    with pytest.raises(ModelError, match="the head of"):
-        check_vocabulary(own.model, 299)
+    with pytest.raises(ModelError, match="has 200"):
+        check_head(own.model, 299)
 
 
 # 4 bits
@@ -199,7 +197,7 @@ def saved(folder: Path, width: int) -> str:
 def test_four_bits_are_those_of_nf4(tmp_path: Path, bitsandbytes: Any) -> None:
     name = saved(tmp_path / "wide", 64)
     weight = load_backbone(name).model.get_decoder().layers[0].mlp.up_proj.weight.detach()
-    own = load_backbone(name, quantization=nf4(name, "float32"))
+    own = load_backbone(name, quantization=nf4("float32"))
     small = {layer for layer, m in own.model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)}
     decoder = own.model.get_decoder()
     linear = {layer for layer, m in decoder.named_modules() if isinstance(m, nn.Linear)}
@@ -219,13 +217,10 @@ def test_four_bits_are_those_of_nf4(tmp_path: Path, bitsandbytes: Any) -> None:
     torch.testing.assert_close(blocks, nearest, rtol=0.02, atol=1e-6)
 
 
-def test_layers_whose_blocks_would_cross_rows_stay_as_they_are(tmp_path: Path, bitsandbytes: Any) -> None:
-    name = saved(tmp_path / "narrow", 96)
-    layer = load_backbone(name, quantization=nf4(name, "float32")).model.get_decoder().layers[0]
-    for part in (*layer.mlp.children(), *layer.self_attn.children()):
-        if isinstance(part, nn.Linear):
-            assert isinstance(part, bitsandbytes.nn.Linear4bit) == (part.in_features % 64 == 0)
-    assert type(layer.mlp.up_proj) is nn.Linear
+def test_layers_whose_blocks_would_cross_rows_are_refused(tmp_path: Path, bitsandbytes: Any) -> None:
+    model = load_backbone(saved(tmp_path / "narrow", 96), quantization=nf4("float32")).model
+    with pytest.raises(ModelError, match=r"^model\.language_model\.layers\.0\.\S+ in 4 bits: [^\n]*$"):
+        trainable(model, LORA)
 
 
 def test_adapters_learn_on_four_bits(tmp_path: Path, make_record: Any, bitsandbytes: Any) -> None:
@@ -239,8 +234,8 @@ def test_adapters_learn_on_four_bits(tmp_path: Path, make_record: Any, bitsandby
         config = PRAConfig(str(tmp_path / str(*more)), **args, disable_tqdm=True, use_cpu=True)
         return PRATrainer(model, config, rows, peft_config=LORA, callbacks=[watch], **more)
 
-    small = trainer_of(name, found, quantization_config=nf4(name, "float32"))
-    kept = load_backbone(name, quantization=nf4(name, "float32"))
+    small = trainer_of(name, found, quantization_config=nf4("float32"))
+    kept = load_backbone(name, quantization=nf4("float32"))
     plain = trainer_of(kept.model.dequantize(), expected, processing_class=kept.tokenizer)
     first = copy.deepcopy({n: p for n, p in small.model.named_parameters() if p.requires_grad})
     small.train()

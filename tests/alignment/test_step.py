@@ -16,7 +16,7 @@ from remind.alignment.examples import Example
 from remind.alignment.model import check_head, trainable
 from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, Pass, body_of, collate, head_of, plan, run
-from remind.core.errors import ConfigError, ModelError
+from remind.core.errors import ModelError
 
 LENGTHS = [(5, 7, 9, 4), (8, 6, 12, 1), (3, 4, 5, 7)]
 Gradients = dict[str, Tensor]
@@ -29,11 +29,11 @@ def gradients(model: Any) -> Gradients:
 
 
 def step(
-    model: Any, examples: list[Example], objective: Objective, sharing: bool = False, together: bool | None = None
+    model: Any, examples: list[Example], objective: Objective, sharing: bool = False, together: bool = False
 ) -> tuple[dict[str, Tensor], Gradients]:
     """Values and gradients of one step over the examples."""
     batch = collate([(example, 1 / len(examples)) for example in examples])
-    passes = plan(objective, sharing, together)
+    passes = (Pass((0, 1, 2), True),) if together else plan(objective, sharing)
     values = run(AlignmentModel(model, objective), batch, passes, lambda loss: loss.backward())
     return values, gradients(model)
 
@@ -124,8 +124,6 @@ def test_the_papers_step_is_three_passes_one_of_them_without_gradient() -> None:
     assert set(plan(Objective(teacher_model_kind="ema"))) == {Pass((1,), True), Pass((0,), True)}
     assert plan(Objective(edges=())) == (Pass((0,), True),)
     assert plan(Objective(edges=(Edge(0, 1),))) == (Pass((1,), False), Pass((0,), True))
-    with pytest.raises(ConfigError, match="nothing is trained"):
-        plan(Objective(lambda_hard=0.0, edges=()))
 
 
 def test_the_shared_plan_is_two_passes() -> None:
@@ -133,7 +131,6 @@ def test_the_shared_plan_is_two_passes() -> None:
     edges = Objective(edges=(Edge(0, 1), Edge(0, 2)))
     assert plan(edges, prefix_sharing=True) == (Pass((1, 2), False, True), Pass((0,), True))
     assert plan(Objective(target_grad="flow"), True) == (Pass((0, 1, 2), True),)
-    assert plan(Objective(), True, together=True) == (Pass((0, 1, 2), True, True),)
     assert not any(one.shared for one in plan(Objective(hard_levels=(0, 1, 2)), prefix_sharing=True))
 
 
