@@ -213,7 +213,7 @@ class LoopConfig:
     save_steps: PositiveInt = 100
     """Steps between checkpoints; one is always written at the end."""
     save_total_limit: PositiveInt | None = 2
-    """Number of newest checkpoints to keep, in addition to the best one."""
+    """Number of checkpoints to keep, the newest and the best among them."""
     logging_steps: PositiveInt = 10
     """Steps between lines on the screen and in trackers; metrics.jsonl has every step."""
     report_to: str | list[str] = "none"
