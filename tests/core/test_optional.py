@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def four_bits(_: Path) -> None:
-    from remind.alignment.model import nf4
+    from remind.train_pra.run import nf4
 
-    nf4("nano", "float32")
+    nf4("float32")
 
 
 def eight_bits(folder: Path) -> None:
