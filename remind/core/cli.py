@@ -53,7 +53,7 @@ def parse(config: type[C], description: str, argv: Sequence[str] | None = None, 
         given.pop("config", None)
         from pydantic import TypeAdapter  # not for --help
 
-        return TypeAdapter(config).validate_json(parser.dump(given, format="json"))
+        return TypeAdapter(config).validate_json(parser.dump(given, format="json", skip_unset=False))
     except (ArgumentError, RemindError, ValueError) as error:
         line = explain(error, argv, files, dict.fromkeys(_options(config), "") | renamed)
         print(f"error: {line}", file=sys.stderr)

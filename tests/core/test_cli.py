@@ -57,7 +57,7 @@ class Outer:
     """How many."""
     extra: Extra | None = None
     """Optional."""
-    limit: PositiveInt | None = None
+    limit: PositiveInt | None = 9
     """A number or nothing."""
     kind: Literal["a", "b"] = "a"
     """A choice."""
@@ -89,9 +89,9 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_config_file_and_dotted_overrides(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("input: a\ninner:\n  lr: 0.5\nsize: 7\n")
+    file.write_text("input: a\ninner:\n  lr: 0.5\nsize: 7\nlimit: null\n")
     cfg = run(["--config", str(file), "--inner.lr", "2e-5"])
-    assert (cfg.input, cfg.inner.lr, cfg.size) == ("a", 2e-5, 7)
+    assert (cfg.input, cfg.inner.lr, cfg.size, cfg.limit) == ("a", 2e-5, 7, None)
     assert run(["--input", "[x,y]"]).input == ["x", "y"]
     assert run(["--input", "a", "--pairs", "[[0,2],{a: 1, b: 2}]"]).pairs == ((0, 2), Pair(1, 2))
     file.write_text("input: a\nwords: [one]\n")
