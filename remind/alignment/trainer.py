@@ -44,8 +44,9 @@ from remind.alignment.teachers import BaseTargets, Ema, Teachers
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import Termination, sole_writer
+from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
+from remind.core.run_folder import RunFolder
 from remind.models.pictures import Pictures
 
 #: What transformers adds to a measurement and our rows do not have.
@@ -213,7 +214,7 @@ class PRATrainer(Trainer):
 
     @property
     def _cache(self) -> Cache:
-        return Cache(self.args.cache or Path(self.args.output_dir) / "cache", checked=False)
+        return Cache(self.args.cache or Path(self.args.output_dir) / "cache")
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -447,7 +448,7 @@ class PRATrainer(Trainer):
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
         signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with sole_writer(out) if leads else nullcontext(), signals as self._signals:
+        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
             start = self._start(out, resume_from_checkpoint)
             self._teach()
             self.args.eval_on_start = start is None and self.args.eval_strategy != "no"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remind.core.cache import Cache
-from remind.core.files import sha256_json, tensors_hash
+from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue
 from remind.grounding.encode import SparseEncoder
 from remind.models.backbone import Backbone
@@ -53,6 +54,19 @@ def backbone_fingerprint(backbone: Backbone) -> str:
     config = {key: value for key, value in backbone.model.config.to_dict().items() if key not in _ORIGIN}
     settings = json.loads(json.dumps(config, default=str))
     return sha256_json([settings, backbone.kind, backbone.frame, tensors_hash(backbone.model.state_dict())])
+
+
+def tensors_hash(tensors: Mapping[str, Any]) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes; other values are hashed as text."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {value}\n".encode())
+    return digest.hexdigest()
 
 
 class CodeStore:

@@ -85,7 +85,7 @@ class DialogueIndex:
     ) -> None:
         self.dialogue, self.encoder, self.llm, self.config = dialogue, encoder, llm, config
         # not checked: the tensors stay views of the files, whose pages are read when they are touched
-        self._cache = None if cache is None else Cache(cache, checked=False)
+        self._cache = None if cache is None else Cache(cache)
         self._key = "" if cache is None else content_key(dialogue, encoder.name, config, llm.name)
         self.session_of = tuple(
             number for number, session in enumerate(dialogue.sessions) for _ in range(len(session.turns))

@@ -13,9 +13,8 @@ from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import (
     atomic_path,
-    missing_folders,
+    none_empty,
     put_folder,
-    remove_empty,
     sha256_file,
     sha256_json,
 )
@@ -101,16 +100,15 @@ def assemble(out: Path, parts: Parts, keys: Sequence[str], manifest: Mapping[str
             return
         partial = out.with_name(f"{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        new = missing_folders(out.parent)
-        try:
-            partial.mkdir(parents=True)
-            for number, key in enumerate(keys):
-                parts.copy(key, partial / part_name(number))
-            write_manifest(partial, dict(manifest))
-            put_folder(partial, out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            remove_empty(new)
+        with none_empty(out.parent):
+            try:
+                partial.mkdir(parents=True)
+                for number, key in enumerate(keys):
+                    parts.copy(key, partial / part_name(number))
+                write_manifest(partial, dict(manifest))
+                put_folder(partial, out)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def manifest_of(

@@ -10,7 +10,7 @@ from typing import Any
 
 from remind.core.errors import ConfigError, DataError, FormatError
 from remind.core.files import input_hashes, sha256_json
-from remind.core.processes import import_ahead, locked, shard_of
+from remind.core.processes import locked
 from remind.core.progress import ProgressBar
 from remind.data.readers import mapping_files
 from remind.grounding.load import check_saes, folder_of_saes, load_saes
@@ -19,11 +19,12 @@ from remind.models.encoder import SentenceEncoder
 from remind.models.load import BackboneSize, load_backbone, model_folder, size_of
 from remind.perception import Perception
 from remind.pipeline.assemble import Parts, assemble, check_built, manifest_of, summary_of
-from remind.pipeline.config import LIBRARIES, BuildStatesConfig
+from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.identity import build_identity, picture_hashes
 from remind.pipeline.outline import STAGES, Outline, Task, outline, tasks
 from remind.pipeline.record import Tally
+from remind.pipeline.shards import shard_of
 from remind.pipeline.workers import build_all
 from remind.states.parquet import read_manifest
 from remind.states.pyramid import AttentionalState
@@ -80,8 +81,6 @@ class _Build:
         if cfg.llm.dry_run is not None:
             return self._dry_run()
         self._check_out()
-        if cfg.workers != 1 and (cfg.overwrite or not self.out.exists()):
-            import_ahead(LIBRARIES)
         corpus: Outline | None = None
         if cfg.sae is None and (cfg.overwrite or not self.out.exists()):
             # an input that is refused is refused before SAEs are trained for it

@@ -12,7 +12,7 @@ from typing import Any
 
 from remind.core.errors import ModelError
 from remind.core.processes import cores, device_of, leave_with_parent, spawned_pool
-from remind.pipeline.config import LIBRARIES, BuildStatesConfig
+from remind.pipeline.config import BuildStatesConfig
 from remind.pipeline.dialogue import DialogueBuilder
 from remind.pipeline.outline import Task
 
@@ -62,7 +62,7 @@ def _spread(
 ) -> Iterator[Task]:
     units = multiprocessing.get_context("spawn").Value("d")
     arguments = (cfg, identity, saes, max(1, cores() // workers), units)
-    context = spawned_pool(workers, _start, arguments, LIBRARIES)
+    context = spawned_pool(workers, _start, arguments)
     reported = 0.0
 
     def finished(under_way: dict[Future[None], Task]) -> Iterator[Task]:

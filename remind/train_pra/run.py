@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,9 +19,9 @@ from remind.alignment.checkpoints import OURS, newest, read_from
 from remind.alignment.config import LoraConfig, Objective
 from remind.alignment.model import add_marker, fingerprint, marker_id, nf4, opened, trainable
 from remind.alignment.trainer import PRATrainer
-from remind.core.errors import ConfigError, DataError, ModelError, RemindError
-from remind.core.files import missing_folders, read_json, remove_empty, sha256_file, write_json, write_text
-from remind.core.run_folder import CONFIG, as_dict
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import none_empty, read_json, sha256_file, write_json
+from remind.core.run_folder import CONFIG, RunFolder
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
@@ -54,14 +53,11 @@ def make_trainer(cfg: TrainConfig, *callbacks: TrainerCallback) -> PRATrainer:
     """The trainer of these settings, which writes config.yaml and data.json when it begins. Raises as `PRATrainer`."""
     cfg = _resolved(cfg)
     out = Path(cfg.out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose another out")
-    if (out / CONFIG).exists() and not cfg.resume:
-        raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
+    RunFolder(out).check(cfg.resume)
     splits = _splits(cfg)  # before the model is loaded, which takes long
     monitored = cfg.data.eval_split if cfg.data.eval_split in splits else None
     quantization = None if cfg.quantise is None else nf4(cfg.model, cfg.dtype)
-    with _refusing(out):
+    with none_empty(out):
         args = arguments_of(cfg, chooses=monitored not in (None, "test"))
         trainer = PRATrainer(
             cfg.model,
@@ -110,7 +106,7 @@ class _Files(TrainerCallback):
         if not state.is_world_process_zero:
             return
         out, cfg, trainer = Path(self.cfg.out), self.cfg, self.trainer
-        write_text(out / CONFIG, yaml.safe_dump(as_dict(cfg), sort_keys=False, allow_unicode=True))
+        RunFolder(out).write(cfg)
         train, held_out = trainer.train_dataset, trainer.eval_dataset
         about: dict[str, Any] = {
             "states": cfg.states,
@@ -145,17 +141,6 @@ def _splits(cfg: TrainConfig) -> set[str]:
         there = f"all are of split {' or '.join(sorted(splits))}" if splits else "there are no questions"
         raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
     return splits
-
-
-@contextmanager
-def _refusing(out: Path) -> Iterator[None]:
-    """What is refused leaves no empty folder behind."""
-    missing = missing_folders(out)
-    try:
-        yield
-    except RemindError:
-        remove_empty(missing)
-        raise
 
 
 def _resolved(cfg: TrainConfig) -> TrainConfig:

@@ -158,7 +158,7 @@ def test_the_average_of_a_run_is_that_of_its_weights(
 
 def targets(model: Any, examples: list[Example], folder: Path, base: str = "base", **changes: Any) -> BaseTargets:
     module = AlignmentModel(model, replace(BASE, **changes))
-    return BaseTargets(module, examples, base, Cache(folder, checked=False), One())
+    return BaseTargets(module, examples, base, Cache(folder), One())
 
 
 def test_hidden_targets_are_the_models(make_model: Any, make_examples: Any, tmp_path: Path) -> None:

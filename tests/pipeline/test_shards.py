@@ -14,10 +14,11 @@ import remind.pipeline.build
 import remind.pipeline.dialogue
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
-from remind.core.processes import Shard, device_of, shard_of
+from remind.core.processes import Shard, device_of
 from remind.data.split import SplitConfig
 from remind.pipeline import BuildStatesConfig, build_states
 from remind.pipeline.outline import STAGES
+from remind.pipeline.shards import shard_of
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
 
