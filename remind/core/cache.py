@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remind.core.errors import DataError
+from remind.core.errors import DataError, brief
 from remind.core.files import read_json, sha256_json, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
-_DAMAGED = "%s is damaged (%s); it is computed again"
 
 
 class Cache:
@@ -40,18 +39,7 @@ class Cache:
 
     def read(self, kind: str, key: Any) -> tuple[dict[str, Tensor], Any] | None:
         """Tensors on the CPU, views of the file, and the JSON value written with them, or None."""
-        from safetensors import SafetensorError, safe_open
-
-        path = self.path(kind, key)
-        if not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                about = json.loads(file.metadata()["about"])
-                return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning(_DAMAGED, path, " ".join(str(error).split()))
-            return None
+        return self._load(self.path(kind, key), _tensors)
 
     def write(self, kind: str, key: Any, tensors: dict[str, Tensor], about: Any = None) -> None:
         """Raises OSError where there is no room or no right to write; the entry is absent then."""
@@ -59,14 +47,7 @@ class Cache:
 
     def read_json(self, kind: str, key: Any) -> Any | None:
         """The JSON value of an entry, or None."""
-        path = self.path(kind, key, ".json")
-        if not path.is_file():
-            return None
-        try:
-            return read_json(path)["value"]
-        except (DataError, KeyError, TypeError) as error:
-            _log.warning(_DAMAGED, path, " ".join(str(error).split()))
-            return None
+        return self._load(self.path(kind, key, ".json"), lambda path: read_json(path)["value"])
 
     def write_json(self, kind: str, key: Any, value: Any) -> None:
         """Raises OSError where there is no room or no right to write."""
@@ -79,3 +60,20 @@ class Cache:
             value = compute()
             self.write_json(kind, key, value)
         return value
+
+    def _load(self, path: Path, load: Callable[[Path], Any]) -> Any | None:
+        from safetensors import SafetensorError
+
+        try:
+            return load(path) if path.is_file() else None
+        except (DataError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("%s is damaged (%s); it is computed again", path, brief(error))
+            return None
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt", device="cpu") as file:
+        about = json.loads(file.metadata()["about"])
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118  (not a dict)

@@ -27,7 +27,8 @@ class ConfigFile:
         self.path = path
         self.lines: dict[str, int] = {}
         try:
-            root = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), _LOADER)
+            self._text = Path(path).read_text(encoding="utf-8-sig")
+            root = yaml.compose(self._text, _LOADER)
         except OSError as error:
             raise self.error(error.strerror or "cannot be read") from None
         except UnicodeDecodeError as error:
@@ -38,11 +39,10 @@ class ConfigFile:
         if not isinstance(root, yaml.MappingNode):
             raise self.error("a mapping of fields to values was expected", 1)
         self._note(root, "")
-        self._root = root
 
     def texts(self) -> dict[str, Any]:
         """The content with every scalar as it is written: `no` is a word."""
-        content: dict[str, Any] = yaml.constructor.BaseConstructor().construct_document(self._root)
+        content: dict[str, Any] = yaml.load(self._text, yaml.BaseLoader)
         return content
 
     def error(self, what: str, line: int | None = None) -> ConfigError:

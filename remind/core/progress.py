@@ -130,10 +130,8 @@ def without_loading_bars() -> Iterator[None]:
     """transformers' own bars off: for weights that load in an instant they are noise between our lines."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
-            logging.enable_progress_bar()
+        logging.enable_progress_bar()
