@@ -10,8 +10,10 @@ from remind.models.kernels import keep_out
 
 if TYPE_CHECKING:
     from remind.alignment import PRAConfig, PRATrainer
+    from remind.build import build_states
     from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
     from remind.data.readers import read
+    from remind.states.dataset import load_states
 
 # bitsandbytes, which peft imports, would ask the model hub for a kernel; this only registers an import hook
 keep_out()
@@ -27,6 +29,8 @@ __all__ = [
     "Session",
     "Turn",
     "__version__",
+    "build_states",
+    "load_states",
     "read",
 ]
 
@@ -36,6 +40,8 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("Corpus", "Dialogue", "Image", "Question", "Session", "Turn"), "data.dialogue"),
         "PRAConfig": "alignment.arguments",
         "PRATrainer": "alignment.trainer",
+        "build_states": "build.states",
+        "load_states": "states.dataset",
         "read": "data.readers",
     },
 )

@@ -93,7 +93,7 @@ def demo(cfg: DemoConfig) -> Path:
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
     from remind.evaluation.tables import compare_rows
-    from remind.states.parquet import read_states
+    from remind.states.dataset import read_states
 
     # an earlier demo's, which this one replaces; nothing else that lies there
     for name in ("sae", "states", "cache", "run-pra", "run-sft", "training-cache"):

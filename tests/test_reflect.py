@@ -34,7 +34,7 @@ class Scripted(OfflineLLM):
 
 def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -> None:
     llm = Scripted("  It was the bicycle.\n")
-    reflective = summarise(llm, state())
+    (reflective,) = summarise(llm, [state()])
     assert reflective.attentional == state()
     assert reflective.summary == "It was the bicycle."
     assert "It was the bicycle." in render(reflective).text
@@ -45,8 +45,8 @@ def test_the_summary_is_appended_to_an_unchanged_x1_and_the_llm_sees_no_gold() -
 
 def test_an_empty_summary_is_refused() -> None:
     with pytest.raises(DataError, match="wrote an empty summary"):
-        summarise(Scripted(" \n"), state())
+        summarise(Scripted(" \n"), [state()])
 
 
 def test_offline_end_to_end() -> None:
-    assert "I sold my bicycle." in summarise(OfflineLLM(), state()).summary
+    assert "I sold my bicycle." in summarise(OfflineLLM(), [state()])[0].summary

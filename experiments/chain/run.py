@@ -17,6 +17,7 @@ from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
 from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Objective
+from remind.build import build
 from remind.core.files import write_rows
 from remind.core.progress import track
 from remind.core.run_folder import RunFolder, as_dict, flatten
@@ -31,9 +32,8 @@ from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.models.generate import generate
 from remind.models.load import load_backbone
-from remind.pipeline import build_states
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.states.records import LEVELS, StateRecord
 from remind.testbed.ladder import write_records
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
@@ -123,7 +123,7 @@ class Chain:
             if cap is not None:
                 perception = replace(perception, retrieve=replace(perception.retrieve, max_context_tokens=cap))
                 folder = self.out / f"states-{cap}"
-            build_states(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
+            build(replace(self.cfg.build, out=str(folder), perception=perception, overwrite=False))
             self._records[cap] = read_states(folder)
         return self._records[cap]
 

@@ -67,7 +67,7 @@ def prepare(
     """
     texts = [question.text for question in asked.questions]
     perception.encoder.encode(texts)  # together, so that perceive finds them encoded
-    states = [perception.perceive(asked.dialogue, question) for question in asked.questions]
+    states = perception.perceive(asked.dialogue, asked.questions)
     codes = windowed.dialogue_codes(asked.dialogue)
     strategies = tuple(state.strategy for state in states)
     held = encode_questions(windowed.encoder, codes, asked.dialogue, texts, strategies)

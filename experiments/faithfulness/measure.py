@@ -16,7 +16,7 @@ from experiments.faithfulness.logprob import answer_logprobs, target_ids
 from experiments.faithfulness.turns import fill, marked_turns, only_turns, without_turns
 from remind.grounding.config import GroundingConfig
 from remind.models.chat import prompt_ids
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 from remind.viewing.turns import Prompt, answer_tokens, evidence_turns, prompt_of
 from sae import TopKSAE
 

@@ -11,6 +11,7 @@ from experiments.faithfulness.config import FaithfulnessConfig
 from experiments.faithfulness.logprob import check_length, target_ids
 from experiments.faithfulness.measure import Ablation, Question, Row, measure, question_of
 from experiments.faithfulness.report import plot, summarise, table
+from remind.build.identity import versions
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, sha256_file, write_json, write_rows
 from remind.core.progress import track
@@ -22,8 +23,7 @@ from remind.grounding.encode import SparseEncoder
 from remind.grounding.load import load_saes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
-from remind.pipeline.identity import versions
-from remind.states.parquet import MANIFEST, StateRecord, iterate_states, read_manifest
+from remind.states.dataset import MANIFEST, StateRecord, iterate_states, read_manifest
 from remind.viewing.turns import prompt_of
 from sae import SAEError
 from sae.probe.encoder import check_coders

@@ -180,8 +180,7 @@ def rankings(
     Args:
         question, vector: the question's text and φ of it [d].
     """
-    from remind.perception.hybrid import turn_scores
-    from remind.perception.retrieve import relevance
+    from remind.perception.retrieve import relevance, turn_scores
     from remind.text.words import stems
 
     def scores(method: str) -> np.ndarray:

@@ -28,7 +28,7 @@ from remind.grounding.selection import select_blocks
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind
-from remind.states.parquet import MANIFEST, read_manifest, read_states
+from remind.states.dataset import MANIFEST, read_manifest, read_states
 from remind.states.pyramid import FactualState, Span, render, segments_of
 from remind.states.rebuild import blocks_of, factual_of
 from remind.states.records import StateRecord

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from experiments.paper.config import PaperConfig
 from experiments.paper.items import ITEMS, listing
+from remind.build.identity import versions
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json, write_text
 from remind.core.run_folder import RunFolder
 from remind.evaluation.identity import machine
-from remind.pipeline.identity import versions
 
 RESULT = "result.json"
 _FORMAT = "remind-paper-item"

@@ -22,7 +22,7 @@ from remind.evaluation.team import Team
 from remind.llm.auxiliary import ChatLLM
 from remind.states import prompts
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import read_manifest
+from remind.states.dataset import read_manifest
 from remind.states.records import StateRecord
 from remind.testbed.accuracy import MAX_NEW_TOKENS
 from remind.testbed.built import build_world, train_saes

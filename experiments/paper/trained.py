@@ -32,7 +32,7 @@ from remind.evaluation.compare import Rows, Run, load_run
 from remind.evaluation.identity import states_hash
 from remind.evaluation.run import Models
 from remind.evaluation.team import Team
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import ReflectiveState, render
 from remind.states.rebuild import attentional_of, summary_of
 from remind.states.records import StateRecord

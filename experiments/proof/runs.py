@@ -25,8 +25,8 @@ from remind.core.files import write_json
 from remind.models.backbone import Backbone
 from remind.models.generate import generate
 from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
 from remind.states.pyramid import LEVELS
+from remind.states.records import StateRecord
 from remind.testbed.accuracy import correct_answers
 from remind.testbed.built import Marks
 

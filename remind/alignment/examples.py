@@ -153,7 +153,7 @@ def record_of(row: Any) -> StateRecord:
     """A question with the spans of its turns, where it is a row of Parquet."""
     if isinstance(row, StateRecord):
         return row
-    from remind.states.parquet import record_of_row
+    from remind.states.records import record_of_row
 
     try:
         return record_of_row(row)

@@ -19,7 +19,7 @@ from remind.evaluation.predictions import PASSING, RunFolder, appending, output_
 from remind.evaluation.scores import Score, counts, group, parse_all, score, summarise
 from remind.evaluation.team import Team
 from remind.models.generate import Generation
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from remind.build.identity import model_hash
 from remind.core import optional
 from remind.core.cache import Cache
 from remind.core.errors import ModelError, brief
@@ -16,7 +17,6 @@ from remind.models.chat import Content, prompt_ids
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
 from remind.models.gguf import CACHE
 from remind.models.load import describe
-from remind.pipeline.identity import model_hash
 
 T = TypeVar("T")
 

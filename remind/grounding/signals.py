@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue
-from remind.perception.bm25 import BM25
+from remind.perception.index import BM25
 from remind.states.pyramid import turn_text
 from remind.text.strategy import target_speakers
 from remind.text.words import stems, word_list, words

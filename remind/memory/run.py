@@ -35,7 +35,7 @@ from remind.memory.rows import control, row_of
 from remind.memory.systems import SYSTEMS, make_system
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import AuxiliaryLLM
-from remind.states.parquet import question_splits
+from remind.states.dataset import question_splits
 from remind.states.pyramid import turn_text
 
 MANIFEST = "manifest.json"

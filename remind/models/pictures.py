@@ -159,7 +159,7 @@ class Pictures:
     def survey(self, parts: Sequence[Path]) -> list[list[str]]:
         """`check` of the files of a states folder; hashes by file."""
         # here, so that models run where pyarrow is not
-        from remind.states.parquet import read_part
+        from remind.states.dataset import read_part
 
         sizes: list[int] = []
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
+from datasets import DatasetDict
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
@@ -25,8 +25,7 @@ from remind.core.run_folder import CONFIG, RunFolder
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
-from remind.states.parquet import MANIFEST, check_shared_evidence, iterate_states, read_manifest, read_part, state_parts
-from remind.states.records import StateRecord
+from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 
 DATA = "data.json"
@@ -54,16 +53,16 @@ def make_trainer(cfg: TrainConfig, *callbacks: TrainerCallback) -> PRATrainer:
     cfg = _resolved(cfg)
     out = Path(cfg.out)
     RunFolder(out).check(cfg.resume)
-    splits = _splits(cfg)  # before the model is loaded, which takes long
-    monitored = cfg.data.eval_split if cfg.data.eval_split in splits else None
+    states = _splits(cfg)  # before the model is loaded, which takes long
+    monitored = cfg.data.eval_split if cfg.data.eval_split in states else None
     quantization = None if cfg.quantise is None else nf4(cfg.model, cfg.dtype)
     with none_empty(out):
         args = arguments_of(cfg, chooses=monitored not in (None, "test"))
         trainer = PRATrainer(
             cfg.model,
             args,
-            train_dataset=_rows(cfg.states, "train", cfg.data.limit),
-            eval_dataset=_rows(cfg.states, monitored, cfg.data.eval_limit) if monitored else None,
+            train_dataset=islice(states["train"], cfg.data.limit),
+            eval_dataset=islice(states[monitored], cfg.data.eval_limit) if monitored else None,
             peft_config=cfg.lora,
             quantization_config=quantization,
             callbacks=[Bar(), *callbacks],
@@ -126,21 +125,14 @@ class _Files(TrainerCallback):
         write_json(out / DATA, about)
 
 
-def _rows(states: str, split: str, limit: int | None) -> Iterator[StateRecord]:
-    return islice(iterate_states(states, split), limit)
-
-
-def _splits(cfg: TrainConfig) -> set[str]:
-    """Splits of the states. Raises DataError where there is nothing to train on, or train and test share evidence."""
-    records = [record for path in state_parts(cfg.states) for record in read_part(path, levels=(), spans=False)]
-    check_shared_evidence(
-        ((r.question_id, r.dialogue_id, r.split, (*r.evidence, *r.images)) for r in records), cfg.states
-    )
-    splits = {record.split for record in records}
-    if "train" not in splits:
-        there = f"all are of split {' or '.join(sorted(splits))}" if splits else "there are no questions"
+def _splits(cfg: TrainConfig) -> DatasetDict:
+    """The states. Raises DataError where there is nothing to train on, or train and test share evidence."""
+    check_split(cfg.states)
+    states = load_states(cfg.states)
+    if "train" not in states:
+        there = f"all are of split {' or '.join(sorted(states))}" if states else "there are no questions"
         raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
-    return splits
+    return states
 
 
 def _resolved(cfg: TrainConfig) -> TrainConfig:

@@ -127,7 +127,7 @@ class Workbench:
         """
         if isinstance(question, str):
             question = Question("own", dialogue_id or self.corpus.dialogues[0].id, question)
-        return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), question)
+        return self.perception.perceive(self.corpus.dialogue(question.dialogue_id), [question])[0]
 
     def trace(self, state: FactualState, **settings: Any) -> GroundingTrace:
         """All intermediate results of grounding, under the default settings except those given.
@@ -152,8 +152,8 @@ class Workbench:
 
     def record(self, trace: GroundingTrace) -> StateRecord:
         """The three states of a traced question, rendered; the summary of x2 is written by offline rules."""
-        from remind.pipeline import record_of
         from remind.states.pyramid import ReflectiveState
+        from remind.states.records import record_of
 
         state = ReflectiveState(trace.state, self.perception.llm.summary(trace.state))
         return record_of(state, trace.state.factual.question.split or "test")

@@ -24,7 +24,7 @@ from remind.core.files import read_json
 from remind.models.chat import end_token_id
 from remind.models.generate import generate
 from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 #: Some answers of nano are cut off here, others are not.
 MOST = 10

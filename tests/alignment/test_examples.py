@@ -20,7 +20,8 @@ from remind.core.files import read_json
 from remind.models.chat import end_token_id, prompt_ids
 from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
-from remind.states.parquet import StateRecord, write_records
+from remind.states.dataset import load_states, write_states
+from remind.states.records import StateRecord
 from remind.train_pra.config import DataConfig
 from remind.train_pra.run import make_trainer, train
 
@@ -65,10 +66,10 @@ def test_rows_of_all_kinds_are_the_same_examples(make_record: Any, tmp_path: Pat
     from datasets import Dataset
 
     records = [make_record(n) for n in range(4)] + [make_record(4, target=None)]
-    write_records(tmp_path / "part-00000.parquet", records)
+    write_states(tmp_path / "states", records)
     plain = [runs.row(record) for record in records]
     nested = [row | {level: {"text": row[level], "dialogue": [0, 1]} for level in ("x0", "x1", "x2")} for row in plain]
-    parquet = Dataset.from_parquet(str(tmp_path / "part-00000.parquet"), cache_dir=str(tmp_path / "datasets"))
+    parquet = load_states(tmp_path / "states")["train"]
     expected = [example_of(nano_tokenizer(), record) for record in records[:4]]
     for rows in (records, iter(records), plain, nested, parquet, Dataset.from_list(plain)):
         found = trainer_of(tmp_path / "r", rows).train_dataset

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from accelerate import Accelerator
@@ -29,9 +28,9 @@ from remind.models.backbone import Backbone
 from remind.models.chat import prompt_ids
 from remind.models.load import load_backbone
 from remind.models.pictures import Pictures
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, read_states, write_manifest, write_part
+from remind.states.dataset import read_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import StateRecord, record_of
 from remind.train_pra.config import DataConfig, ExportConfig
 from remind.train_pra.export import export
 from remind.train_pra.run import train
@@ -106,21 +105,11 @@ def hard(nano: Backbone, examples: Sequence[Example]) -> Tensor:
     return run(module, collate([(example, 1.0) for example in examples]), plan(Objective()), None)["hard0"]
 
 
-def test_states_name_the_files_and_older_ones_still_open(pictured: Path, tmp_path: Path) -> None:
+def test_states_name_the_files(pictured: Path, tmp_path: Path) -> None:
     first, second, *_ = read_states(pictured, "train")
     data = (tmp_path / "data").resolve()
     assert [tuple(one) for one in first.pictures] == [("t0", 0, f"{data}/red.png"), ("t2", 0, f"{data}/blue.png")]
     assert second.pictures == ()
-    old = tmp_path / "old"
-    write_part(old, 0, [first, second])
-    part = old / "part-00000.parquet"
-    pq.write_table(pq.read_table(part).drop_columns(["pictures", "kind"]), part)
-    write_manifest(old, {"format_version": 1})
-    assert read_states(old) == [replace(first, pictures=()), second]
-    write_part(old, 0, [first, second])
-    pq.write_table(pq.read_table(part).drop_columns(["kind"]), part)
-    write_manifest(old, {"format_version": 2})
-    assert read_states(old) == [first, second]
 
 
 def test_captions_are_as_before(pictured: Path, nano: Backbone) -> None:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from remind.build.config import BuildStatesConfig
 from remind.commands import COMMANDS, main
 from remind.core.errors import ConfigError
 from remind.llm.endpoints import LLMConfig
-from remind.pipeline.config import BuildStatesConfig
 from sae import ConfigError as SAEConfigError
 from sae.ranges import FiniteFloat, PositiveInt, Share, check_ranges
 

@@ -23,8 +23,7 @@ from remind.evaluation.contexts import Contexts
 from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
-from remind.pipeline import record_of
-from remind.states.parquet import StateRecord, write_manifest, write_part
+from remind.states.dataset import write_states
 from remind.states.pyramid import (
     AttentionalState,
     FactualState,
@@ -35,6 +34,7 @@ from remind.states.pyramid import (
     segments_of,
 )
 from remind.states.rebuild import attentional_of, strategy_of
+from remind.states.records import StateRecord, record_of
 
 STRATEGY = Strategy(("Look at dates.", "Then count."), ("Ana", "Bo"), ("the dog; its bed",), (), ("last May",))
 
@@ -256,8 +256,7 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     monkeypatch.setattr("remind.models.encoder.SentenceEncoder", lambda *_: Words())
     path, states = tmp_path / "talk.jsonl", tmp_path / "states"
     write_refmem(Corpus((DIALOGUE,), (QUESTION,)), path)
-    write_part(states, 0, [RECORD])
-    write_manifest(states, {"inputs": input_hashes([path]), "llm": "none"})
+    write_states(states, [RECORD], {"inputs": input_hashes([path]), "llm": "none"})
     names = ["x0", "full_context", "oracle", "rag", "rag_strategy", "altered"]
     cfg = EvaluateConfig(str(states), "m", str(tmp_path / "out"), conditions=names, bootstrap=5)
     cfg.context = ContextConfig(full_tokens=60, chunk_tokens=20)

@@ -23,7 +23,7 @@ from remind.evaluation.run import evaluate
 from remind.evaluation.team import Team
 from remind.models.generate import Generation, generate
 from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 #: As scripts/evaluate.py, but after its first row process 1 does what is asked of it.
 SCRIPT = """

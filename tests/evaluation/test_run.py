@@ -20,7 +20,7 @@ from remind.llm.endpoints import EndpointConfig, LLMConfig
 from remind.llm.request import Reply
 from remind.models.generate import Generation, generate
 from remind.models.load import load_backbone
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,7 +23,7 @@ from remind.evaluation.run import evaluate
 from remind.llm.request import Reply
 from remind.models.generate import Generation
 from remind.models.nano import save_nano
-from remind.states.parquet import StateRecord
+from remind.states.records import StateRecord
 
 ROOT = Path(__file__).parents[2]
 

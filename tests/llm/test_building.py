@@ -15,14 +15,14 @@ import pytest
 import torch
 from fault_proxy import Proxy, Raw, completion, error
 
+from remind.build import BuildStatesConfig, build
 from remind.core.errors import ConfigError, ModelError
 from remind.data.dialogue import Corpus, Dialogue, Question, Session, Turn
 from remind.data.readers import write_refmem
 from remind.llm import transport
 from remind.llm.endpoints import EndpointConfig, LLMConfig
-from remind.pipeline import BuildStatesConfig, build_states
 from remind.states import prompts
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from sae import TopKSAE, layer_folder
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
     with Proxy(answer=write, share=0.3, seed=3, faults=("rate", "cut", "malformed")) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.max_failed = 0.5
-        first = build_states(cfg)
+        first = build(cfg)
         paid = dict(proxy.paid)
         assert set(paid.values()) == {1}
         assert proxy.faults
@@ -120,7 +120,7 @@ def test_a_model_behind_a_bad_line_writes_the_states(cfg: BuildStatesConfig, tmp
         # again: only the cue that failed is asked for, and the states do not change by a byte
         proxy.share, hits = 0.0, proxy.hits
         cfg.out = str(tmp_path / "again")
-        second = build_states(cfg)
+        second = build(cfg)
         assert proxy.hits == hits + 1
         assert dict(proxy.paid) == paid
         contents = [[path.read_bytes() for path in sorted(one.glob("part-*"))] for one in (first, second)]
@@ -131,7 +131,7 @@ def test_too_many_failures_leave_nothing(cfg: BuildStatesConfig, tmp_path: Path)
     with Proxy(answer=write) as proxy:
         cfg.llm = llm(proxy.url, tmp_path)
         with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than") as caught:
-            build_states(cfg)
+            build(cfg)
     assert "context length" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -163,7 +163,7 @@ def test_a_server_that_never_ends_a_reply_does_not_hold_the_build(
         assert cfg.llm.default
         cfg.llm.default.timeout, cfg.llm.default.retries = timeout, 1
         with pytest.raises(ModelError, match="requests for cues to tiny@test failed, more than"):
-            build_states(cfg)
+            build(cfg)
     assert time.monotonic() - times[0] < 25
     assert not (tmp_path / "out").exists()
 
@@ -175,7 +175,7 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
         cfg.llm = llm(proxy.url, tmp_path)
         cfg.llm.dry_run = str(tmp_path / "asked.jsonl")
         cfg.perception.retrieve.whole_tokens = 0  # of a dialogue that is kept whole nobody needs cues
-        assert build_states(cfg) == tmp_path / "asked.jsonl"
+        assert build(cfg) == tmp_path / "asked.jsonl"
         assert proxy.hits == 0
     stages = [json.loads(line)["stage"] for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     assert (stages.count("strategy"), stages.count("summary")) == (2, 2)
@@ -185,7 +185,7 @@ def test_a_dry_run_asks_nothing_and_builds_nothing(
     assert not list((tmp_path / "cache").rglob("cues-*"))
     cfg.llm.default = None
     with pytest.raises(ConfigError, match="a dry run needs"):
-        build_states(cfg)
+        build(cfg)
 
 
 def test_a_dry_run_is_of_the_context_that_the_backbone_has_room_for(cfg: BuildStatesConfig, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_dry_run_is_of_the_context_that_the_backbone_has_room_for(cfg: BuildSt
 
     def asked(name: str, cap: int | None) -> bytes:
         cfg.perception.retrieve.max_context_tokens, cfg.llm.dry_run = cap, str(tmp_path / name)
-        return build_states(cfg).read_bytes()
+        return build(cfg).read_bytes()
 
     # MiniLM has 512 positions, of which dialogue may fill three quarters
     derived = asked("derived.jsonl", None)

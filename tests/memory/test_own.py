@@ -26,8 +26,8 @@ from remind.memory.systems import make_system
 from remind.models.encoder import SentenceEncoder
 from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
-from remind.perception.costs import Costs
-from remind.perception.hybrid import take_turns, turn_scores
+from remind.perception.index import Costs
+from remind.perception.retrieve import take_turns, turn_scores
 from remind.states.pyramid import FactualState
 from sae import TopKSAE, layer_folder
 
@@ -95,7 +95,7 @@ def ranked(bank: Bank, text: str = ASKED) -> list[str]:
 def x0(dialogue: Dialogue, encoder: SentenceEncoder, **retrieve: Any) -> tuple[Perception, FactualState]:
     config = PerceptionConfig(retrieve=RetrieveConfig(**{"whole_tokens": 0, **retrieve}))
     perception = Perception(config, encoder, OfflineLLM(encoder))
-    return perception, perception.perceive(dialogue, Question("q", dialogue.id, ASKED))
+    return perception, perception.perceive(dialogue, [Question("q", dialogue.id, ASKED)])[0]
 
 
 def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: SentenceEncoder, dialogue: Dialogue) -> None:

@@ -24,8 +24,8 @@ from remind.models.generate import generate
 from remind.models.images import _qwen_vl_utils, read_image
 from remind.models.load import load_backbone
 from remind.models.pictures import Pictures, Place, content_of, places_of
-from remind.pipeline import record_of
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import record_of
 from tests.grounding.conftest import saes_for
 from tests.models.test_chat import upstream_reader
 

@@ -9,7 +9,7 @@ import solver
 from scipy.stats import binom
 
 from remind.data.dialogue import Question
-from remind.states.parquet import read_states
+from remind.states.dataset import read_states
 from remind.testbed.labels import LabelConfig, with_labels
 from remind.testbed.ladder import LadderConfig, write_states
 from remind.testbed.world import World, WorldConfig, make_world

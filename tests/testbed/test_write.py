@@ -15,7 +15,7 @@ from in_process import run_script
 
 import remind
 from remind.core.errors import ConfigError, FormatError
-from remind.states.parquet import read_manifest, read_states
+from remind.states.dataset import read_manifest, read_states
 from remind.states.pyramid import render_answer
 from remind.testbed import write
 from remind.testbed.labels import LabelConfig

@@ -21,8 +21,8 @@ from remind.models.backbone import Backbone
 from remind.models.chat import open_image, prompt_ids, tokenize
 from remind.models.generate import generate
 from remind.models.load import load_backbone
-from remind.pipeline import record_of
 from remind.states.pyramid import LEVELS, FactualState, ReflectiveState, Segment, Strategy
+from remind.states.records import record_of
 from remind.testbed.accuracy import accuracy_probe, correct_answers
 from remind.testbed.ladder import LadderConfig, records, write_states
 from remind.testbed.pictures import draw, illustrate
