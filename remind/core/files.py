@@ -69,18 +69,13 @@ def atomic_folder(target: str | Path) -> Iterator[Path]:
     try:
         with _storing(target):
             yield temporary
-        put_folder(temporary, target)
+        old = _beside(target, "old")
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        _remove(old)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def put_folder(folder: Path, target: Path) -> None:
-    """Rename a folder to `target` in the same parent folder, replacing what has that name. Raises OSError."""
-    old = _beside(target, "old")
-    if target.exists():
-        target.rename(old)
-    folder.rename(target)
-    _remove(old)
+        _remove(temporary)
 
 
 def _beside(target: Path, ending: str = "tmp") -> Path:
@@ -157,6 +152,15 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a regular file. Raises DataError."""
+    check_regular(path, DataError)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path) from None
+
+
 def read_json(path: str | Path) -> Any:
     """Parse a JSON file.
 
@@ -164,18 +168,13 @@ def read_json(path: str | Path) -> Any:
         DataError: missing, no regular file, not UTF-8, not JSON, or an object with a key twice; names the file and, if
             possible, the line.
     """
-    check_regular(path, DataError)
     try:
-        return json.loads(Path(path).read_bytes().decode("utf-8-sig"), object_pairs_hook=unique_keys)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path) from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
-    except RecursionError:
-        raise DataError("nested too deeply", path) from None
+        return json.loads(read_bytes(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}", path, f"line {error.lineno}") from None
-    except ValueError as error:  # a key twice, a number with too many digits
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 (byte {error.start})", path) from None
+    except (ValueError, RecursionError) as error:  # a key twice, a number of too many digits, lists in lists in lists
         raise DataError(f"not JSON: {error}", path) from None
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import reached, shares
 from remind.models.backbone import Backbone, modality
 from sae import DocumentFrequency, SAEError, SparseCodes
 
@@ -121,11 +120,9 @@ class SparseEncoder:
         order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))
         pieces: dict[int, dict[int, SparseCodes]] = {layer: {} for layer in self.saes}
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        done = shares([len(sequences[chosen[-1]]) * len(chosen) for chosen in batches])
-        for chosen, share in zip(batches, done, strict=True):
+        for chosen in batches:
             for layer, batch in self._encode_batch([sequences[number] for number in chosen], pixels or {}).items():
                 pieces[layer].update(zip(chosen, batch, strict=True))
-            reached(share)
         if not sequences:
             empty = {layer: (torch.zeros(0, sae.k), torch.zeros(0, sae.k).long()) for layer, sae in self.saes.items()}
             return {layer: SparseCodes(*pair) for layer, pair in empty.items()}

