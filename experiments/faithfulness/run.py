@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from remind.grounding.encode import SparseEncoder
 from remind.grounding.load import load_saes
 from remind.models.backbone import Backbone
 from remind.models.load import load_backbone
-from remind.states.dataset import MANIFEST, StateRecord, iterate_states, read_manifest
+from remind.states.dataset import MANIFEST, StateRecord, iterate_states, question_splits, read_manifest
 from remind.viewing.turns import prompt_of
 from sae import SAEError
 from sae.probe.encoder import check_coders
@@ -128,13 +128,11 @@ def load_records(states: str | Path, split: str, limit: int | None = None) -> li
         FormatError: not a states folder.
         DataError: no questions in the split.
     """
-    wanted = None if limit is None else spread(states, split, limit)
-    records = enumerate(iterate_states(states, split))
-    chosen = [record for number, record in records if wanted is None or number in wanted]
-    if not chosen:
-        there = ", ".join(sorted({record.split for record in iterate_states(states)})) or "none"
-        raise DataError(f"no states of split {split!r} (there are: {there})", states)
-    return chosen
+    counts = Counter(question_splits(states).values())
+    if not counts[split]:
+        raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", states)
+    wanted = spread(counts[split], limit)
+    return [record for number, record in enumerate(iterate_states(states, split)) if number in wanted]
 
 
 def _ablation(cfg: FaithfulnessConfig, backbone: Backbone, manifest: dict[str, Any]) -> Ablation:

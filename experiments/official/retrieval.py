@@ -189,8 +189,8 @@ def rankings(
         if method == "bm25":
             return np.asarray(index.bm25.scores(stems(question)))
         if method == "dense":
-            return relevance(vector, index.vectors).double().numpy()
-        of_segments = relevance(vector, index.cues(None).vectors).double().numpy()
+            return relevance(vector, index.vectors)
+        of_segments = relevance(vector, index.cues(None).vectors)
         spread = np.empty(len(index.dialogue.turns))
         for segment, score in zip(index.segments, of_segments, strict=True):
             spread[segment.start : segment.end + 1] = score

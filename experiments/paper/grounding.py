@@ -80,8 +80,8 @@ class Ground:
         )
         inspector = Inspector(inspected, read_manifest(cfg.states).get("config", {}))
         records = [record for record in read_states(cfg.states) if record.split == cfg.split]
-        chosen = None if cfg.limit is None else spread(cfg.states, cfg.split, cfg.limit)
-        kept = [record for number, record in enumerate(records) if chosen is None or number in chosen]
+        chosen = spread(len(records), cfg.limit)
+        kept = [record for number, record in enumerate(records) if number in chosen]
         asked = [
             (record, factual_of(record, dialogue, question), frozenset(gold_turns(dialogue, question).tolist()))
             for record, dialogue, question in sources(kept, inspector.corpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -272,7 +272,7 @@ def load_questions(
     if not total:
         where = states if isinstance(states, str | Path) else None
         raise DataError(f"no states of split {split!r} (there are: {', '.join(sorted(counts)) or 'none'})", where)
-    chosen = range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}
+    chosen = spread(total, limit)
     asking = [name for name in names if CONDITIONS[name].asks]
     records: list[StateRecord] = []
     prompts: dict[str, list[Prompt]] = {name: [] for name in names}
@@ -288,3 +288,8 @@ def load_questions(
     for name in controls:
         prompts[name] = [control(name, record, frequent) for record in records]
     return Questions(records, prompts)
+
+
+def spread(total: int, limit: int | None) -> Container[int]:
+    """Numbers of `limit` questions of `total`, evenly apart; all where there is no limit, or there are no more."""
+    return range(total) if limit is None or limit >= total else {n * total // limit for n in range(limit)}

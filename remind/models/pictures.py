@@ -13,7 +13,6 @@ from torch import Tensor
 
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import sha256_file, sha256_json
-from remind.core.progress import track
 from remind.models.chat import IMAGE_BLOCK, Content, Tokens, chat_ids, image_text_tokens, paths_of
 from remind.models.images import image_block, pixel_inputs, takes_images
 from remind.states.pyramid import Rendered
@@ -155,23 +154,6 @@ class Pictures:
             hint = f"set {self._section}images captions to go without"
             raise ImagePathError(f"{reason} ({count}; {hint})", path, question)
         return hashes
-
-    def survey(self, parts: Sequence[Path]) -> list[list[str]]:
-        """`check` of the files of a states folder; hashes by file."""
-        # here, so that models run where pyarrow is not
-        from remind.states.dataset import read_part
-
-        sizes: list[int] = []
-
-        def shown() -> Iterable[tuple[str, Iterable[str]]]:
-            for part in track(parts, "images", len(parts)):
-                records = read_part(part)
-                sizes.append(len(records))
-                for record in records:
-                    yield record.question_id, (picture.path for picture in record.pictures)
-
-        hashes = iter(self.check(shown()))
-        return [[one for _ in range(size) for one in next(hashes)] for size in sizes]
 
     def files(self, record: StateRecord) -> tuple[tuple[str, str], ...]:
         """Path and hash of each image, in the order of the text."""

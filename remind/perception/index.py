@@ -143,13 +143,15 @@ class DialogueIndex:
         self._key = content_key(dialogue, encoder.name, config, llm.name)
         self.session_of = tuple(n for n, session in enumerate(dialogue.sessions) for _ in session.turns)
         found = None if self._cache is None else self._cache.read("index", self._key)
-        self._tensors, self._texts = found or (self._build(), {})
+        self._tensors: dict[str, Tensor] = found[0] if found else self._build()
+        #: Texts of the cues by the name of their vectors.
+        self._texts: dict[str, list[str]] = found[1] if found else {}
         if found is None:
             self._write()
         self.vectors = self._tensors["vectors"]
         self.segments = tuple(Segment(start, end) for start, end in self._tensors["segments"].tolist())
-        prices, headings, gap = (self._tensors[name].tolist() for name in ("turns", "headings", "gap"))
-        self.costs = Costs(tuple(prices), tuple(headings), gap)
+        prices, headings = (tuple(self._tensors[name].tolist()) for name in ("turns", "headings"))
+        self.costs = Costs(prices, headings, int(self._tensors["gap"]))
         self._cues: dict[str, Cues] = {}
         last = dialogue.turns[-HELD:]
         encoder.hold([turn_text(turn) for turn in last], self.vectors[-len(last) :])

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from remind.states.records import StateRecord, record_of_row, row_of
 FORMAT_VERSION = 4
 MANIFEST, CARD = "manifest.json", "README.md"
 #: A states folder, or its dataset, filtered and mapped as one likes.
-States = str | Path | DatasetDict | Dataset
+States: TypeAlias = str | Path | DatasetDict | Dataset
 
 _SPAN = List(Value("int32"))
 _TURN = {

@@ -106,7 +106,7 @@ def test_turns_come_in_the_order_of_their_segments(bank: Bank, encoder: Sentence
     own = index.vectors.double().numpy() @ question
     expected: list[int] = []
     for number in np.argsort(-cue, kind="stable"):
-        start, end = index.bounds[number]
+        start, end = index.segments[number].start, index.segments[number].end
         expected += sorted(range(start, end + 1), key=lambda place: -own[place])
     memories = bank.retrieve(Query(ASKED), k=1000).memories
     assert turns(memories) == [dialogue.turns[place].id for place in expected]
