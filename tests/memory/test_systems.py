@@ -102,8 +102,8 @@ def test_options_reach_the_system() -> None:
     fused = make_system("remind_x1", {"sae": "x", "grounding": {"fuse": {}, "window": 0}}, name="fused")
     assert (fused.name, fused.grounding.window, fused.grounding.fuse.dense) == ("fused", 0, 0.6)
     assert make_system("round", {"method": "hybrid"}).unit == "round"
-    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"sigma": 1}}}).perception
-    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.sigma) == ("infer", "hybrid", 1)
+    mixed = make_system("remind_hybrid", {"perception": {"kind": "infer", "retrieve": {"whole_tokens": 1}}}).perception
+    assert (mixed.kind, mixed.retrieve.method, mixed.retrieve.whole_tokens) == ("infer", "hybrid", 1)
 
 
 @pytest.mark.parametrize("name", ["remind", "remind_hybrid", "remind_x1"])
