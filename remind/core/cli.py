@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from remind.core.config_file import ConfigFile
-from remind.core.errors import RemindError, shown
+from remind.core.errors import RemindError, shown, told
 
 C = TypeVar("C")
 #: How jsonargparse names the keys that it is at, from the outermost to the one it refuses.
@@ -78,12 +78,12 @@ def explain(error: Exception, argv: Sequence[str], files: Sequence[ConfigFile], 
     """
     text = " ".join(str(error).split())
     words = {re.split("[+=]", word)[0].removeprefix("--") for word in argv}
-    told = f" (with --config {' and '.join(str(file.path) for file in files)})" if files else ""
+    from_files = f" (with --config {' and '.join(str(file.path) for file in files)})" if files else ""
     places = [words, *(file.lines for file in files)]
     if old := [name for name in options if options[name] and any(name in place for place in places)]:
         key, reason = old[0], f"is now {options[old[0]]}"
     elif isinstance(error, RemindError):
-        return text + told
+        return text + from_files
     elif isinstance(error, ArgumentError):
         key = ".".join(_KEYS.findall(text))
         reason = text.partition(" Given value type:")[0].rpartition("Errors: - ")[2]
@@ -97,7 +97,7 @@ def explain(error: Exception, argv: Sequence[str], files: Sequence[ConfigFile], 
         key = ".".join(str(part) for part in first["loc"])
         reason = f"{first['msg'].removeprefix('Value error, ')}, not {shown(first['input'])}"
     if not key:
-        return reason + told
+        return reason + from_files
     for file in reversed(files) if key not in words else ():
         parts = key.split(".")
         while parts and ".".join(parts) not in file.lines:
@@ -142,11 +142,6 @@ def main(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         function(settings)
-    except RemindError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OSError as error:
-        # the second name is what a file was copied or moved to
-        name = error.filename2 or error.filename
-        print(f"error: {f'{name}: ' if name else ''}{error.strerror or error}", file=sys.stderr)
+    except (RemindError, OSError) as error:
+        print(f"error: {told(error)}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -23,22 +23,6 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _storing(target: Path) -> Iterator[None]:
-    """Make an OSError that names the file of whatever a library raises where a disk is full."""
-    try:
-        yield
-    except RemindError:
-        raise
-    except Exception as error:
-        # safetensors and tokenizers give the number in their message alone
-        told = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(told[1]) if told else getattr(error, "errno", None)
-        if getattr(error, "filename", None) or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
-        raise OSError(number, os.strerror(number), str(target)) from None
-
-
-@contextmanager
 def atomic_path(target: str | Path) -> Iterator[Path]:
     """A temporary path beside `target` that becomes `target` when the block succeeds, and is removed otherwise.
 
@@ -49,31 +33,42 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     temporary = _beside(target)
     temporary.touch()
     mode = temporary.stat().st_mode
-    try:
-        with _storing(target):
-            yield temporary
+    with _in_place_of(target, temporary):
+        yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(mode)  # safetensors writes private files
         temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(target: str | Path) -> Iterator[Path]:
     """Like `atomic_path` for a whole folder. An existing target is replaced only when the block succeeds."""
     target = Path(target)
-    temporary = _beside(target)
+    temporary, old = _beside(target), _beside(target, "old")
     temporary.mkdir()
-    try:
-        with _storing(target):
-            yield temporary
-        old = _beside(target, "old")
+    with _in_place_of(target, temporary):
+        yield temporary
         if target.exists():
             target.rename(old)
         temporary.rename(target)
         _remove(old)
+
+
+@contextmanager
+def _in_place_of(target: Path, temporary: Path) -> Iterator[None]:
+    """Remove what is temporary; whatever a library raises where a disk is full becomes an OSError with the name."""
+    try:
+        yield
+    except RemindError:
+        raise
+    except Exception as error:
+        # safetensors and tokenizers give the number in their message alone
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(said[1]) if said else getattr(error, "errno", None)
+        if getattr(error, "filename", None) or number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        raise OSError(number, os.strerror(number), str(target)) from None
     finally:
         _remove(temporary)
 

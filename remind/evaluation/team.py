@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import distributed
 
-from remind.core.errors import ConfigError, ModelError, RemindError
+from remind.core.errors import ConfigError, ModelError, RemindError, told
 from remind.core.processes import WHOLE, Shard
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Team:
         except (RemindError, OSError) as error:
             if self.leads:
                 raise
-            mine = _Failure(f"process {self.shard.index}: {_in_words(error)}")
+            mine = _Failure(f"process {self.shard.index}: {told(error)}")
             self._store.set(_FAILED, mine.message)
         results: list[Any] = [mine]
         if self._store is not None:
@@ -104,12 +104,6 @@ def _together(shard: Shard) -> Iterator[None]:
             raise SystemExit(2) from None  # the first process has said why it ended
         what = "a process of this run has died, perhaps out of memory; finished work is kept: run it again"
         raise ModelError(what) from None
-
-
-def _in_words(error: RemindError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 @cache

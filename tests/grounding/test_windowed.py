@@ -166,17 +166,16 @@ def test_the_key_of_an_entry_has_all_it_depends_on(nano: Backbone, tmp_path: Pat
     assert entries(encoder(load_backbone("nano", dtype="bfloat16"))) == 9
 
 
-@pytest.mark.parametrize("damage", ["one bit", "a folder", "a file in the way", "a full disk"])
+@pytest.mark.parametrize("damage", ["cut short", "a folder", "a file in the way", "a full disk"])
 def test_what_cannot_be_read_or_written_is_computed_with_a_warning(
     nano: Backbone, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "codes"
     sound = WindowedCodes(encoder(nano), 24, 1, folder).state_codes(state())
     (path,) = folder.rglob("*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
+    content = path.read_bytes()[:-3]
     path.unlink()
-    if damage == "one bit":
+    if damage == "cut short":
         path.write_bytes(content)
     elif damage == "a folder":
         path.mkdir()
@@ -194,7 +193,7 @@ def test_what_cannot_be_read_or_written_is_computed_with_a_warning(
         assert_same(sound, WindowedCodes(encoder(nano), 24, 1, folder).state_codes(state()))
     assert str(folder) in caplog.text
     assert all("\n" not in record.getMessage() for record in caplog.records)
-    if damage == "one bit":  # it was replaced
+    if damage == "cut short":  # it was replaced
         last = spy(nano)
         assert_same(sound, WindowedCodes(last, 24, 1, folder).state_codes(state()))
         assert last.tokens < 20
