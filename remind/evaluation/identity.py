@@ -29,7 +29,7 @@ def corpus_hashes(paths: Sequence[str | Path], manifest: Mapping[str, Any], stat
     """SHA-256 of the dialogue files by name, which must be among those the states were built from.
 
     Raises:
-        DataError: a file that is not, or a manifest that gives no hashes.
+        DataError: a file that is not.
     """
     hashes = input_hashes(paths)
     built_from: Mapping[str, str] = manifest.get("inputs", {})

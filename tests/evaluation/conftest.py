@@ -48,7 +48,12 @@ def make_record() -> Callable[..., StateRecord]:
 def write_states(tmp_path: Path) -> Callable[..., Path]:
     def write(*records: StateRecord, name: str = "states") -> Path:
         folder = tmp_path / name
-        dataset.write_states(folder, records, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
+        # a folder has dialogues in the order of their names
+        names = list(dict.fromkeys(record.dialogue_id for record in records))
+        numbered = [
+            replace(one, dialogue_id=f"{names.index(one.dialogue_id):02d}-{one.dialogue_id}") for one in records
+        ]
+        dataset.write_states(folder, numbered, {"inputs": {"made.json": "0" * 64}, "llm": "none"})
         return folder
 
     return write

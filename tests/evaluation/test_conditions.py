@@ -20,7 +20,6 @@ from remind.evaluation.answerers import FixedAnswers
 from remind.evaluation.conditions import Prompter, control, load_questions, most_frequent
 from remind.evaluation.config import CONDITIONS, SETS, ContextConfig, EvaluateConfig, expand
 from remind.evaluation.contexts import Contexts
-from remind.evaluation.identity import corpus_hashes
 from remind.evaluation.run import evaluate
 from remind.llm.offline import OfflineLLM
 from remind.states.dataset import write_states
@@ -288,12 +287,6 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
         evaluate(cfg, llm=OfflineLLM(), answerer=words)
-    for inputs in ([1], {"talk.jsonl": 5}):
-        with pytest.raises(DataError, match=r"manifest\.json: inputs"):
-            corpus_hashes([path], {"inputs": inputs}, tmp_path)
-    other = path.rename(tmp_path / "other.jsonl")
-    with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
-        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
 
 
 def test_names() -> None:

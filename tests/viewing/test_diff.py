@@ -75,11 +75,16 @@ def hidden(backbone: Backbone, ids: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_so_many_questions_of_each_dialogue(before: Backbone, tmp_path: Path) -> None:
-    again = [replace(record(number % 3), question_id=f"q{number}") for number in range(6)]
+    again = [replace(record(number % 3), question_id=f"q{number}") for number in (0, 3, 1, 4, 2, 5)]
     write_states(tmp_path, again)
-    for limit, each, wanted in ((None, None, 6), (4, None, 4), (None, 1, 3), (2, 1, 2)):
+    for limit, each, wanted in (
+        (None, None, (0, 3, 1, 4, 2, 5)),
+        (4, None, (0, 3, 1, 4)),
+        (None, 1, (0, 1, 2)),
+        (2, 1, (0, 1)),
+    ):
         found = questions_of(before, str(tmp_path), "test", limit, each)
-        assert [one.record.question_id for one in found] == [f"q{number}" for number in range(wanted)]
+        assert [one.record.question_id for one in found] == [f"q{number}" for number in wanted]
 
 
 def test_what_all_levels_share(before: Backbone, questions: list[Reading]) -> None:
