@@ -40,6 +40,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             bar_format="{desc}: {percentage:3.0f}%" + count + " {elapsed}, ETA {remaining}{postfix}",
         )
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def step(self, n: float = 1, note: str = "") -> None:
         """Count `n` more as done; 0 before the first restarts the clock of the ETA, as preparation does not count."""
         self.advance_to(self.n + n, note)
