@@ -84,16 +84,17 @@ def explain(error: Exception, argv: Sequence[str], files: Sequence[ConfigFile], 
         key, reason = old[0], f"is now {options[old[0]]}"
     elif isinstance(error, RemindError):
         return text + from_files
-    elif isinstance(error, ArgumentError):
+    elif not hasattr(error, "errors"):  # jsonargparse's
         key = ".".join(_KEYS.findall(text))
         reason = text.partition(" Given value type:")[0].rpartition("Errors: - ")[2]
         reason = reason.removeprefix(f'Parser key "{key}": ')
-        if "accept" in text or "unrecognized" in text:
-            last = [name for name in options if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            close = get_close_matches(key, options, 1, 0.8) or last[:3]
+        if "not accept" in text or text.startswith("unrecognized"):
+            current = [name for name in options if not options[name]]
+            last = [name for name in current if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            close = get_close_matches(key, current, 1, 0.8) or last[:3]
             reason = "no such option" + (f"; did you mean {' or '.join(close)}?" if close else " (see --help)")
     else:
-        first = error.errors()[0]  # type: ignore[attr-defined]  # a pydantic.ValidationError
+        first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         reason = f"{first['msg'].removeprefix('Value error, ')}, not {shown(first['input'])}"
     if not key:

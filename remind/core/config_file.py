@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from remind.core.errors import ConfigError
+from remind.core.errors import ConfigError, DataError
+from remind.core.files import read_bytes
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -27,10 +28,10 @@ class ConfigFile:
         self.path = path
         self.lines: dict[str, int] = {}
         try:
-            self._text = Path(path).read_text(encoding="utf-8-sig")
+            self._text = read_bytes(path).decode("utf-8-sig")
             root = yaml.compose(self._text, _LOADER)
-        except OSError as error:
-            raise self.error(error.strerror or "cannot be read") from None
+        except DataError as error:
+            raise ConfigError(str(error)) from None
         except UnicodeDecodeError as error:
             raise self.error("not UTF-8", error.object.count(b"\n", 0, error.start) + 1) from None
         except yaml.YAMLError as error:

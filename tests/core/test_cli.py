@@ -128,6 +128,7 @@ def test_help_and_print_config(argv: list[str], texts: tuple[str, ...], capsys: 
         ([], "required: input"),
         (["--input", "a", "--extra.note", "x"], "extra: Problem with given class_path"),
         (["--input", "a", "--inner.lr", "fast"], "error: inner.lr: Expected a <class 'float'>. Got value: fast"),
+        (["--input", "a", "--size", "accept"], "error: size: Expected a <class 'int'>. Got value: accept"),
         (["--input", "a", "--limit", "few"], "error: limit: Expected a <class 'int'>"),
         (["--input", "a", "--kind", "c"], "error: kind: Expected a typing.Literal['a', 'b']. Got value: c"),
         (["--input", "a", "--limit", "0"], "error: limit: Input should be greater than or equal to 1, not 0"),
@@ -168,7 +169,7 @@ def test_mistakes_in_a_config_file(name: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_an_error_names_the_file_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    assert f"{one}: No such file" in refused([f"--config={one}", "--input", "b"], capsys)
+    assert f"{one}: no such file" in refused([f"--config={one}", "--input", "b"], capsys)
     one.write_text("size: 0\n")
     error = refused(["--config", str(one), "--input", "a"], capsys)
     assert error == f"error: size must be at least 1 (with --config {one})\n"
