@@ -43,7 +43,7 @@ class BenchMemoryConfig:
     turns: int = 40
     """Turns of a session that is added."""
     sessions: int = 420
-    """Sessions that are added to each bank; 420 of 40 turns fill a shard of vectors."""
+    """Sessions that are added to each bank."""
     input: str | None = None
     """Dialogues to ingest with MiniLM, in turns with encoding alone; None: this is left out."""
     limit: int = 40

@@ -45,8 +45,8 @@ from remind.core.errors import ConfigError
 from remind.core.files import write_json
 from remind.core.processes import spawned_pool
 from remind.core.progress import ProgressBar
+from remind.models.backbone import load_backbone
 from remind.models.generate import continue_rows
-from remind.models.load import load_backbone
 
 Tune = Literal["full", "lora"]
 Variant = Literal["sft", "sequential", "shared", "base_hidden", "base_topk", "naive", "two_answers", "answering"]

@@ -233,7 +233,7 @@ def memory_qlora(setting: Setting) -> list[Figure]:
     from benchmarks.bench_pra_step import build
     from remind.alignment.config import LoraConfig
     from remind.alignment.model import nf4, opened, trainable
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
 
     cfg = _step_config(setting, "lora", loop=True)
     with TemporaryDirectory(dir=setting.out) as folder:

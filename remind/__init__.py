@@ -3,10 +3,10 @@
 The names below are imported on first use, so that `import remind` and the command line start fast.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from remind.core import lazy_names
-from remind.models.kernels import keep_out
 
 if TYPE_CHECKING:
     from remind.alignment import PRAConfig, PRATrainer
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from remind.data.readers import read
     from remind.states.dataset import load_states
 
-# bitsandbytes, which peft imports, would ask the model hub for a kernel; this only registers an import hook
-keep_out()
+# bitsandbytes, which peft imports, advises on some CPUs to install the package kernels
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
 __all__ = [

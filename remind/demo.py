@@ -226,7 +226,7 @@ def _held_out(runs: Mapping[str, Path]) -> tuple[str, str, str]:
 
 def _accuracy(model: str | Path, questions: Sequence[StateRecord]) -> Row:
     """Accuracy by format, and over all, under each level."""
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.testbed.accuracy import correct_answers
 
     backbone = load_backbone(model)

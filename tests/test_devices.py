@@ -18,9 +18,8 @@ from remind.alignment.objective import pra_loss
 from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.grounding.config import GroundingConfig
 from remind.grounding.ground import Grounder
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
 from sae import TopKSAE
 from sae.config import SAETrainConfig
 from sae.trainer import Trainer

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from experiments.evidence.data import DialogueQuestions
 from experiments.evidence.resonance import QuestionCodes, encode_questions, salience
+from remind.grounding.codes import WindowedCodes
 from remind.grounding.config import GroundingConfig
-from remind.grounding.signals import TurnIndex
-from remind.grounding.windowed import WindowedCodes
+from remind.grounding.fusion import TurnIndex
 from remind.perception import Perception
 from remind.states.pyramid import Strategy
 from remind.text.words import stems

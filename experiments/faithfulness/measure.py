@@ -21,7 +21,7 @@ from remind.viewing.turns import Prompt, answer_tokens, evidence_turns, prompt_o
 from sae import TopKSAE
 
 if TYPE_CHECKING:
-    from remind.grounding.encode import SparseEncoder
+    from remind.grounding.codes import SparseEncoder
     from remind.models.backbone import Backbone
 
 #: What a log-probability is given as: of the whole target, per target token, of what stands between the answer tags.

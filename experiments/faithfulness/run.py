@@ -18,11 +18,10 @@ from remind.core.progress import track
 from remind.evaluation.answerers import model_hash
 from remind.evaluation.conditions import spread
 from remind.evaluation.identity import states_hash
+from remind.grounding.codes import SparseEncoder
 from remind.grounding.config import grounding_config
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.load import load_saes
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.grounding.ground import load_saes
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import MANIFEST, StateRecord, iterate_states, question_splits, read_manifest
 from remind.viewing.turns import prompt_of
 from sae import SAEError

@@ -24,7 +24,7 @@ from remind.evaluation.identity import states_hash
 from remind.evaluation.intervals import bootstrap, several
 from remind.evaluation.tables import markdown_table, percent
 from remind.grounding import Grounder, GroundingConfig, GroundingTrace
-from remind.grounding.selection import select_blocks
+from remind.grounding.resonance import select_blocks
 from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.states.auxiliary import blind

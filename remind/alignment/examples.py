@@ -17,7 +17,7 @@ from remind.core.errors import DataError, ModelError
 from remind.core.files import sha256_json
 from remind.core.progress import track
 from remind.models.chat import end_token_id, prompt_ids, tokenize
-from remind.models.pictures import Pictures
+from remind.models.images import Pictures
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
 

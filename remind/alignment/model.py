@@ -16,9 +16,8 @@ from remind.alignment.config import LoraConfig
 from remind.alignment.step import body_of, head_of
 from remind.core import optional
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import Backbone, inner_model
+from remind.models.backbone import Backbone, backbone_of, describe, inner_model, load_backbone
 from remind.models.chat import tokenize
-from remind.models.load import backbone_of, describe, load_backbone
 from remind.states.pyramid import MARKER
 
 #: Weights that share a scale in NF4.

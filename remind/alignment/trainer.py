@@ -47,7 +47,7 @@ from remind.core.files import read_json, write_json, write_rows
 from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
 from remind.core.run_folder import RunFolder
-from remind.models.pictures import Pictures
+from remind.models.images import Pictures
 
 #: What transformers adds to a measurement and our rows do not have.
 _OF_TRANSFORMERS = ("epoch", "loss", "runtime", "steps_per_second", "samples_per_second")

@@ -13,7 +13,6 @@ from remind.perception import PerceptionConfig
 from sae.ranges import PositiveInt, Share, Workers, check_ranges
 
 
-
 @dataclass
 class BuildStatesConfig:
     """Build x0, x1 and x2 for every question of a corpus."""
@@ -55,8 +54,8 @@ class BuildStatesConfig:
     workers: Workers = 1
     """Number of processes, each with its own models, that build dialogues; 0: one per core."""
     shard: str | None = "auto"
-    """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1); slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last writes
-    out."""
+    """Part of the dialogues that this process builds, if several are started with the same input and out. i/n (from 1);
+    slurm: by the task of a job array or step; auto: by accelerate launch. The process that ends last finishes out."""
     cache: str = "~/.cache/remind"
     """Folder for indexes, codes and replies, by what they are made from; safe to delete."""
     keep_codes: bool = True

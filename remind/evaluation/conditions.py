@@ -14,7 +14,7 @@ from remind.data.dialogue import NO_INFORMATION, Corpus, Dialogue, Question
 from remind.evaluation.config import CONDITIONS
 from remind.llm.offline import declines
 from remind.models.chat import Content
-from remind.models.pictures import Place, content_of, places_of
+from remind.models.images import Place, content_of, places_of
 from remind.reflect import summarise
 from remind.states.auxiliary import blind, told
 from remind.states.dataset import States, check_split, iterate_states

@@ -39,7 +39,7 @@ from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats
 from remind.llm.offline import OfflineLLM
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.states import prompts
 from remind.states.dataset import States, read_manifest
 

@@ -11,10 +11,9 @@ from remind.core import optional
 from remind.core.errors import ModelError, brief
 from remind.evaluation.answerers import Answerer, OnOutput
 from remind.evaluation.config import VLLMConfig
-from remind.models.backbone import max_length
+from remind.models.backbone import describe, max_length
 from remind.models.chat import Content, prompt_ids
 from remind.models.generate import Generation, end_tokens, text_of, too_long, until_end
-from remind.models.load import describe
 
 T = TypeVar("T")
 

@@ -95,8 +95,8 @@ class GroundedSystem(RemindSystem):
         Raises:
             ModelError: no such backbone, or no folder of SAEs.
         """
-        from remind.grounding.load import load_saes
-        from remind.models.load import load_backbone
+        from remind.grounding.ground import load_saes
+        from remind.models.backbone import load_backbone
 
         saes, idf = load_saes(self.sae)
         return load_backbone(self.backbone, dtype=self.dtype, device=self.device), saes, idf
@@ -106,7 +106,7 @@ class GroundedSystem(RemindSystem):
         """`perception`, x0 bounded to what a backbone that reads all of it at once takes, as `remind build-states`."""
         from remind.build.config import BuildStatesConfig
         from remind.build.states import with_cap
-        from remind.models.load import size_of
+        from remind.models.backbone import size_of
 
         build = BuildStatesConfig("", "", perception=self.perception, grounding=self.grounding)
         return with_cap(build, size_of(self.backbone)).perception

@@ -116,6 +116,8 @@ class Store:
             sweep(folder)
             self.version, self._count = 0, self._one("SELECT count(*) FROM memories")
             self._read: tuple[int, dict[int, Memory]] = (-1, {})
+            #: Memories by the rows of their keys.
+            self._owners: tuple[int, dict[int, int]] = (-1, {})
         except BaseException as error:
             self._db.close()
             if isinstance(error, sqlite3.Error):
@@ -299,8 +301,9 @@ class Store:
         text, kind, when, tokens = row
         if text is None:
             text = self._words(number)
-        sources = tuple(name for (name,) in self._db.execute(f"SELECT id {_SOURCES}", (number,)))
-        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens)
+        found = self._db.execute(f"SELECT id, number {_SOURCES}", (number,)).fetchall()
+        sources = tuple(name for name, _ in found)
+        made = Memory(f"m{number}", text, kind, sources or None, when, score, tokens, found[0][1] if found else None)
         return self._read[1].setdefault(number, made)
 
     def kind(self, number: int) -> str:
@@ -337,11 +340,12 @@ class Store:
 
     def nearest(self, vector: Tensor) -> Iterator[tuple[int, float]]:
         """Memories by falling cosine of their best key with the vector [d] (ties: earlier key first), each once."""
-        owners = dict(self._db.execute("SELECT row, memory FROM keys"))
+        if self._owners[0] != self.version:
+            self._owners = self.version, dict(self._db.execute("SELECT row, memory FROM keys"))
         seen: set[int] = set()
         for row, cosine in self._vectors.nearest(vector):
             # keys of removed memories are gone, their vectors are not
-            if (owner := owners.get(row)) is not None and owner not in seen:
+            if (owner := self._owners[1].get(row)) is not None and owner not in seen:
                 seen.add(owner)
                 yield owner, cosine
 

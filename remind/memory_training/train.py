@@ -38,8 +38,7 @@ from remind.memory_training.salimory import SaliMoryTask, windows
 from remind.memory_training.salimory import lessons as salimory_lessons
 from remind.memory_training.salimory_dialogues import SaliMoryDialoguesTask, imitated
 from remind.memory_training.speech import Chat, Commands, speech_of
-from remind.models.backbone import Backbone
-from remind.models.load import describe, load_backbone
+from remind.models.backbone import Backbone, describe, load_backbone
 from remind.testbed.memory_world import Expert, Life, make_life
 
 POLICY, START = "policy", "start"

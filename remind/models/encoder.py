@@ -14,7 +14,6 @@ from torch import Tensor
 
 from remind.core.errors import ModelError
 from remind.core.progress import without_loading_bars
-from remind.models.kernels import check_kernels
 
 #: Vectors kept for texts that are encoded repeatedly (turns, options): 30 MB for MiniLM.
 HELD = 20_000
@@ -32,7 +31,7 @@ class SentenceEncoder:
         load: whether to load it now; else at first use.
 
     Raises:
-        ModelError: the model cannot be loaded, or names external kernels; without `load` at first use.
+        ModelError: the model cannot be loaded; without `load` at first use.
     """
 
     def __init__(self, name: str = MINILM, device: str = "cpu", batch_size: int = 64, load: bool = True) -> None:
@@ -52,9 +51,6 @@ class SentenceEncoder:
             source = str(get_model_path())
         else:
             source = self.name
-            # its parts may have folders of their own
-            for folder in (source, *(str(file.parent) for file in Path(source).glob("*/config.json"))):
-                check_kernels(folder)
         options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "model_kwargs": {"use_safetensors": True}}
         try:
             with without_loading_bars():
@@ -65,15 +61,7 @@ class SentenceEncoder:
     @cached_property
     def dimension(self) -> int:
         """Length of a vector."""
-        dimension = self._model.get_embedding_dimension()
-        if dimension is None:
-            raise ModelError(f"sentence encoder {self.name!r} does not declare its dimension")
-        return int(dimension)
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens the encoder reads of a text; what follows is cut off."""
-        return int(self._model.max_seq_length or 512) - 2
+        return int(self._model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Unit rows, float32 [n, dimension], on the CPU. Held vectors are reused, and since the last bits depend on the

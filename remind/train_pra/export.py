@@ -21,9 +21,8 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import atomic_folder, read_json, write_json, write_text
 from remind.core.progress import without_loading_bars
 from remind.core.run_folder import CONFIG, as_dict
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig, TrainConfig
 from remind.train_pra.run import DATA, read_config, restored, with_adapters

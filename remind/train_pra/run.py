@@ -23,8 +23,7 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import none_empty, read_json, sha256_file, write_json
 from remind.core.run_folder import CONFIG, RunFolder
 from remind.models import BUILT_IN
-from remind.models.backbone import Backbone
-from remind.models.load import load_backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
 from remind.train_pra.config import DataConfig, TrainConfig, TrainerConfig
 

@@ -40,7 +40,7 @@ def train_sae(cfg: TrainSAEConfig) -> Path:
         ConfigError, DataError, FormatError: settings or data that cannot be used.
         ModelError: the backbone, its layers or its activations; a disk that is full.
     """
-    from remind.models.load import load_backbone
+    from remind.models.backbone import load_backbone
     from remind.train_sae.run import CHECKPOINTS, Run
     from sae.checkpoint import LATEST
 

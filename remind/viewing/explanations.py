@@ -22,7 +22,7 @@ from remind.core.errors import DataError
 from remind.core.files import read_json, write_json
 from remind.core.progress import ProgressBar
 from remind.evaluation.intervals import bootstrap, wilson
-from remind.grounding.store import tensors_hash
+from remind.grounding.codes import tensors_hash
 from remind.llm.asking import plain
 from remind.llm.request import ChatModel, Request, code_for, fenced, from_template
 from remind.llm.structured import object_schema

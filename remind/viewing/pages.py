@@ -18,7 +18,7 @@ from remind.states.pyramid import Span
 from remind.states.records import StateRecord, record_of_row
 
 if TYPE_CHECKING:
-    from remind.grounding.trace import GroundingTrace
+    from remind.grounding.ground import GroundingTrace
 
 #: R, G, B of shades. They are laid over the page's own colours, so that text is readable in dark and light themes.
 ORANGE, BLUE = (230, 159, 0), (0, 114, 178)
@@ -118,7 +118,7 @@ def show_dialogue(trace: GroundingTrace, layer: int | None = None, most: int | N
     Raises:
         DataError: a layer without an SAE.
     """
-    from remind.grounding.places import Part
+    from remind.grounding.codes import Part
 
     if layer is not None and layer not in trace.resonance:
         raise DataError(f"layer {layer} has no SAE here; there are {', '.join(map(str, trace.resonance))}")

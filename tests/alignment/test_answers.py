@@ -21,9 +21,9 @@ from remind.alignment.examples import Example
 from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json
+from remind.models.backbone import load_backbone
 from remind.models.chat import end_token_id
 from remind.models.generate import generate
-from remind.models.load import load_backbone
 from remind.states.records import StateRecord
 
 #: Some answers of nano are cut off here, others are not.

@@ -17,8 +17,8 @@ from remind.alignment.examples import Batches, Examples, example_of, examples_of
 from remind.alignment.metrics import read_metrics
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import read_json
+from remind.models.backbone import load_backbone
 from remind.models.chat import end_token_id, prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.dataset import load_states, write_states
 from remind.states.records import StateRecord

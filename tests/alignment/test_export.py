@@ -19,8 +19,8 @@ from remind.alignment.checkpoints import COMPLETE
 from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, marker_id, nf4, opened
 from remind.core.errors import ConfigError, DataError, ModelError
+from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_model, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 from remind.train_pra.config import DataConfig, ExportConfig

@@ -17,9 +17,8 @@ from remind.alignment.config import LoraConfig
 from remind.alignment.model import add_marker, check_head, check_vocabulary, fingerprint, marker_id, nf4, trainable
 from remind.alignment.step import body_of, head_of
 from remind.core.errors import ConfigError, ModelError
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids, tokenize
-from remind.models.load import load_backbone
 from remind.models.nano import nano_config, nano_tokenizer, save_nano
 from remind.states.pyramid import MARKER
 

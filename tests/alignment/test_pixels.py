@@ -24,10 +24,9 @@ from remind.alignment.step import AlignmentModel, collate, plan, run
 from remind.core.errors import ConfigError, DataError, ImagePathError
 from remind.core.files import read_json
 from remind.data.readers import read
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
-from remind.models.pictures import Pictures
+from remind.models.images import Pictures
 from remind.states.dataset import read_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of

@@ -23,7 +23,7 @@ from remind.alignment.examples import Batches, example_of
 from remind.core.cli import parse
 from remind.core.files import read_json
 from remind.core.run_folder import CONFIG, as_dict
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import nano_tokenizer
 from remind.states.dataset import iterate_states
 from remind.train_pra.config import DataConfig

@@ -24,8 +24,8 @@ from remind.core.cli import parse
 from remind.core.errors import ConfigError, DataError, ModelError, RemindError
 from remind.core.files import read_json
 from remind.core.run_folder import as_dict
+from remind.models.backbone import load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.train_pra.config import DataConfig, TrainConfig
 from remind.train_pra.run import make_trainer, read_config, train
 

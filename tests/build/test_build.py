@@ -20,7 +20,7 @@ from remind.commands import main
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import NO_INFORMATION
 from remind.evaluation.conditions import load_questions
-from remind.models.load import load_backbone, size_of
+from remind.models.backbone import load_backbone, size_of
 from remind.models.nano import save_nano
 from remind.perception import RetrieveConfig
 from remind.states.dataset import iterate_states, read_manifest, read_states

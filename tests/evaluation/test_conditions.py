@@ -287,6 +287,9 @@ def test_an_evaluation_makes_them_from_the_files_the_states_were_built_from(
     path.write_text(path.read_text().replace("w7 w7", "w7  w7"))
     with pytest.raises(DataError, match=r"talk.jsonl has changed since the states were built"):
         evaluate(cfg, llm=OfflineLLM(), answerer=words)
+    other = path.rename(tmp_path / "other.jsonl")
+    with pytest.raises(DataError, match=r"other.jsonl is not an input of the states; name the files"):
+        evaluate(replace(cfg, corpus=[str(other)]), llm=OfflineLLM(), answerer=words)
 
 
 def test_names() -> None:

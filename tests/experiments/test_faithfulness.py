@@ -26,10 +26,9 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.intervals import bootstrap
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.encode import SparseEncoder
-from remind.models.backbone import Backbone
+from remind.grounding.codes import SparseEncoder
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.chat import prompt_ids
-from remind.models.load import load_backbone
 from remind.models.nano import VOCAB_SIZE, nano_model, nano_tokenizer, save_nano
 from remind.states import dataset
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy, render

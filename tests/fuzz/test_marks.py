@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from remind.alignment.examples import answer_ids, example_of
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.evaluation.parse import parse_answer
+from remind.models.backbone import load_backbone
 from remind.models.chat import chat_ids, end_token_id, prompt_ids, tokenize
-from remind.models.load import load_backbone
+from remind.models.images import Pictures
 from remind.models.nano import nano_tokenizer
-from remind.models.pictures import Pictures
 from remind.states.pyramid import (
     MARKER,
     AttentionalState,

@@ -14,10 +14,16 @@ from remind.core.errors import ConfigError
 from remind.data.dialogue import Dialogue, Image, Question, Session, Turn
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import FACTS, SCORES, WEIGHTS, FusionConfig
-from remind.grounding.encode import SparseEncoder
-from remind.grounding.fusion import design, fuse, standardise_turns
-from remind.grounding.matching import best_partners, content_tokens, match_each, question_codes
-from remind.grounding.signals import NamedDate, TurnIndex, closeness, named_dates, turn_dates
+from remind.grounding.fusion import (
+    NamedDate,
+    TurnIndex,
+    best_partners,
+    closeness,
+    fuse,
+    match_each,
+    named_dates,
+    turn_dates,
+)
 from remind.models.backbone import Backbone
 from remind.models.encoder import SentenceEncoder
 from remind.states.pyramid import FactualState, Segment, Strategy, render, strip_markers
@@ -105,17 +111,6 @@ def test_fuse_is_the_weighted_sum_of_its_definition(sigma: float) -> None:
         torch.testing.assert_close(fused[inside, q].double(), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_equal_scores_and_turns_without_tokens() -> None:
-    flat = torch.full((5, 1), 0.3)
-    assert torch.equal(standardise_turns(flat, torch.ones(5, 1, dtype=torch.bool)), torch.zeros(5, 1))
-    gone = torch.tensor([1.0, -torch.inf, 3.0, 2.0])[:, None]
-    low = torch.tensor([1.0, 1.0, 3.0, 2.0])[:, None]
-    run = torch.zeros(4, 1, dtype=torch.int64)
-    torch.testing.assert_close(design({"each": gone}, run, 1.0), design({"each": low}, run, 1.0))
-    silent = {"summed": torch.full((3, 1), -torch.inf)}
-    assert torch.equal(design(silent, run[:3], 1.0), torch.zeros(3, 1, len(WEIGHTS)))
-
-
 def test_signals_of_turns(sentences: SentenceEncoder) -> None:
     held = dialogue()
     found = TurnIndex(held, sentences).signals(["Did Ben's bicycle get stolen in March?", "Was it Ana, on 07.03.2024?"])
@@ -188,7 +183,7 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
     found = best_partners(codes, turn, 5, query, idf)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
     # cut into blocks of single turns
-    monkeypatch.setattr("remind.grounding.matching._BLOCK", 1)
+    monkeypatch.setattr("remind.grounding.fusion._BLOCK", 1)
     torch.testing.assert_close(best_partners(codes, turn, 5, query, idf), found)
 
     inside = torch.tensor([[True, True], [False, False], [True, False], [True, True], [True, True]])
@@ -201,23 +196,6 @@ def test_matching_by_words_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
                 mean = sum(float(expected[other, token]) for other in held) / len(held)
                 total += max(0.0, float(expected[k, token]) - mean) ** 2
             assert float(by_question[k, q]) == pytest.approx(total if k in held else 0.0, abs=1e-5)
-
-
-def test_question_codes_are_those_of_its_content_words(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    text = "When was Ben's motorbike stolen?"
-    assert content_tokens("the of", [(0, 3), (4, 6)], frozenset({"the", "of"})) == [True, True]
-    encoder = SparseEncoder(minilm, saes, 10.0, 8)
-    found, owner = question_codes(encoder, dialogue(), [text, "Who?"])
-    tokens = minilm.tokenize(text)
-    wanted = [
-        n for n, (a, b) in enumerate(tokens.offsets) if text.find("motorbike") <= a < b <= text.find(" stolen") + 7
-    ]
-    whole = encoder.encode([tokens.ids])
-    assert owner.tolist() == [0] * len(wanted) + [1] * len(minilm.tokenize("Who?").ids)
-    for layer in (4, 5):
-        mine = found[layer][: len(wanted)]
-        expected = as_dense(whole[layer][torch.tensor(wanted)], 64)
-        torch.testing.assert_close(as_dense(mine, 64), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("context", ["joint", "windowed"])
@@ -268,13 +246,3 @@ def test_the_grounder_fuses_what_it_grounds(
     assert trace.budget is not None
     assert marked
     assert int(trace.codes.turn_tokens[marked].sum()) <= trace.budget
-
-
-def test_salience_by_words_averages_layers(minilm: Backbone, saes: dict[int, TopKSAE]) -> None:
-    config, state = GroundingConfig(match="each", anchor_codes="question"), state_of((0, 2), (4, 6))
-    by_layer = [Grounder(minilm, {n: saes[n]}, None, config).ground(state).salience for n in (4, 5)]
-    both = Grounder(minilm, saes, None, config).ground(state).salience
-    spoken = [k for k, value in enumerate(both) if value != -math.inf]
-    assert spoken == [0, 1, 2, 4, 5]
-    expected = [sum(pair) / 2 for pair in zip(*(z([one[k] for k in spoken]) for one in by_layer), strict=True)]
-    assert [both[k] for k in spoken] == pytest.approx(expected, abs=1e-4)

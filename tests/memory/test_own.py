@@ -18,13 +18,13 @@ from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
 from remind.data.sample import sample_path
 from remind.grounding import Grounder, GroundingConfig
-from remind.grounding.load import load_saes
+from remind.grounding.ground import load_saes
 from remind.llm.offline import OfflineLLM
 from remind.llm.request import Reply
 from remind.memory.base import Bank, Memory, MemorySystem, Query, Services
 from remind.memory.systems import make_system
+from remind.models.backbone import load_backbone
 from remind.models.encoder import SentenceEncoder
-from remind.models.load import load_backbone
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig
 from remind.perception.index import Costs
 from remind.perception.retrieve import take_turns, turn_scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from PIL import Image as Picture
 
 from remind.core.errors import ConfigError, ImagePathError, ModelError
 from remind.data.dialogue import Dialogue, Image, Session, Turn
-from remind.models.backbone import Backbone
-from remind.models.chat import open_image
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.images import image_block, pixel_inputs, takes_images
-from remind.models.load import load_backbone
 from remind.models.windows import batches, make_windows
 from sae.harvest import harvest
 
@@ -107,26 +104,3 @@ def test_images_that_cannot_be_shown(nano: Backbone, pictured: Dialogue, tmp_pat
     [window] = make_windows(nano, [pictured], 1000, "test")
     assert window.images == ()
     assert nano.model.config.image_token_id not in window.ids
-
-
-def test_pictures_are_opened_one_by_one(nano: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small files may hold pictures that are large in memory. What the model sees is that of all at once."""
-    paths = []
-    for number, size in enumerate([(90, 60), (64, 64), (64, 64), (33, 150)]):
-        paths.append(str(tmp_path / f"{number}.png"))
-        Picture.effect_noise(size, 40 + number).convert("RGB").save(paths[-1])
-    processor = nano.processor.image_processor
-    size = {"shortest_edge": processor.size["shortest_edge"], "longest_edge": 500 * 32 * 32}
-    joint = processor(images=[open_image(path) for path in paths], return_tensors="pt", size=size)
-    seen: list[weakref.ref[Picture.Image]] = []
-
-    def watched(path: str) -> Picture.Image:
-        assert [one for one in seen if one() is not None] == []
-        image = open_image(path)
-        seen.append(weakref.ref(image))
-        return image
-
-    monkeypatch.setattr("remind.models.images.open_image", watched)
-    alone = pixel_inputs(nano, paths, 500)
-    assert len(seen) == len(paths)
-    assert all(torch.equal(alone[name], joint[name]) for name in ("pixel_values", "image_grid_thw"))

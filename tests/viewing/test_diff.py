@@ -15,9 +15,8 @@ from torch import Tensor
 from experiments.inside import InsideConfig, _row, inside
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.data.dialogue import Dialogue, Question, Session, Turn
-from remind.models.backbone import Backbone
+from remind.models.backbone import Backbone, load_backbone
 from remind.models.generate import generate
-from remind.models.load import load_backbone
 from remind.states.dataset import write_states
 from remind.states.pyramid import AttentionalState, FactualState, ReflectiveState, Segment, Strategy
 from remind.states.records import StateRecord, record_of

@@ -24,7 +24,7 @@ from remind.core.run_folder import as_dict
 from remind.data.dialogue import Corpus, Dialogue, Image, Question, Session, Turn
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import GroundingConfig
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.models.nano import save_nano
 from remind.states.dataset import read_manifest
 from remind.states.pyramid import FactualState, Segment, Strategy

@@ -17,7 +17,7 @@ from remind.data.dialogue import Corpus, Question
 from remind.data.readers.refmem import write_refmem
 from remind.grounding import Grounder, GroundingConfig
 from remind.grounding.config import FusionConfig, grounding_config
-from remind.models.load import load_backbone
+from remind.models.backbone import load_backbone
 from remind.states.dataset import MANIFEST, read_states, write_states
 from remind.states.pyramid import FactualState, ReflectiveState, Segment, Strategy, one_line
 from remind.states.records import record_of
@@ -151,7 +151,7 @@ def test_a_manifest_makes_nobody_ask_the_hub(
     built: Any, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States may be another's, and their manifest may name what it likes."""
-    monkeypatch.setattr("remind.models.load.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("remind.models.backbone.load_backbone", lambda *_, **__: pytest.fail("a model was loaded"))
     moved = changed(built, tmp_path / "moved", backbone=name)
     with pytest.raises(ConfigError, match=r"^the states name the backbone [^\n]*; give --backbone$"):
         inspect_grounding(InspectConfig(states=str(moved), question="q2", out=str(tmp_path / "x.html")))
@@ -171,7 +171,7 @@ def test_a_manifest_may_name_a_model_folder_and_no_folder_to_write_to(
         caches.append(cache)
         return Path(built.folder / "sae")
 
-    monkeypatch.setattr("remind.grounding.load.folder_of_saes", folder_of_saes)
+    monkeypatch.setattr("remind.grounding.ground.folder_of_saes", folder_of_saes)
     config = {"backbone": str(nano_folder()), "grounding": grounding, "cache": str(cache), "sae": None}
     moved = changed(built, tmp_path / "moved", **config)
     out = tmp_path / "x.html"

@@ -120,11 +120,11 @@ class Inspector:
     def __init__(self, cfg: InspectConfig, built: Mapping[str, Any]) -> None:
         from remind.build.config import BuildStatesConfig
         from remind.grounding import Grounder
-        from remind.grounding.load import folder_of_saes, load_saes
+        from remind.grounding.ground import folder_of_saes, load_saes
+        from remind.models.backbone import load_backbone
         from remind.models.encoder import SentenceEncoder
         from remind.models.generate import check_generates
-        from remind.models.load import load_backbone
-        from remind.models.pictures import Pictures
+        from remind.models.images import Pictures
         from remind.states.dataset import MANIFEST
         from remind.train_pra.export import images_in_training
         from remind.viewing.explanations import read_explanations
@@ -160,7 +160,7 @@ class Inspector:
     def inspect(self, record: StateRecord) -> Inspection:
         """Ground the question of a record, and let the model answer it where there is one."""
         from remind.models.generate import generate
-        from remind.models.pictures import level_content
+        from remind.models.images import level_content
         from remind.viewing.inspector.inspection import inspect_record, level_answers
 
         question = next((one for one in self.corpus.questions if one.id == record.question_id), None)

@@ -182,6 +182,21 @@ ANSWERS = (
 )
 
 
+def changed(content: Any, path: str, value: Any) -> Any:
+    """A copy of JSON with another value at a dotted path; `...` removes it, one place behind a list's end is added."""
+    copy = inner = json.loads(json.dumps(content))
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    for key in keys:
+        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner[key]
+    if value is ...:
+        del inner[last]
+    elif isinstance(inner, list) and last == len(inner):
+        inner.append(value)
+    else:
+        inner[last] = value
+    return copy
+
+
 def as_list(value: Any) -> bytes:
     return json.dumps(value, indent=1).encode()
 

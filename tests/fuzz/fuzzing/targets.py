@@ -177,7 +177,7 @@ def _state_seeds() -> tuple[bytes, ...]:
 
 
 def _image(data: bytes, folder: Path) -> None:
-    from remind.models.chat import open_image
+    from remind.models.images import open_image
 
     path = folder / "input.png"
     path.write_bytes(data)
