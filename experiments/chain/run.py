@@ -15,8 +15,8 @@ from experiments.chain.folds import Fold, choose, make_folds
 from experiments.chain.report import outcome, report, value_of
 from experiments.chain.variants import with_variant
 from remind.alignment.callbacks import Probe
-from remind.alignment.checkpoints import checkpoints
 from remind.alignment.config import Objective
+from remind.alignment.metrics import checkpoints
 from remind.build import build
 from remind.core.files import write_rows
 from remind.core.progress import track

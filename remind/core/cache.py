@@ -34,9 +34,6 @@ class Cache:
         name = sha256_json(key)
         return self.folder / kind / name[:2] / f"{name[:40]}.safetensors"
 
-    def has(self, kind: str, key: Any) -> bool:
-        return self.path(kind, key).is_file()
-
     def read(self, kind: str, key: Any) -> tuple[dict[str, Tensor], Any] | None:
         """Tensors on the CPU, views of the file, and the JSON value written with them, or None."""
         from safetensors import SafetensorError, safe_open

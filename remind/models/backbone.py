@@ -109,22 +109,7 @@ class Backbone:
             positions the model may reuse the offsets of an earlier image. For other causal models [B, T], counted over
             unmasked tokens. None if the model takes none (encoders).
         """
-        input_ids = inputs["input_ids"]
-        assert input_ids is not None
-        mask = inputs.get("attention_mask")
-        bare = inner_model(self.model)
-        rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
-        if rope_index is None:
-            if self.kind == "encoder" or "position_ids" not in inspect.signature(bare.forward).parameters:
-                return None
-            mask = torch.ones_like(input_ids) if mask is None else mask
-            return (mask.long().cumsum(-1) - 1).clamp(min=0)
-        arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
-        if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
-            types = inputs.get("mm_token_type_ids")
-            arguments["mm_token_type_ids"] = modality(self.model, input_ids) if types is None else types
-        positions: Tensor = rope_index(input_ids, **arguments)[0]
-        return positions
+        return position_ids(self.model, inputs) if self.causal else None
 
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Tensor | None, layers: Sequence[int], **kwargs: Any
@@ -414,3 +399,23 @@ def _model(name: str, kind: Kind, dtype: torch.dtype | str, **options: Any) -> n
             # on some CPUs an eval forward would pack 4-bit weights anew for good, and then give no gradient, silently
             layer.support_avx512bf16_for_cpu = False
     return model
+
+
+def position_ids(model: Any, inputs: Mapping[str, Tensor | None]) -> Tensor | None:
+    """`Backbone.position_ids` for a causal model, with adapters or without."""
+    input_ids = inputs["input_ids"]
+    assert input_ids is not None
+    mask = inputs.get("attention_mask")
+    bare = inner_model(model)
+    rope_index = getattr(getattr(bare, "model", None), "get_rope_index", None)
+    if rope_index is None:
+        if "position_ids" not in inspect.signature(bare.forward).parameters:
+            return None
+        mask = torch.ones_like(input_ids) if mask is None else mask
+        return (mask.long().cumsum(-1) - 1).clamp(min=0)
+    arguments = {"image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": None, "attention_mask": mask}
+    if "mm_token_type_ids" in inspect.signature(rope_index).parameters:
+        types = inputs.get("mm_token_type_ids")
+        arguments["mm_token_type_ids"] = modality(model, input_ids) if types is None else types
+    positions: Tensor = rope_index(input_ids, **arguments)[0]
+    return positions

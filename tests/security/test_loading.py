@@ -148,9 +148,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of an alignment, with a checkpoint after the first of two steps."""
     out = tmp_path_factory.mktemp("runs") / "run"
     aligning(out, max_steps=1).train()
-    state = out / "checkpoint-1" / "pra.json"
+    state = out / "checkpoint-1" / "trainer_state.json"
     content = json.loads(state.read_text())
-    content["settings"]["max_steps"] = 2
+    content["stateful_callbacks"]["RunState"]["attributes"]["settings"]["max_steps"] = 2
     state.write_text(json.dumps(content))
     return out
 
