@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.core.progress import track
 from remind.data.dialogue import Session, Turn
 from remind.data.readers import read

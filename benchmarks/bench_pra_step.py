@@ -32,7 +32,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
-from benchmarks.measure import about, headline
+from benchmarks.measure import about, headline, resident
 from experiments.flops import Arch, config_of, executed
 from remind.alignment.arguments import PRAConfig
 from remind.alignment.config import Edge, ExampleConfig, LoraConfig, Objective
@@ -44,7 +44,7 @@ from remind.alignment.targets import topk_targets
 from remind.alignment.trainer import PRATrainer
 from remind.core.errors import ConfigError
 from remind.core.files import write_json
-from remind.core.processes import resident, spawned_pool
+from remind.core.processes import spawned_pool
 from remind.core.progress import ProgressBar
 from remind.models.backbone import load_backbone
 from remind.models.generate import continue_rows

@@ -13,10 +13,9 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
 
-from benchmarks.measure import renumbered
+from benchmarks.measure import renumbered, resident
 from remind.core.errors import ConfigError, ModelError
 from remind.core.files import read_json, write_json
-from remind.core.processes import resident
 from remind.data.dialogue import Corpus, Dialogue, Question
 from remind.data.readers import read, write_refmem
 

@@ -18,10 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from remind.alignment.config import Edge, Objective
-from remind.build.config import LIBRARIES
 from remind.core.errors import ConfigError
 from remind.core.files import read_json, write_json
-from remind.core.processes import cores, import_ahead, leave_with_parent, spawned_pool
+from remind.core.processes import cores, leave_with_parent, spawned_pool
 from remind.data.dialogue import FORMATS
 from remind.states.pyramid import LEVELS
 from remind.states.records import StateRecord
@@ -93,8 +92,6 @@ def demo(cfg: DemoConfig) -> Path:
     out = Path(cfg.out)
     if out.exists() and not cfg.overwrite:
         raise ConfigError(f"{out} exists; choose another out or set overwrite")
-    if cfg.workers != 1:
-        import_ahead(LIBRARIES)
     from remind.evaluation.tables import compare_rows
     from remind.states.dataset import read_states
 
@@ -165,7 +162,7 @@ def _train_all(cfg: DemoConfig, jobs: Sequence[Job], questions: Sequence[StateRe
     """Run, exported checkpoint and accuracy of each job; all at once, unless one process is to do everything."""
     if cfg.workers == 1:
         return [_train(cfg, job, questions) for job in jobs]
-    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),), LIBRARIES) as pool:
+    with spawned_pool(len(jobs), _start, (max(1, cores() // len(jobs)),)) as pool:
         runs = [pool.submit(_train, cfg, job, questions) for job in jobs]
         return [run.result() for run in runs]
 

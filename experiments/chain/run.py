@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +18,9 @@ from remind.alignment.callbacks import Probe
 from remind.alignment.config import Objective
 from remind.alignment.metrics import checkpoints
 from remind.build import build
-from remind.core.errors import ConfigError
-from remind.core.files import read_json, write_json, write_rows
-from remind.core.processes import sole_writer
+from remind.core.files import write_rows
 from remind.core.progress import track
-from remind.core.run_folder import flatten
+from remind.core.run_folder import RunFolder, as_dict, flatten
 from remind.data.readers import read
 from remind.evaluation.answerers import LocalAnswers
 from remind.evaluation.config import EvaluateConfig
@@ -73,22 +70,15 @@ def chain(cfg: ChainConfig) -> Path:
     cfg = cfg.sized()
     out = Path(cfg.out)
     if cfg.stage != "report":
-        with sole_writer(out):
-            _claim(cfg, out / "settings.json")
+        with RunFolder(out).held():
+            values = flatten(as_dict(cfg))
+            free = {f"build.{name}" for name in _BUILD_FREE}
+            free |= {name for name in values if name.split(".")[0] in FREE}
+            RunFolder(out).claim(values, resume=True, free=free)
             Chain(cfg).run()
     if cfg.stage != "run":
         print(f"results are in {', '.join(str(path) for path in report(cfg))}")
     return out
-
-
-def _claim(cfg: ChainConfig, path: Path) -> None:
-    values = flatten(json.loads(json.dumps(asdict(cfg))))
-    free = {f"build.{name}" for name in _BUILD_FREE}
-    kept = {name: value for name, value in values.items() if name.split(".")[0] not in FREE and name not in free}
-    before = read_json(path) if path.exists() else kept
-    if wrong := sorted(name for name in before.keys() | kept if before.get(name) != kept.get(name)):
-        raise ConfigError(f"{path.parent} was begun with other settings ({', '.join(wrong)}); choose another out")
-    write_json(path, kept)
 
 
 def log_probabilities(backbone: Backbone, records: Sequence[StateRecord], level: str) -> dict[str, float]:

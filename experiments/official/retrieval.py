@@ -185,7 +185,7 @@ def rankings(
 
     def scores(method: str) -> np.ndarray:
         if method == "hybrid":
-            return turn_scores(index, question, vector, config.retrieve)
+            return turn_scores(index, question, vector)
         if method == "bm25":
             return np.asarray(index.bm25.scores(stems(question)))
         if method == "dense":

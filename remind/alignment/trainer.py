@@ -44,8 +44,9 @@ from remind.alignment.targets import BaseTargets, Ema, StudentAnswers, decoded
 from remind.core.cache import Cache
 from remind.core.errors import ConfigError, DataError, ModelError
 from remind.core.files import write_rows
-from remind.core.processes import Termination, sole_writer
+from remind.core.processes import Termination
 from remind.core.progress import without_loading_bars
+from remind.core.run_folder import RunFolder
 from remind.models.images import Pictures
 
 #: Averages of the weights, in a checkpoint.
@@ -163,7 +164,7 @@ class PRATrainer(Trainer):
 
     # data
 
-    def _examples(self, rows: Iterable[Any] | None) -> list[Example]:
+    def _examples(self, rows: Any) -> list[Example]:
         return examples_of(self.backbone.tokenizer, rows, self.shown)
 
     def _selected(self, examples: list[Example], held_out: bool = False) -> Examples:
@@ -409,7 +410,7 @@ class PRATrainer(Trainer):
         """
         out, leads = Path(self.args.output_dir), self.is_world_process_zero()
         signals = Termination(signal.SIGTERM, signal.SIGINT)
-        with sole_writer(out) if leads else nullcontext(), signals as self._signals:
+        with RunFolder(out).held() if leads else nullcontext(), signals as self._signals:
             start = self._start(out, resume_from_checkpoint)
             self._teach()
             self.args.eval_on_start = start is None and self.args.eval_strategy != "no"

@@ -12,9 +12,6 @@ from remind.llm.endpoints import LLMConfig
 from remind.perception import PerceptionConfig
 from sae.ranges import PositiveInt, Share, Workers, check_ranges
 
-#: What takes long to import and every process of a build needs.
-LIBRARIES = ("remind.build.states", "sentence_transformers", "transformers")
-
 
 @dataclass
 class BuildStatesConfig:

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from datasets import DatasetDict
 
-from remind.build.config import LIBRARIES, BuildStatesConfig
+from remind.build.config import BuildStatesConfig
 from remind.build.identity import build_stamp, content_of, prompt_hashes, sae_hashes, settings_of, versions
+from remind.build.shards import shard_of
 from remind.core.errors import ConfigError, DataError, ModelError, named
 from remind.core.files import read_json, sha256_json, write_json
 from remind.core.processes import (
@@ -32,7 +33,6 @@ from remind.core.processes import (
     give_back_memory,
     leave_with_parent,
     locked,
-    shard_of,
     spawned_pool,
 )
 from remind.core.progress import ProgressBar
@@ -492,7 +492,7 @@ def _built(
             builder.build(task)
             yield task
         return
-    with spawned_pool(workers, _start, (cfg, saes, out, unfinished, max(1, cores() // workers)), LIBRARIES) as pool:
+    with spawned_pool(workers, _start, (cfg, saes, out, unfinished, max(1, cores() // workers))) as pool:
         under_way: dict[Future[None], Task] = {}
         try:
             for task in missing:

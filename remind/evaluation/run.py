@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from remind.build.identity import versions
-from remind.core.distributed import Team, join
 from remind.core.errors import ConfigError
 from remind.core.files import write_json, write_text
 from remind.core.processes import device_of
@@ -35,6 +34,7 @@ from remind.evaluation.predictions import RunFolder, held
 from remind.evaluation.report import write_report
 from remind.evaluation.stages import answer_part, answer_stage, score_stage
 from remind.evaluation.tables import table
+from remind.evaluation.team import Team, join
 from remind.evaluation.vllm_answers import VLLMAnswers
 from remind.llm.auxiliary import ChatLLM
 from remind.llm.chat_models import Chats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,7 @@ from torch import Tensor
 
 from remind.core.cache import Cache
 from remind.core.errors import ModelError
-from remind.core.files import sha256_json, tensors_hash
-from remind.core.progress import reached, shares
+from remind.core.files import sha256_json
 from remind.data.dialogue import Dialogue, Question, Turn
 from remind.models.backbone import Backbone, modality
 from remind.models.images import Pictures, Place, places_of
@@ -164,9 +164,8 @@ class SparseEncoder:
         # neighbours of like length waste little on padding
         order = sorted(range(len(sequences)), key=lengths.__getitem__)
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        done = shares([lengths[chosen[-1]] * len(chosen) for chosen in batches])
         found: dict[int, list[SparseCodes]] = {layer: [] for layer in self.saes}
-        for chosen, share in zip(batches, done, strict=True):
+        for chosen in batches:
             sizes = [lengths[number] for number in chosen]
             width = sizes[-1] + len(before) + len(after)
             ids = torch.full((len(chosen), width), self.backbone.tokenizer.pad_token_id or 0)
@@ -183,7 +182,6 @@ class SparseEncoder:
             inside = (place >= len(before)) & (place < ends)
             for layer, states in hidden.items():
                 found[layer].append(self._sparse(layer, states[inside.to(states.device)], sizes))
-            reached(share)
         starts = [0, *accumulate(lengths)]
         rows = torch.cat([torch.arange(starts[number], starts[number + 1]) for number in order]).argsort()
         return {
@@ -432,3 +430,16 @@ class WindowedCodes:
         ]
         coders = {str(n): [type(sae).__name__, sae.k, tensors_hash(sae.state_dict())] for n, sae in saes.items()}
         return sha256_json([model, coders, self.encoder.sink_ratio, str(backbone.dtype), backbone.device.type])
+
+
+def tensors_hash(tensors: Mapping[str, Any]) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes; other values are hashed as text."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{name} {value}\n".encode())
+    return digest.hexdigest()

@@ -181,7 +181,7 @@ class RemindBank(Bank, of=RemindSystem):
         index, config = self._index(), self.settings.retrieve
         vector = self.encoder.encode([question.text])[0]
         if config.method == "hybrid":
-            scores = turn_scores(index, question.text, vector, config)
+            scores = turn_scores(index, question.text, vector)
             yield from ((position, float(scores[position])) for position in by_falling(scores))
             return
         scores = relevance(vector, index.cues(question.dimension).vectors)

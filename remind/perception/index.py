@@ -138,8 +138,8 @@ class DialogueIndex:
         cache: Path | None,
     ) -> None:
         self.dialogue, self.encoder, self.llm, self.config = dialogue, encoder, llm, config
-        # not checked: the tensors stay views of the file, whose pages are read when they are touched
-        self._cache = None if cache is None else Cache(cache, checked=False)
+        # the tensors stay views of the file, whose pages are read when they are touched
+        self._cache = None if cache is None else Cache(cache)
         self._key = content_key(dialogue, encoder.name, config, llm.name)
         self.session_of = tuple(n for n, session in enumerate(dialogue.sessions) for _ in session.turns)
         found = None if self._cache is None else self._cache.read("index", self._key)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: A spread of scores that is rounding alone.
 _NO_SPREAD = 1e-9
+#: hybrid: width in turns of the Gaussian over the neighbours in the session, and the shares of a turn's BM25 and cosine
+#: that come from them.
+SIGMA, LEXICAL_CONTEXT, DENSE_CONTEXT = 2.5, 0.8, 0.3
 
 
 class Retrieved(NamedTuple):
@@ -66,7 +69,7 @@ def retrieve(
     if config.method == "cue":
         return retrieved
     budget = index.cost([p for segment in retrieved.segments for p in range(segment.start, segment.end + 1)])
-    turns = take_turns(index, turn_scores(index, question, vector, config), budget)
+    turns = take_turns(index, turn_scores(index, question, vector), budget)
     return Retrieved(segments_of(index.dialogue, turns), retrieved.capped)
 
 
@@ -140,14 +143,14 @@ class Section:
         self.chosen.update(range(start, end + 1))
 
 
-def turn_scores(index: DialogueIndex, question: str, vector: Tensor, config: RetrieveConfig) -> np.ndarray:
+def turn_scores(index: DialogueIndex, question: str, vector: Tensor) -> np.ndarray:
     """Score of every turn [n]: z-scores of BM25 and of the cosine, each mixed with those of the turns around."""
     lexical = standardise(index.bm25.scores(stems(question)))
     dense = standardise(relevance(vector, index.vectors))
     # one average for both, which is linear
-    around = config.lexical_context * lexical + config.dense_context * dense
+    around = LEXICAL_CONTEXT * lexical + DENSE_CONTEXT * dense
     # the difference is exactly 0 without an average, so that ties stay ties
-    return lexical + dense + (session_average(around, np.array(index.session_of), config.sigma) - around)
+    return lexical + dense + (session_average(around, np.array(index.session_of), SIGMA) - around)
 
 
 def take_turns(index: DialogueIndex, scores: np.ndarray, budget: int) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,10 +21,10 @@ from remind.alignment.metrics import kept, newest
 from remind.alignment.model import add_marker, fingerprint, marker_id, opened, trainable
 from remind.alignment.trainer import PRATrainer
 from remind.core import optional
-from remind.core.errors import ConfigError, DataError, ModelError, RemindError
-from remind.core.files import missing_folders, remove_empty, sha256_file, write_json, write_text
+from remind.core.errors import ConfigError, DataError, ModelError
+from remind.core.files import none_empty, sha256_file, write_json
 from remind.core.progress import ProgressBar
-from remind.core.run_folder import CONFIG, as_dict
+from remind.core.run_folder import CONFIG, RunFolder
 from remind.models import BUILT_IN
 from remind.models.backbone import Backbone, load_backbone
 from remind.states.dataset import MANIFEST, check_split, load_states, read_manifest
@@ -56,14 +54,11 @@ def make_trainer(cfg: TrainConfig, *callbacks: TrainerCallback) -> PRATrainer:
     """The trainer of these settings, which writes config.yaml and data.json when it begins. Raises as `PRATrainer`."""
     cfg = _resolved(cfg)
     out = Path(cfg.out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose another out")
-    if (out / CONFIG).exists() and not cfg.resume:
-        raise ConfigError(f"{out} already holds a run; choose another out, or set resume to continue it")
+    RunFolder(out).check(cfg.resume)
     states = _splits(cfg)  # before the model is loaded, which takes long
     monitored = cfg.data.eval_split if cfg.data.eval_split in states else None
     quantization = None if cfg.quantise is None else nf4(cfg.dtype)
-    with _refusing(out):
+    with none_empty(out):
         args = arguments_of(cfg, chooses=monitored not in (None, "test"))
         trainer = PRATrainer(
             cfg.model,
@@ -133,7 +128,7 @@ class _OfTheCommand(TrainerCallback):
         if not state.is_world_process_zero:
             return
         out, cfg, trainer = Path(self.cfg.out), self.cfg, self.trainer
-        write_text(out / CONFIG, yaml.safe_dump(as_dict(cfg), sort_keys=False, allow_unicode=True))
+        RunFolder(out).write(cfg)
         train, held_out = trainer.train_dataset, trainer.eval_dataset
         about: dict[str, Any] = {
             "states": cfg.states,
@@ -160,17 +155,6 @@ def _splits(cfg: TrainConfig) -> DatasetDict:
         there = f"all are of split {' or '.join(sorted(states))}" if states else "there are no questions"
         raise DataError(f"nothing to train on: {there}; build states with questions of split train", cfg.states)
     return states
-
-
-@contextmanager
-def _refusing(out: Path) -> Iterator[None]:
-    """What is refused leaves no empty folder behind."""
-    missing = missing_folders(out)
-    try:
-        yield
-    except RemindError:
-        remove_empty(missing)
-        raise
 
 
 def _resolved(cfg: TrainConfig) -> TrainConfig:

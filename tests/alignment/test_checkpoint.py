@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from remind.alignment.config import Edge, LoraConfig, Objective
 from remind.alignment.metrics import checkpoints, kept, newest
 from remind.core.errors import ConfigError
-from remind.core.processes import sole_writer
+from remind.core.run_folder import RunFolder
 from remind.train_pra.config import DataConfig
 from remind.train_pra.run import make_trainer, train
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_gone_on_with_is_refused_in_a_line(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="empty: not a checkpoint of PRATrainer"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "empty"))
-    with sole_writer(out), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
+    with RunFolder(out).held(), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is at work in {out}"):
         trainer.train(resume_from_checkpoint=True)
     assert (out / "metrics.jsonl").read_text() == before
     assert newest(out) == out / "checkpoint-3"

@@ -95,7 +95,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(kind: str, tmp_path: Path, min
         settings = tmp_path / "settings.yaml"
         settings.write_text("limit: 3\ngrounding:\n  alpah: 3\n")
         extra += ["--config", str(settings)]
-        place, word = f"{settings} [line 3]: ", "alpah"
+        place, word = f"{settings}:3: ", "alpah"
     else:
         extra = ["--sae", str(tmp_path / "sae")]
         TopKSAE(384, 512, 8).save(layer_folder(tmp_path / "sae", 9))

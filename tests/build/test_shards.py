@@ -11,9 +11,10 @@ from small_corpus import contents
 
 import remind.build.states
 from remind.build import BuildStatesConfig, build
+from remind.build.shards import shard_of
 from remind.core.errors import ConfigError
 from remind.core.files import read_json
-from remind.core.processes import Shard, device_of, shard_of
+from remind.core.processes import Shard, device_of
 
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "10"}
 

@@ -59,10 +59,8 @@ def test_another_process_finds_the_same_bits_and_encodes_only_its_strategy(nano:
     texts = ("Look for things that were lost.", "Ana", "bicycle", "station")
     assert second.tokens == 2 * sum(len(nano.tokenize(text).ids) for text in texts) < first.tokens
     (path,) = tmp_path.rglob("*.safetensors")
-    # one bit of a file changes: it is computed again and replaced
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
+    # a file that is cut short is computed again and replaced
+    path.write_bytes(path.read_bytes()[:-3])
     assert_same(without, WindowedCodes(encoder(nano), 24, 1, tmp_path).state_codes(state_of()))
 
 

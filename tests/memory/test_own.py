@@ -135,8 +135,7 @@ def test_a_budget_is_spent_as_x0_spends_it_where_headings_are_free(
     perception, _ = x0(plain, encoder)
     index = perception.index(plain)
     index.costs = Costs(index.costs.turns, (0,) * len(sessions), 0)
-    config = RetrieveConfig(method="hybrid")
-    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0], config), budget)
+    wanted = take_turns(index, turn_scores(index, ASKED, encoder.encode([ASKED])[0]), budget)
     with filled(make_system("remind", HYBRID), tmp_path / "bank", plain, Services(encoder)) as bank:
         retrieval = bank.retrieve(Query(ASKED), budget=budget)
     assert retrieval.tokens <= budget

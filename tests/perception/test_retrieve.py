@@ -21,7 +21,16 @@ from remind.llm.offline import OfflineLLM
 from remind.models.encoder import SentenceEncoder
 from remind.perception import Perception, PerceptionConfig, RetrieveConfig, SegmentConfig
 from remind.perception.index import DialogueIndex, prompt_costs
-from remind.perception.retrieve import by_falling, relevance, retrieve, take_segments, top_count
+from remind.perception.retrieve import (
+    DENSE_CONTEXT,
+    LEXICAL_CONTEXT,
+    SIGMA,
+    by_falling,
+    relevance,
+    retrieve,
+    take_segments,
+    top_count,
+)
 from remind.states.pyramid import FactualState, Segment, Strategy, render, turn_text
 from remind.testbed.world import WorldConfig, make_world
 from remind.text.words import stems
@@ -117,8 +126,8 @@ def expected(index: DialogueIndex, question: str, vector: torch.Tensor, config: 
     kept = within(by_eq_1(index, vector, config))
     if config.method == "cue":
         return kept
-    lexical = smoothed(index, z(bm25(index, question)), config.sigma, config.lexical_context)
-    dense = smoothed(index, z(cosines(vector, index.vectors)), config.sigma, config.dense_context)
+    lexical = smoothed(index, z(bm25(index, question)), SIGMA, LEXICAL_CONTEXT)
+    dense = smoothed(index, z(cosines(vector, index.vectors)), SIGMA, DENSE_CONTEXT)
     return greedy(index, lexical + dense, section(index, kept))
 
 
@@ -167,8 +176,6 @@ def test_random_dialogues(seed: int, data: st.DataObject) -> None:
             top_share=data.draw(st.sampled_from([0.05, 0.2, 1.0])),
             max_context_tokens=data.draw(st.sampled_from([40, 200, 7200, None])),
             whole_tokens=data.draw(st.sampled_from([0, 150, 1000])),
-            sigma=data.draw(st.sampled_from([0.0, 1.5, 2.5])),
-            dense_context=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
         )
         vector = encoder.encode([question])[0] * 3
         wanted = expected(index, question, vector, config)
